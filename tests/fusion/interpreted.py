@@ -42,11 +42,35 @@ def read_four(places):
 
 
 @triton.jit
+def read_cell(places):
+    return tl.load(places)
+
+
+@triton.jit
+def write_cell(places, numbers, inside):
+    tl.store(places, numbers, mask=inside)
+
+
+@triton.jit
 def write_where(places, numbers, inside):
     tl.store(places, numbers, mask=inside)
 
 
 {operations.HELPERS}
+
+@triton.jit
+def larger(x, y, is_signed: tl.constexpr):
+    return tl.maximum(x, y)
+
+
+@triton.jit
+def smaller(x, y, is_signed: tl.constexpr):
+    return tl.minimum(x, y)
+
+
+@triton.jit
+def either(condition, x, y):
+    return tl.where(condition, x, y)
 """
 SIZES = {"num_envs": 24, "num_steps": 4, "total_timesteps": 96, "num_minibatches": 2}
 
@@ -69,7 +93,8 @@ def by_numpy(function):
     return call
 
 
-def interpreted(kernel, arrays, folder):
+def interpreter_of(kernel, folder):
+    """The function that runs a kernel on arrays."""
     file = folder / "kernel.py"
     file.write_text(HEADER + kernel.source)
     spec = importlib.util.spec_from_file_location("kernel", file)
@@ -77,10 +102,15 @@ def interpreted(kernel, arrays, folder):
     spec.loader.exec_module(module)
     names = ("tanh", "exp", "log", "log1p", "expm1")
     module.libdevice = SimpleNamespace(**{name: by_numpy(getattr(np, name)) for name in names})
-    out = np.zeros(kernel.outputs[0].shape, np.float32)
     executor = interpreter.GridExecutor(module.kernel.fn, module.kernel.arg_names, (kernel.programs,))
     executor._init_args_hst = lambda arrays, constants: (arrays, constants)  # they are on the host already
     executor._restore_args_dev = lambda *_: None
+    return executor
+
+
+def interpreted(kernel, arrays, folder):
+    out = np.zeros(kernel.outputs[0].shape, np.float32)
+    executor = interpreter_of(kernel, folder)
     executor(*[Buffer(np.ascontiguousarray(array)) for array in arrays], Buffer(out), **kernel.constants)
     return out
 

@@ -294,7 +294,7 @@ def kernel_of_loss(loss, weights, width):
     def trace(weights, samples, rows):
         one = jax.ShapeDtypeStruct((width,), jnp.float32)
         lowered = lower_function(lambda weights, x: jax.grad(loss)(weights, x), (one,), (weights,), summed=True)
-        leaves, results = input_leaves(lowered.program, [one]), lowered.outputs
+        leaves, results = input_leaves(lowered, [one]), lowered.outputs
         step = GradientStep(lowered, leaves, sums_of(results), results, [], [])
         minibatch = Minibatch(jnp.int32(0), pack([samples]), Shuffled(rows, {}), step.prologue(weights))
         kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")

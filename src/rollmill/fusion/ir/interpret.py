@@ -1,8 +1,7 @@
 """Runs a program with JAX functions, as the reference for kernels on any device."""
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,30 +13,47 @@ from rollmill.fusion.ir.node import Loop, Node, Program
 from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
 
 
+class Arrays(NamedTuple):
+    """Arrays that a program reads."""
+
+    inputs: Sequence[Array]
+    uniforms: Sequence[Array]
+    memories: Sequence[Array]
+    block: int
+
+
 def evaluate(
-    program: Program, inputs: Sequence[Array], uniforms: Sequence[Array], *, block: int, precision: Any = None
+    program: Program,
+    inputs: Sequence[Array],
+    uniforms: Sequence[Array],
+    *,
+    block: int,
+    precision: Any = None,
+    memories: Sequence[Array] = (),
 ) -> list[Array]:
     """Returns the outputs for a block of environments, one array for each, in the shapes of the inputs.
 
     An input of the program is `[block]`, or `[block, width]` for a row. `uniforms` are the arrays that nodes read
-    by slot. `precision` is passed to `jax.lax.dot` for matrix products.
+    by slot, and `memories` large arrays of the state, `[block, size]`. `precision` is passed to `jax.lax.dot` for
+    matrix products.
     """
     results: dict[Node, Any] = {}
+    arrays = Arrays(inputs, uniforms, memories, block)
     for node in program.nodes():
-        results[node] = _value(node, [results[operand] for operand in node.operands], inputs, uniforms, precision)
+        results[node] = _value(node, [results[operand] for operand in node.operands], arrays, precision)
     shape = lambda node: (block,) if node.width is None else (block, node.width)
     return [jnp.broadcast_to(results[node], shape(node)) for node in program.outputs]
 
 
-def _value(node: Node, operands: list[Any], inputs: Sequence[Array], uniforms: Sequence[Array], precision: Any):
+def _value(node: Node, operands: list[Any], arrays: Arrays, precision: Any):
     if node.op in OPERATIONS:
         return _operation(node, _alike(node, operands))
     if node.op in TYPED:
         convert = jax.lax.convert_element_type if node.op == "convert" else jax.lax.bitcast_convert_type
         return _rounded(convert(_alike(node, operands)[0], node.dtype))
     if node.op in ROWS:
-        return _row_value(node, operands, uniforms, precision)
-    return _structural_value(node, operands, inputs, uniforms, precision)
+        return _row_value(node, operands, arrays.uniforms, precision)
+    return _structural_value(node, operands, arrays, precision)
 
 
 def _operation(node: Node, operands: list[Any]) -> Array:
@@ -54,20 +70,21 @@ def _rounded(x: Array) -> Array:
     return jax.lax.optimization_barrier(x) if is_short_float(x.dtype) else x
 
 
-def _structural_value(
-    node: Node, operands: list[Any], inputs: Sequence[Array], uniforms: Sequence[Array], precision: Any
-):
+def _structural_value(node: Node, operands: list[Any], arrays: Arrays, precision: Any):
     match node.op:
         case "input":
-            return inputs[node.attributes[0]]
+            return arrays.inputs[node.attributes[0]]
         case "constant":
             return jnp.asarray(node.value, node.dtype)
         case "uniform":
-            return _uniform(node, uniforms)
+            return _uniform(node, arrays.uniforms)
         case "table":
-            return uniforms[node.attributes[0]].reshape(-1)[operands[0]]
+            return arrays.uniforms[node.attributes[0]].reshape(-1)[operands[0]]
+        case "cell":
+            places = jnp.broadcast_to(operands[0], (arrays.block,))
+            return arrays.memories[node.attributes[0]][jnp.arange(arrays.block), places]
         case "loop":
-            return _loop(node, operands, uniforms, precision)
+            return _loop(node, operands, arrays, precision)
         case "item":
             return operands[0][node.attributes[0]]
     raise ValueError(f"there is no operation {node.op!r}")
@@ -111,16 +128,11 @@ def _row_value(node: Node, operands: list[Any], uniforms: Sequence[Array], preci
     return jax.lax.dot(first, own, precision=precision, preferred_element_type=node.dtype)
 
 
-def _loop(node: Node, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> list[Array]:
+def _loop(node: Node, operands: list[Any], arrays: Arrays, precision: Any) -> list[Array]:
     """Runs a loop, in which each environment continues for as long as its own condition holds."""
     loop: Loop = node.attributes[0]
     count = len(loop.body.outputs)
-    # What all environments have in common has no axis of them, and a row of it has that of its columns alone.
-    lead = (
-        jnp.shape(x)[: jnp.ndim(x) - (own.width is not None)]
-        for x, own in zip(operands, node.operands, strict=True)
-    )
-    block = math.prod(np.broadcast_shapes(*lead))
+    block, uniforms, memories = arrays.block, arrays.uniforms, arrays.memories
     widths = [node.width for node in loop.body.outputs]
     whole = lambda x, width: jnp.broadcast_to(x, (block,) if width is None else (block, width))
     carried = [whole(x, width) for x, width in zip(operands[:count], widths, strict=True)]
@@ -128,12 +140,14 @@ def _loop(node: Node, operands: list[Any], uniforms: Sequence[Array], precision:
     of_body, of_condition = operands[count:middle], operands[middle:]
 
     def turn(carried: list[Array]) -> list[Array]:
-        return evaluate(loop.body, [*carried, *of_body], uniforms, block=block, precision=precision)
+        now = [*carried, *of_body]
+        return evaluate(loop.body, now, uniforms, block=block, precision=precision, memories=memories)
 
     condition = loop.condition
     if condition is None:
         return jax.lax.fori_loop(0, loop.turns, lambda _, now: turn(now), carried)
-    goes_on = lambda now: evaluate(condition, [*now, *of_condition], uniforms, block=block)[0]
+    asked = lambda now: [*now, *of_condition]
+    goes_on = lambda now: evaluate(condition, asked(now), uniforms, block=block, memories=memories)[0]
 
     def masked(now: list[Array]) -> list[Array]:
         # A block continues while any environment does. The others compute with it, and keep what they had.

@@ -42,6 +42,7 @@ STRUCTURAL = {
     "constant": "(number): a Python bool, int or float",
     "uniform": "(slot, place): a number of a uniform array, by its place in row-major order; or a row, [width]",
     "table": "(slot,) operand: the number of a uniform array at a place of each environment's own",
+    "cell": "(memory) operand: the number of a large array of the state, at a place in bounds, before the step",
     "loop": "(Loop) operands: carried numbers before the first turn, what the body reads from outside, what the "
     "condition does",
     "item": "(n): the n-th carried number after a loop",

@@ -50,6 +50,10 @@ class Region:
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
         """Returns the result of an operation, hoisted out of a loop if it does not depend on it."""
+        # An element of a large array is computed where it is read, which may be inside a loop that began later.
+        for operand in operands:
+            if operand.region is not self and operand.region is not None and operand.region.is_inside(self):
+                return operand.region.emit(op, *operands, dtype=dtype, width=width, attributes=attributes)
         # Loop-invariant code motion, as a side effect of where nodes are made: an operation none of whose operands
         # was made in this loop's body is made in the region around it, and so on outwards.
         if self.outer is not None and all(operand.region is not self for operand in operands):
@@ -64,6 +68,13 @@ class Region:
             return found
         key = (op, inside, attributes, dtype, width)
         return self._once(key, lambda: Node(op, inside, attributes, dtype, width, self))
+
+    def is_inside(self, other: "Region") -> bool:
+        """Returns whether this is a region in a loop of the other one."""
+        outer = self.outer
+        while outer is not None and outer is not other:
+            outer = outer.outer
+        return outer is other
 
     def inside(self, node: Node) -> Node:
         """Returns the node as this region may use it."""

@@ -107,6 +107,8 @@ def _attributes_text(node: Node) -> str:
         return f"({matrix}{part}{' transposed' if transposed else ''})"
     if node.op in OF_UNIFORMS:
         return f"(slot{node.attributes[0]})"
+    if node.op == "cell":
+        return f"(memory{node.attributes[0]})"
     if node.op == "loop" or not node.attributes:
         return ""
     return f"({', '.join(map(str, node.attributes))})"

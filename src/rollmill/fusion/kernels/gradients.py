@@ -173,7 +173,7 @@ def gradient_step(
     if isinstance(gradients, SequenceGradients):
         return _sequence_step(gradients, learner, sample, sequence)
     lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
-    leaves = input_leaves(lowered.program, to_raw(sample))
+    leaves = input_leaves(lowered, to_raw(sample))
     return GradientStep(lowered, leaves, sums_of(lowered.outputs), lowered.outputs, [], [])
 
 
@@ -194,7 +194,7 @@ def _sequence_step(
     step = lambda learner, slope, sample, ahead: gradients.of_one(learner, slope, sample, *ahead)
     lowered = lower_function(step, (slope, sample, inside), (learner,), carried=True, summed=True)
     carried = len(jax.tree.leaves(slope))
-    leaves = input_leaves(lowered.program, to_raw((slope, sample, inside)))
+    leaves = input_leaves(lowered, to_raw((slope, sample, inside)))
     back, results = lowered.outputs
     handed_back = leaves_of_outputs(back)
     sums = sums_of(results, first=sum(len(leaf.places) for leaf in handed_back))

@@ -5,7 +5,7 @@ A leaf in memory is `[E, *shape]`. A program has one node for each element or ro
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,38 @@ from rollmill.fusion.ir import Program
 from rollmill.fusion.lower.complex_numbers import is_complex
 from rollmill.fusion.lower.function import LoweredFunction
 from rollmill.fusion.lower.prologue import UniformArrays
-from rollmill.fusion.lower.values import Const, Output, PrologueOutput, RowArray, ScalarArray, is_output
+from rollmill.fusion.lower.values import (
+    CellWrite,
+    Const,
+    FillWrite,
+    MemoryArray,
+    Output,
+    PrologueOutput,
+    RowArray,
+    ScalarArray,
+    is_output,
+    nodes_of_write,
+)
+
+
+class CellStore(NamedTuple):
+    """A write of one element, by places among a program's outputs."""
+
+    place: int
+    value: int
+    condition: int | None
+
+
+class Fill(NamedTuple):
+    """A write of all elements, by places among a program's outputs."""
+
+    program: Program
+    """From an element's place in row-major order and what is captured to the element."""
+    captures: tuple[int, ...]
+    condition: int | None
+
+
+LeafWrite: TypeAlias = CellStore | Fill
 
 
 class Leaf(NamedTuple):
@@ -30,10 +61,16 @@ class Leaf(NamedTuple):
     """Columns of its rows. None if it is held number by number."""
     same: np.ndarray | PrologueOutput | None = None
     """Its value where no program computes it, for all environments share it."""
+    memory: int | None = None
+    """Its number among the arrays in memory, if it is one: a program loads its elements."""
+    writes: tuple["LeafWrite", ...] = ()
+    """What is stored in its memory at the end of a step, in order."""
 
     def split(self, array: Array) -> list[Array]:
         """Returns an array `[E, *shape]` as inputs of a program."""
         # Row-major: the places of a leaf follow each other as its numbers, or rows, do.
+        if self.memory is not None:
+            return []
         tail = () if self.width is None else (self.width,)
         flat = array.reshape(array.shape[0], len(self.places), *tail)
         return [flat[:, n] for n in range(len(self.places))]
@@ -51,12 +88,16 @@ class Leaf(NamedTuple):
         return jnp.broadcast_to(jnp.asarray(shared, self.dtype), (*axes, *self.shape))
 
 
-def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
-    """Returns the leaves that a program's first inputs belong to."""
+def input_leaves(lowered: LoweredFunction, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
+    """Returns the leaves that a function's first inputs belong to."""
     leaves, first = [], 0
-    for struct in jax.tree.leaves(structs):
+    kinds = jax.tree.leaves(lowered.inputs, is_leaf=is_output)
+    for struct, kind in zip(jax.tree.leaves(structs), kinds, strict=False):
+        if isinstance(kind, MemoryArray):
+            leaves.append(Leaf(struct.shape, np.dtype(struct.dtype), (), None, memory=kind.memory))
+            continue
         size = math.prod(struct.shape)
-        width = program.inputs[first].width if size else None
+        width = lowered.program.inputs[first].width if size else None
         count = size // (width or 1)
         leaves.append(Leaf(struct.shape, np.dtype(struct.dtype), tuple(range(first, first + count)), width))
         first += count
@@ -68,7 +109,7 @@ def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
     first, parts = 0, []
     for part in lowered.outputs:
         parts.append(leaves_of_outputs(part, first))
-        first += sum(len(leaf.places) for leaf in parts[-1])
+        first += sum(map(_num_outputs, parts[-1]))
     return parts
 
 
@@ -77,17 +118,45 @@ def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
     leaves = []
     for value in jax.tree.leaves(part, is_leaf=is_output):
         leaves.append(output_leaf(value, first))
-        first += len(leaves[-1].places)
+        first += _num_outputs(leaves[-1])
     return leaves
+
+
+def _num_outputs(leaf: Leaf) -> int:
+    """Returns how many outputs of a program a leaf is made of."""
+    return len(leaf.places) + sum(map(_num_nodes, leaf.writes))
+
+
+def _num_nodes(write: LeafWrite) -> int:
+    count = 2 if isinstance(write, CellStore) else len(write.captures)
+    return count + (write.condition is not None)
 
 
 def output_leaf(value: Output, first: int) -> Leaf:
     """Returns a result's leaf, starting at this output of a program."""
     if isinstance(value, Const | PrologueOutput):
         return Leaf(value.shape, value.dtype, (), None, value.array if isinstance(value, Const) else value)
+    if isinstance(value, MemoryArray):
+        return Leaf(value.shape, value.dtype, (), None, memory=value.memory, writes=_writes(value, first))
     assert isinstance(value, RowArray | ScalarArray), value
     width = value.width if isinstance(value, RowArray) else None
     return Leaf(value.shape, value.dtype, tuple(range(first, first + value.nodes.size)), width)
+
+
+def _writes(value: MemoryArray, first: int) -> tuple[LeafWrite, ...]:
+    """Returns the writes to a memory, by places of nodes among a program's outputs."""
+    writes: list[LeafWrite] = []
+    for write in value.writes:
+        count = len(nodes_of_write(write))
+        condition = None if write.condition is None else first + count - 1
+        if isinstance(write, CellWrite):
+            writes.append(CellStore(first, first + 1, condition))
+        else:
+            assert isinstance(write, FillWrite), write
+            captures = range(first, first + len(write.captures))
+            writes.append(Fill(write.program, tuple(captures), condition))
+        first += count
+    return tuple(writes)
 
 
 # --- typed keys are their data in a program, and complex numbers two floats --------------------------------

@@ -1,8 +1,8 @@
 """A whole rollout as one kernel: policy and environment, step after step, for a block of environments each.
 
 It computes what `dataflow.collect` computes, from the same functions and the same random keys. The state of the
-environments and the policy's memory stay in registers throughout, and each step writes its row
-of the trajectory.
+environments and the policy's memory stay in registers throughout, but for large arrays, which stay in memory. Each
+step writes its row of the trajectory.
 
 Shape letters: `T` steps, `E` environments.
 """
@@ -33,6 +33,7 @@ from rollmill.dataflow import (
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
+from rollmill.fusion.kernels.memories import Outputs, in_order_of_writes, written
 from rollmill.fusion.lower.function import (
     LoweredFunction,
     TracedFunction,
@@ -41,6 +42,7 @@ from rollmill.fusion.lower.function import (
     trace_function,
 )
 from rollmill.fusion.lower.invariants import ValueClasses, labels_of, meet
+from rollmill.fusion.lower.large import is_too_large
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 
 MAX_LOWERINGS = 8
@@ -88,6 +90,8 @@ class RolloutStep:
         program = self.program
 
         def stays(before: Leaf, after: Leaf) -> bool:
+            if after.memory is not None:
+                return not after.writes
             return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
 
         return [not stays(*pair) for pair in zip(self.carried, self.after, strict=True)]
@@ -122,9 +126,10 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
     function, each = partial(_step_raw, graph, collector), (to_raw(collector), key, t)
     traced = trace_function(function, each, (weights,), carried=True)
     lowered = _under_invariants(_begun(graph, key), traced)
-    leaves = input_leaves(lowered.program, [to_raw(collector), key])
+    leaves = input_leaves(lowered, [to_raw(collector), key])
     count = len(jax.tree.leaves(collector))
     after, step = output_leaves(lowered)
+    in_order_of_writes(after)
     key = jax.eval_shape(jax.random.key, 0)
     shapes = jax.eval_shape(partial(_appraised_step, graph), weights, collector, key, t)[1]
     return RolloutStep(lowered, leaves[:count], leaves[count:], after, step, shapes)
@@ -132,11 +137,14 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
 
 def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
     """Labels the numbers of an environment's first state, or returns none if its reset cannot be lowered."""
-    begin = lambda key, index: to_raw(start_one(graph, jax.random.wrap_key_data(key), index))
+    # Nothing is said of large arrays, which may lie in memory, so that they need not be lowered here.
+    few = lambda leaf: jnp.zeros(0, leaf.dtype) if is_too_large(leaf.shape) else leaf
+    begin = lambda key, index: [few(x) for x in to_raw(start_one(graph, jax.random.wrap_key_data(key), index))]
     try:
-        return labels_of(lower_function(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
+        labels = labels_of(lower_function(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
     except CannotFuse:
         return ()
+    return tuple(own or None for own in labels)
 
 
 def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunction:
@@ -222,11 +230,24 @@ def run_reference(
     block = keys.shape[0]
 
     def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
+        memories = [
+            array.reshape(block, -1)
+            for leaf, array in zip(step.carried, now, strict=True)
+            if leaf.memory is not None
+        ]
         pairs = zip([*step.carried, *step.fixed], [*now, keys], strict=True)
         inputs = [x for leaf, array in pairs for x in leaf.split(array)]
         inputs.append(jnp.broadcast_to(t, (block,)))
-        outputs = evaluate(step.program, inputs, uniforms.slots, block=block, precision=precision)
-        join = lambda leaf: leaf.join(outputs, uniforms, block)
+        outputs = evaluate(
+            step.program, inputs, uniforms.slots, block=block, precision=precision, memories=memories
+        )
+        own = Outputs(outputs, memories, uniforms.slots)
+
+        def join(leaf: Leaf) -> Array:
+            if leaf.memory is not None:
+                return written(leaf, own).reshape(block, *leaf.shape)
+            return leaf.join(outputs, uniforms, block)
+
         return [join(leaf) for leaf in step.after], [join(leaf) for leaf in step.step]
 
     return jax.lax.scan(body, carried, jnp.arange(num_steps))
@@ -235,6 +256,12 @@ def run_reference(
 def written_leaves(step: RolloutStep) -> list[Leaf]:
     """Returns the collector's leaves that a rollout changes."""
     return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
+
+
+def aliased(step: RolloutStep) -> dict[int, int]:
+    """Returns the numbers of the collector's leaves that a rollout changes in place, with those of its outputs."""
+    numbers = [n for n, changes in enumerate(step.changed) if changes]
+    return {n: output for output, n in enumerate(numbers) if step.carried[n].memory is not None}
 
 
 def unpack(

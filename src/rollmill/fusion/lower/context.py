@@ -11,10 +11,12 @@ from rollmill.fusion.ir import COMPARISONS, Node, Region
 from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.values import (
     MAX_COLUMNS,
+    ComputedArray,
     Concat,
     Const,
     KeyPair,
     LoweringError,
+    MemoryArray,
     NodeArray,
     RowArray,
     ScalarArray,
@@ -106,6 +108,8 @@ class Lowering(NamedTuple):
                 return ScalarArray(
                     np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype
                 )
+            case ComputedArray() | MemoryArray():
+                check_size(value.shape)
         raise TypeError(f"{type(value).__name__} is written out first")
 
     def scalar(self, value: Value) -> Node:

@@ -4,7 +4,6 @@ Letters: `d` an axis of the array.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from rollmill.fusion.lower.values import (
     KeyPair,
     LoweringError,
     NodeArray,
+    Start,
     Uniform,
     Value,
     is_key,
@@ -28,9 +28,6 @@ FEW_PLACES = 8
 
 MAX_SELECTS = 16384
 """Selects that one access may cost."""
-
-Start: TypeAlias = int | Node
-"""The start of a block along an axis: known, or a node of int32 that is in bounds."""
 
 
 def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Start, Node | None]:

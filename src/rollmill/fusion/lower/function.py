@@ -6,7 +6,7 @@ The part that does not depend on the environment becomes the prologue, which com
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,18 @@ from rollmill.fusion.lower.complex_numbers import without_complex_numbers
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
 from rollmill.fusion.lower.jaxpr import TYPES, lower_jaxpr
+from rollmill.fusion.lower.large import is_too_large, stored
 from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArrays, trace_prologue
 from rollmill.fusion.lower.rules.products import materialised
 from rollmill.fusion.lower.rules.random import check_threefry
 from rollmill.fusion.lower.values import (
     MIN_ROW,
+    ComputedArray,
     Concat,
     Const,
     KeyPair,
     LoweringError,
+    MemoryArray,
     OuterProducts,
     Output,
     PrologueOutput,
@@ -60,11 +63,12 @@ class LoweredFunction:
     prologue: Prologue
     """From the uniform arguments to the arrays that the program reads by slot."""
     inputs: PyTree
-    """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ."""
+    """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ. A
+    `MemoryArray` is no input: its elements are loaded."""
     outputs: PyTree
     """One `Output` for each array, in the structure that the function returns. The nodes of `ScalarArray`,
-    `RowArray` and the vectors of `OuterProducts` are the program's outputs, in order. Constants and
-    `PrologueOutput`s are not."""
+    `RowArray`, the vectors of `OuterProducts` and the writes of a `MemoryArray` are the program's outputs, in
+    order. Constants and `PrologueOutput`s are not."""
 
     def __repr__(self) -> str:
         # Short: JAX prints the arguments of each partial function that it traces.
@@ -148,28 +152,58 @@ def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredF
 
     Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
     """
-    in_rows = [_is_row(leaf) for leaf in traced.each]
-    try:
-        return _with_layout(traced, assumed, in_rows)
-    except CannotFuse:
-        if not any(in_rows):
-            raise
-        # Rows that are handed in cannot be cut, which some functions need; scalars can be. The first error is told
-        # where both fail, for it names the operation that the caller wrote.
-        scalars = _without_rows(traced, assumed)
-        if scalars is None:
-            raise
-        return scalars
+    # Rows that are handed in cannot be cut, which some functions need; scalars can be, and large arrays can lie in
+    # memory. Where all fail, the first error is told, with large arrays in memory: it names the operation that the
+    # caller wrote.
+    errors: list[tuple[bool, CannotFuse]] = []
+    for layouts in _layouts_worth_trying(traced):
+        try:
+            return _with_layout(traced, assumed, layouts)
+        except CannotFuse as error:
+            errors.append((MEMORY not in layouts, error))
+    raise min(errors, key=lambda pair: pair[0])[1]
 
 
-def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool]) -> LoweredFunction:
-    """Returns the program for inputs in rows or scalars. Carried inputs use rows if they are returned as rows."""
+ROWS, SCALARS, MEMORY = "rows", "scalars", "memory"
+Layouts: TypeAlias = list[str]
+"""How each leaf that differs from environment to environment is held."""
+
+
+def _layouts_worth_trying(traced: TracedFunction) -> list[Layouts]:
+    """Returns the layouts in which a function may be lowered, the best first."""
+    # Sums over samples have no memory: nothing of theirs is written in place.
+    count = 0 if traced.summed else traced.carried
+    is_memory = [n < count and _fits_memory(leaf) for n, leaf in enumerate(traced.each)]
+    is_row = [_is_row(leaf) for leaf in traced.each]
+    choices: list[Layouts] = []
+    for large_rows, rows in ((True, True), (False, True), (False, False)):
+        pairs = zip(is_row, is_memory, strict=True)
+        own = [
+            ROWS if row and (large_rows if memory else rows) else MEMORY if memory else SCALARS
+            for row, memory in pairs
+        ]
+        choices += [own] if own not in choices else []
+    return choices
+
+
+def _fits_memory(leaf: jax.ShapeDtypeStruct) -> bool:
+    return is_too_large(leaf.shape) and not is_key(leaf.dtype) and np.dtype(leaf.dtype).name in TYPES
+
+
+def _with_layout(traced: TracedFunction, assumed: ValueClasses, layouts: Layouts) -> LoweredFunction:
+    """Returns the program for inputs in these layouts. Carried inputs use rows if they are returned as rows."""
     lowered: list[tuple[Program, list[Any], list[Output]]] = []
 
     def make(uniform: list[Array]) -> UniformArrays:
-        ctx, inputs, values = _stable_layout(traced, assumed, in_rows, uniform)
+        ctx, inputs, values = _stable_layout(traced, assumed, layouts, uniform)
         arrays: list[Array] = []
-        outputs = [_output(ctx, value, layout, arrays, traced.summed) for value, layout in values]
+        memories = iter(range(len(values)))
+        outputs = [
+            _stored(ctx, next(memories), value)
+            if layout == MEMORY
+            else _output(ctx, value, layout, arrays, traced.summed)
+            for value, layout in values
+        ]
         program = ctx.region.program([node for output in outputs for node in flat_nodes(output)])
         taken = tuple(node for value in inputs for node in flat_nodes(value))
         lowered.append((program._replace(inputs=taken), inputs, outputs))
@@ -185,24 +219,25 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bo
 
 
 def _stable_layout(
-    traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool], uniform: list[Array]
-) -> tuple[Lowering, list[ScalarArray | RowArray], list[tuple[Value, bool | None]]]:
-    """Returns the context, the inputs, and the results with the layout that each must have, True for rows.
+    traced: TracedFunction, assumed: ValueClasses, layouts: Layouts, uniform: list[Array]
+) -> tuple[Lowering, list[ScalarArray | RowArray | MemoryArray], list[tuple[Value, str | None]]]:
+    """Returns the context, the inputs, and the results with the layout that each must have.
 
     Lowered again while a carried leaf comes back in rows that was handed in as scalars: rows only ever grow more.
     """
     common = list(map(shared, uniform))
     while True:
         ctx = Lowering(Region(), PrologueBuilder(), lower_jaxpr)
-        inputs = _inputs(ctx.region, traced, assumed, in_rows)
+        inputs = _inputs(ctx.region, traced, assumed, layouts)
         values = _results(ctx, traced, [*common, *inputs])
         back = [isinstance(value, RowArray | Concat) for value in values[: traced.carried]]
-        back += [False] * (len(in_rows) - len(back))
-        wanted = [before or row for before, row in zip(in_rows, back, strict=True)]
-        if wanted == in_rows:
-            layouts = [*in_rows[: traced.carried], *[None] * (len(values) - traced.carried)]
-            return ctx, inputs, list(zip(values, layouts, strict=True))
-        in_rows = wanted
+        back += [False] * (len(layouts) - len(back))
+        pairs = zip(layouts, back, strict=True)
+        wanted = [ROWS if row and before == SCALARS else before for before, row in pairs]
+        if wanted == layouts:
+            own = [*layouts[: traced.carried], *[None] * (len(values) - traced.carried)]
+            return ctx, inputs, list(zip(values, own, strict=True))
+        layouts = wanted
 
 
 def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
@@ -222,29 +257,24 @@ def _results(ctx: Lowering, traced: TracedFunction, arguments: Sequence[Value]) 
         raise CannotFuse(f"a result cannot be fused: {error}.") from error
 
 
-def _without_rows(traced: TracedFunction, assumed: ValueClasses) -> LoweredFunction | None:
-    """Returns the program with all inputs as scalars, which can be sliced freely, or None if that fails."""
-    try:
-        return _with_layout(traced, assumed, [False] * len(traced.each))
-    except CannotFuse:
-        return None
-
-
 def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
     is_number = not is_key(leaf.dtype) and is_float(np.dtype(leaf.dtype))
     return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= MIN_ROW
 
 
 def _inputs(
-    region: Region, traced: TracedFunction, assumed: ValueClasses, in_rows: Sequence[bool]
-) -> list[ScalarArray | RowArray]:
+    region: Region, traced: TracedFunction, assumed: ValueClasses, layouts: Layouts
+) -> list[ScalarArray | RowArray | MemoryArray]:
     """Returns a node for each input number or row, replacing constants and repetitions."""
     unlabelled = [None] * (len(traced.each) - len(assumed))
     met: dict[Any, Node] = {}
     try:
+        memories = iter(range(len(layouts)))
         return [
-            _input(region, leaf, row, met, labels)
-            for leaf, row, labels in zip(traced.each, in_rows, [*assumed, *unlabelled], strict=True)
+            MemoryArray(next(memories), leaf.shape, np.dtype(leaf.dtype))
+            if layout == MEMORY
+            else _input(region, leaf, layout == ROWS, met, labels)
+            for leaf, layout, labels in zip(traced.each, layouts, [*assumed, *unlabelled], strict=True)
         ]
     except LoweringError as error:
         raise CannotFuse(str(error)) from error
@@ -274,17 +304,27 @@ def _input(
     return numbers
 
 
-def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Array], summed: bool) -> Output:
+def _stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
+    """Returns a carried array as what is written to its memory."""
+    try:
+        return stored(ctx, memory, value)
+    except LoweringError as error:
+        raise CannotFuse(f"a result cannot be fused: {error}.") from error
+
+
+def _output(ctx: Lowering, value: Value, layout: str | None, uniform: list[Array], summed: bool) -> Output:
     """Returns a value as it leaves the program, or the prologue, whose outputs so far are `uniform`.
 
-    `in_rows` requires rows or scalars, and None accepts either. A vector that is `summed` may be in parts.
+    A layout requires rows or scalars, and None accepts either. A vector that is `summed` may be in parts.
     """
     if 0 in value.shape:
         return Const(np.zeros(value.shape, value.dtype))
     try:
-        if in_rows is not None:
-            return ctx.rows(value) if in_rows else ctx.scalars(value)
+        if layout is not None:
+            return ctx.rows(value) if layout == ROWS else ctx.scalars(value)
         match value:
+            case ComputedArray() | MemoryArray():
+                return ctx.scalars(value)
             case Concat():
                 return _side(ctx, value) if summed and len(value.shape) == 1 else ctx.scalars(value)
             case OuterProducts():

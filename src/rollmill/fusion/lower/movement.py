@@ -7,6 +7,9 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.columns import slice_row
 from rollmill.fusion.lower.context import Lowering, check_columns
+from rollmill.fusion.lower.element_index import ElementIndex
+from rollmill.fusion.lower.large import element_of
+from rollmill.fusion.lower.large_moves import leading_of, reshaped_elements
 from rollmill.fusion.lower.values import (
     MAX_COLUMNS,
     NARROW,
@@ -17,6 +20,8 @@ from rollmill.fusion.lower.values import (
     ScalarArray,
     Uniform,
     Value,
+    filled,
+    is_large,
     no_nodes,
     positions,
 )
@@ -30,6 +35,8 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
 
     A place of -1 stands for `fill`. Raises a `LoweringError` if wide rows would have to be taken apart.
     """
+    if is_large(value):
+        return _of_large(ctx, value, places, fill)
     pick = lambda array: array.reshape(-1)[places.reshape(-1)].reshape(places.shape)
     filling = bool(np.any(places < 0))
     if isinstance(value, RowArray | Concat):
@@ -50,6 +57,12 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
     raise TypeError(f"{type(value).__name__} is written out first")
 
 
+def _of_large(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None) -> ScalarArray:
+    """Returns a few elements of a large array."""
+    read = lambda place: fill if place < 0 else element_of(ctx, value, ElementIndex(value.shape, flat=int(place)))
+    return filled(places.shape, value.dtype, lambda at: read(places[at]))
+
+
 def index_columns(ctx: Lowering, value: Value, first: int, width: int) -> Value:
     """Some columns of a value, along its last axis."""
     return gather_static(ctx, value, positions(value.shape)[..., first : first + width])
@@ -57,11 +70,15 @@ def index_columns(ctx: Lowering, value: Value, first: int, width: int) -> Value:
 
 def index_leading(ctx: Lowering, value: Value, at: int) -> Value:
     """Returns an element along the first axis."""
+    if is_large(value):
+        return leading_of(ctx, value, at)
     return gather_static(ctx, value, positions(value.shape)[at, ...])
 
 
 def reshaped(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
     """Returns the same elements in another shape."""
+    if is_large(value):
+        return reshaped_elements(ctx, value, shape)
     return gather_static(ctx, value, positions(value.shape).reshape(shape))
 
 

@@ -1,11 +1,12 @@
-"""Arrays of one environment while its jaxpr is lowered: known, uniform, or made of nodes.
+"""Arrays of one environment while its jaxpr is lowered: known, uniform, made of nodes, or too large for nodes.
 
 NumPy arrays of nodes do what arrays do to shapes: slicing, reshaping, transposing and concatenating them costs
-nothing in the program. Shape letters: `n` columns of rows.
+nothing in the program. Of large arrays, single elements are computed where they are read, or loaded from memory.
+Shape letters: `n` columns of rows.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from rollmill.fusion.ir import Node
+from rollmill.fusion.ir import Node, Program
 
 MAX_SCALARS = 1024
 """Numbers of one array that are held as single nodes."""
@@ -163,9 +164,68 @@ class OuterProducts(NamedTuple):
         return OuterProducts(tuple(VectorPair(right, left) for left, right in self.pairs), self.dtype)
 
 
-Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProducts
+Start: TypeAlias = int | Node
+"""An index along an axis: known, or a node of int32 that is in bounds."""
 
-Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | OuterProducts
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class ComputedArray:
+    """A large array whose elements are computed where they are read."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    element: Callable[[Any, Any], Any]
+    """`(context, ElementIndex) -> Node` or `KeyPair`."""
+    everywhere: Node | None = None
+    """The node of all elements, where they are one."""
+    read: dict[Any, Any] = field(default_factory=dict)
+    """Elements that were read, so that each is computed once."""
+
+
+class CellWrite(NamedTuple):
+    """One element of an array is replaced."""
+
+    place: Start
+    """In row-major order."""
+    value: Node
+    condition: Node | None
+    """Whether it is. None: always."""
+
+
+class WholeWrite(NamedTuple):
+    """All elements of an array are replaced."""
+
+    value: Any
+    """A `Value` of the same shape."""
+    condition: Node | None
+
+
+class FillWrite(NamedTuple):
+    """All elements of an array are replaced by the results of a program."""
+
+    program: Program
+    """From an element's place in row-major order and the captured nodes to the element."""
+    captures: tuple[Node, ...]
+    condition: Node | None
+
+
+class MemoryArray(NamedTuple):
+    """A large array of the state that lies in memory, and what has been written to it since the step began.
+
+    Nothing is stored before the end of a step, so elements are read as they were, and then replaced by writes to
+    the same place, later ones last.
+    """
+
+    memory: int
+    """Its number among the arrays in memory."""
+    shape: tuple[int, ...]
+    dtype: Any
+    writes: tuple[CellWrite | WholeWrite | FillWrite, ...] = ()
+
+
+Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProducts | ComputedArray | MemoryArray
+
+Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | OuterProducts | MemoryArray
 """A result of a lowered function. Only sums over samples stay concatenations or products."""
 
 
@@ -199,6 +259,11 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
             f"{MAX_SCALARS} do. Keep less in the state, or make what is the same everywhere a parameter that all "
             "environments share"
         )
+
+
+def is_large(value: Value) -> bool:
+    """Returns whether elements of an array are computed, or loaded, where they are read."""
+    return isinstance(value, ComputedArray | MemoryArray)
 
 
 def is_traced(array: Any) -> bool:
@@ -242,10 +307,25 @@ def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
             return [node for part in parts for node in flat_nodes(part)]
         case OuterProducts(pairs):
             return [node for pair in pairs for side in pair for node in flat_nodes(side)]
+        case MemoryArray(writes=writes):
+            return [node for write in writes for node in nodes_of_write(write)]
+        case ComputedArray():
+            return []
     nodes: list[Node] = []
     for node in value.nodes.flat:
         nodes.extend((node.first, node.second) if isinstance(node, KeyPair) else (node,))
     return nodes
+
+
+def nodes_of_write(write: CellWrite | WholeWrite | FillWrite) -> list[Node]:
+    """Returns the nodes that a write is made of, the condition last."""
+    condition = [] if write.condition is None else [write.condition]
+    match write:
+        case CellWrite(place, value):
+            return [*([] if isinstance(place, int) else [place]), value, *condition]
+        case FillWrite(_, captures):
+            return [*captures, *condition]
+    return condition
 
 
 def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -> bool:
@@ -264,4 +344,8 @@ def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -
         case OuterProducts(a), OuterProducts(b):
             sides = zip([x for pair in a for x in pair], [x for pair in b for x in pair], strict=False)
             return len(a) == len(b) and all(is_same(*pair, same_node) for pair in sides)
-    return False
+        case MemoryArray(), MemoryArray():
+            writes = zip(one.writes, other.writes, strict=False)
+            is_one = one.memory == other.memory and len(one.writes) == len(other.writes)
+            return is_one and all(a is b for a, b in writes)
+    return one is other

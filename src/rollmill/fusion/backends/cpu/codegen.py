@@ -6,12 +6,13 @@ block. Rows read more than once, or by a product, are kept in memory.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 
 from rollmill.core.errors import CannotFuse
-from rollmill.fusion.backends.cpu.builder import FLOAT32, Emitter, Value, memory_type, suffix_of
+from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, Emitter, Value, memory_type, suffix_of
 from rollmill.fusion.backends.cpu.control import BlockValue, Vectors, assign, new_variable, read, write_loop
 from rollmill.fusion.backends.cpu.memory import Matrix, Placed, Scratch, pack, padded, product, side_by_side
 from rollmill.fusion.backends.cpu.operations import applied
@@ -22,6 +23,25 @@ STORED = ("dot", "column", "loop", "item", "stack")
 """Operations that read rows from memory."""
 
 COMBINED = {"row_sum": "add", "row_max": "max", "row_min": "min"}
+
+
+class Cells(NamedTuple):
+    """A large array of the state in memory, for the samples of a block."""
+
+    pointer: Value
+    """To the elements of the first sample."""
+    stride: int
+    """Elements from one sample to the next. Zero where all lanes read those of one sample."""
+    dtype: np.dtype
+
+    def places(self, emit: Emitter, group: int, places: Value) -> Value:
+        """Returns places counted from the first sample's elements, for a vector of samples."""
+        rows = [(group * emit.lanes + lane) * self.stride for lane in range(emit.lanes)]
+        return emit.builder.add(places, ir.Constant(ir.VectorType(INT32, emit.lanes), rows))
+
+    def load(self, emit: Emitter, group: int, places: Value) -> Value:
+        """Returns an element of each sample of a vector."""
+        return emit.gather(self.pointer, self.places(emit, group, places), self.dtype)
 
 
 class CodeWriter:
@@ -35,6 +55,8 @@ class CodeWriter:
         self.emit, self.scratch, self.block, self.room = emit, scratch, block, room
         self.groups = block // emit.lanes
         self._slots = slots
+        self.cells: list[Cells] = []
+        """Large arrays of the state, by their numbers."""
         self._uniform: dict[Any, Any] = {}  # what is read once
         self._held: dict[Node, BlockValue] = {}
         self._beside: dict[Node, Placed] = {}  # single numbers as they lie in memory
@@ -110,6 +132,10 @@ class CodeWriter:
     def _from_table(self, node: Node) -> Vectors:
         pointer = self._slots[node.attributes[0]]
         return [self.emit.gather(pointer, place, node.dtype) for place in self.vectors(node.operands[0])]
+
+    def _from_memory(self, node: Node) -> Vectors:
+        cells, places = self.cells[node.attributes[0]], node.operands[0]
+        return [cells.load(self.emit, group, own) for group, own in enumerate(self.vectors(places))]
 
     def _item(self, node: Node) -> BlockValue:
         carried: Any = self._held[node.operands[0]]  # what a loop has left
@@ -313,6 +339,7 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
     "constant": CodeWriter._constant,
     "uniform": CodeWriter._uniform_value,
     "table": CodeWriter._from_table,
+    "cell": CodeWriter._from_memory,
     "item": CodeWriter._item,
     "dot": CodeWriter._dot,
     "stack": CodeWriter._stack,

@@ -6,7 +6,7 @@ XLA foreign functions have a stable binary interface (xla/ffi/api/c_api.h, versi
 import ctypes
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +47,8 @@ class NativeKernel(NamedTuple):
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     written_out: bool = False
     """Whether its loops are written as a processor is to run them."""
+    aliases: Mapping[int, int] = {}
+    """Inputs that are changed in place, with the outputs that they become."""
 
 
 class NewProgram(NamedTuple):
@@ -80,7 +82,12 @@ def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
     name = _register(kernel, len(arrays))
     cores = min(kernel.programs, processor().cores)
     scratch = jax.ShapeDtypeStruct((cores, kernel.scratch), jax.numpy.uint8)
-    call_it = jax.ffi.ffi_call(name, [*kernel.outputs, scratch], vmap_method="sequential")
+    call_it = jax.ffi.ffi_call(
+        name,
+        [*kernel.outputs, scratch],
+        vmap_method="sequential",
+        input_output_aliases=dict(kernel.aliases) or None,
+    )
     return list(call_it(*arrays))[:-1]
 
 

@@ -1,20 +1,24 @@
 """A rollout as machine code: policy and environment for a block of environments, step after step, on a core."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from rollmill.core.errors import CannotFuse
-from rollmill.fusion.backends.cpu.builder import INT32, Emitter, Value
-from rollmill.fusion.backends.cpu.codegen import CodeWriter
+from rollmill.fusion.backends.cpu.builder import INT32, Emitter, Value, memory_type
+from rollmill.fusion.backends.cpu.codegen import Cells, CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue, assign, assign_all, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
 from rollmill.fusion.backends.cpu.leaf_io import load_leaf, store_leaf
+from rollmill.fusion.backends.cpu.memories import write_stores
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Scratch
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
-from rollmill.fusion.kernels.rollout import RolloutStep, written_leaves
+from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.kernels.memories import in_order_of_writes
+from rollmill.fusion.kernels.rollout import RolloutStep, aliased, written_leaves
 from rollmill.fusion.opt.schedule import schedule_of
 
 
@@ -27,9 +31,13 @@ def rollout_code(
     trajectory step's leaves. Raises `CannotFuse` if there are fewer environments than in a block.
     """
     own = processor()
+    written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
+    stored = in_order_of_writes(step.after)
+    if stored:
+        # What is stored changes what is loaded: no environment may be in two blocks.
+        block = min(block, num_envs & -num_envs)
     if num_envs < block:
         raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
-    written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
     count = len(inputs) + len(written) + len(of_steps)
     # A block that is smaller than the processor's vectors is one shorter vector.
     emit, pointers, number, base = new_program(min(own.lanes, block), count)
@@ -37,6 +45,12 @@ def rollout_code(
     scratch = Scratch(emit, base)
     writer = CodeWriter(emit, scratch, slots, block=block, room=own.accumulators)
     first = _first_of(emit, number, num_envs, block)
+    aliases = aliased(step)
+    writer.cells = [
+        _cells(emit, leaf, pointers[len(inputs) + aliases[n] if n in aliases else n], first)
+        for n, leaf in enumerate(step.carried)
+        if leaf.memory is not None
+    ]
     load = lambda leaf, pointer: load_leaf(writer, leaf, pointer, first)
     begin = [held for pair in zip(step.carried, pointers, strict=False) for held in load(*pair)]
     fixed = [held for pair in zip(step.fixed, pointers[len(step.carried) :], strict=False) for held in load(*pair)]
@@ -53,18 +67,29 @@ def rollout_code(
         for leaf, pointer in zip(of_steps, pointers[len(inputs) + len(written) :], strict=True):
             store_leaf(writer, leaf, outputs_of_step, pointer, row)
         after = [outputs_of_step[place] for leaf in step.after for place in leaf.places]
+        write_stores(writer, stored, step.program.outputs, outputs_of_step)
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
     places = [place for leaf in step.after for place in leaf.places]
     # What is carried, as it is behind the last step; what no step changes is not written at all.
     ends = dict(zip(places, now(), strict=True))
     for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
+        if leaf.memory is not None:
+            continue  # is there
         store_leaf(writer, leaf, ends, pointer, first)
     emit.builder.ret_void()
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
     outputs = [struct(leaf, num_envs) for leaf in written] + [
         struct(leaf, num_steps, num_envs) for leaf in of_steps
     ]
-    return NativeKernel(emit.module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
+    scratch_size = max(scratch.size, ALIGNMENT)
+    return NativeKernel(emit.module, -(-num_envs // block), scratch_size, tuple(outputs), aliases=aliases)
+
+
+def _cells(emit: Emitter, leaf: Leaf, pointer: Value, first: Value) -> Cells:
+    """Returns a large array of the state, for the block that begins with an environment."""
+    size = math.prod(leaf.shape)
+    begin = emit.builder.mul(first, emit.integer(size))
+    return Cells(emit.at(pointer, begin, memory_type(leaf.dtype)), size, leaf.dtype)
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:

@@ -5,7 +5,7 @@ Rows are padded to the next power of two columns. Padding is zero wherever it co
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,16 @@ MAX_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
 
 
+class Cells(NamedTuple):
+    """A large array of the state in memory."""
+
+    pointer: str
+    row: str
+    """Offset of each environment's elements, or of those of one."""
+    size: int
+    """Elements of an environment."""
+
+
 class TritonWriter:
     """Writes programs as lines of a kernel's source."""
 
@@ -60,6 +70,8 @@ class TritonWriter:
         self._skinny = SkinnyMatmuls({}, {}, {}, {})
         self._beside = beside or pack_row
         self._apart = apart
+        self.cells: Sequence[Cells] = ()
+        """Large arrays of the state, by their numbers."""
         self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
 
@@ -129,8 +141,8 @@ class TritonWriter:
     def _expression(self, node: Node, operands: list[str]) -> str:
         first = node.operands[0]
         match node.op:
-            case "table":
-                return self.source.memory.read(f"{self.source.slots[node.attributes[0]]} + {operands[0]}", [])
+            case "cell" | "table":
+                return self._loaded(node, operands[0])
             case "splat":
                 return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
             case "column":
@@ -159,6 +171,14 @@ class TritonWriter:
         op = by_constant(node.op, kind.dtype, last.value if last.op == "constant" else None)
         op = SELECT_APART if op == "select" and is_extreme(node) else op
         return expression(op, node.dtype, kind.dtype, operands, fast=fast)
+
+    def _loaded(self, node: Node, place: str) -> str:
+        """Returns a number at a place of each environment's own."""
+        number = node.attributes[0]
+        if node.op == "table":
+            return self.source.memory.read(f"{self.source.slots[number]} + {place}", [])
+        pointer, row, _ = self.cells[number]
+        return f"read_cell({pointer} + {row} + tl.broadcast_to({place}, [BLOCK]))"
 
     def _constant(self, node: Node) -> str:
         number = node.value

@@ -4,11 +4,12 @@ import functools
 import hashlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.errors import CannotFuse, CheckpointError
@@ -57,6 +58,8 @@ class Kernel(NamedTuple):
     """Maximum registers of a thread. 0 leaves it to the compiler."""
     lanes: int = 1
     """Number of trainings that the kernel computes at once, along the second axis of the grid."""
+    aliases: Mapping[int, int] = {}
+    """Arrays that are changed in place, with the outputs that they become."""
 
 
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
@@ -76,8 +79,13 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
     @launch.def_vmap
     def _(lanes: int, batched: Sequence[bool], *arrays: Any) -> tuple[list[Array], list[bool]]:
-        widened = in_lanes(kernel, [array.shape for array in arrays], batched, lanes)
-        return _launched(widened, arrays), [True] * len(kernel.outputs)
+        own = [
+            jnp.broadcast_to(array, (lanes, *array.shape)) if n in kernel.aliases and not batched[n] else array
+            for n, array in enumerate(arrays)
+        ]
+        differ = [is_batched or n in kernel.aliases for n, is_batched in enumerate(batched)]
+        widened = in_lanes(kernel, [array.shape for array in own], differ, lanes)
+        return _launched(widened, own), [True] * len(kernel.outputs)
 
     return launch(*arrays)
 
@@ -138,7 +146,10 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     launch = gpu_triton.TritonKernelCall(code, kernel.programs, kernel.lanes, 1, pointers)
     # As jaxlib's handler expects it: a compressed protocol buffer.
     opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
-    return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
+    call_it = jax.ffi.ffi_call(
+        "triton_kernel_call_ffi", list(kernel.outputs), input_output_aliases=dict(kernel.aliases) or None
+    )
+    return list(call_it(*arrays, opaque=opaque))
 
 
 def _check_shared_memory(name: str, needed: int, capability: int) -> None:

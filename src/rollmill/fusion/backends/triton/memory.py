@@ -59,6 +59,43 @@ def read(pointers):
 
 
 @triton.jit
+def read_cell(pointers):
+    number: tl.constexpr = pointers.dtype.element_ty
+    places = [pointers.to(tl.int64)]
+    if number.primitive_bitwidth == 32:
+        text: tl.constexpr = "ld.global.b32 $0, [$1];"
+        return tl.inline_asm_elementwise(text, "=r,l", places, tl.int32, False, 1).to(number, bitcast=True)
+    elif number.primitive_bitwidth == 16:
+        text: tl.constexpr = "ld.global.b16 $0, [$1];"
+        word = tl.inline_asm_elementwise(text, "=r,l", places, tl.int32, False, 1)
+        return word.to(tl.int16).to(number, bitcast=True)
+    elif number.primitive_bitwidth == 8:
+        text: tl.constexpr = "ld.global.b8 $0, [$1];"
+        return tl.inline_asm_elementwise(text, "=r,l", places, tl.int32, False, 1).to(number)
+    else:
+        text: tl.constexpr = "ld.global.b8 $0, [$1];"
+        return (tl.inline_asm_elementwise(text, "=r,l", places, tl.int32, False, 1) & 255) != 0
+
+
+@triton.jit
+def write_cell(pointers, numbers, inside):
+    number: tl.constexpr = pointers.dtype.element_ty
+    begin: tl.constexpr = "{ .reg .pred inside; setp.ne.b32 inside, $3, 0; @inside "
+    end: tl.constexpr = " [$1], $2; mov.b32 $0, 0; }"
+    if number.primitive_bitwidth == 32:
+        text: tl.constexpr = begin + "st.global.b32" + end
+        words = numbers.to(number).to(tl.int32, bitcast=True)
+    elif number.primitive_bitwidth == 16:
+        text: tl.constexpr = begin + "st.global.b16" + end
+        words = numbers.to(number).to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        text: tl.constexpr = begin + "st.global.b8" + end
+        words = numbers.to(tl.int32)
+    places = [pointers.to(tl.int64), words, inside.to(tl.int32)]
+    tl.inline_asm_elementwise(text, "=r,l,r,r", places, tl.int32, False, 1)
+
+
+@triton.jit
 def read_where(pointers, inside):
     number: tl.constexpr = pointers.dtype.element_ty
     if number.primitive_bitwidth == 32:

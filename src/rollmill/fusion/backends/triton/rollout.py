@@ -1,5 +1,6 @@
 """A whole rollout as one kernel on a GPU."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -10,17 +11,19 @@ from jaxtyping import Array
 
 from rollmill.core.machine import Numerics
 from rollmill.core.operations import ROLLOUT_KERNEL
-from rollmill.fusion.backends.triton.codegen import TritonWriter
+from rollmill.fusion.backends.triton.codegen import Cells, TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
+from rollmill.fusion.backends.triton.memories import StepStores
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
 from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import total_of
-from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written_leaves
+from rollmill.fusion.kernels.memories import in_order_of_writes
+from rollmill.fusion.kernels.rollout import RolloutStep, aliased, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
@@ -82,6 +85,7 @@ def rollout_kernel(
         launch.num_warps,
         len(uniforms.slots),
         registers=launch.registers or MAX_REGISTERS,
+        aliases=aliased(step),
     )
     return kernel, [*carried, keys, *uniforms.slots]
 
@@ -110,6 +114,16 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     mask = "" if num_envs % block == 0 else "here"
     places = LeafIO(source, mask)
 
+    aliases = aliased(step)
+    numbered = [(n, leaf) for n, leaf in enumerate(step.carried) if leaf.memory is not None]
+    writer.cells = [
+        Cells(f"after{n}" if n in aliases else before[n], f"cells{n}", math.prod(leaf.shape))
+        for n, leaf in numbered
+    ]
+    last = "tl.minimum(env, N - 1)" if mask else "env"  # of an environment that exists
+    for n, leaf in numbered:
+        source.line(f"cells{n} = {last}.to(tl.int64) * {math.prod(leaf.shape)}")
+    stores = StepStores(writer, in_order_of_writes(step.after), mask)
     each = zip(before, leaves, strict=True)
     loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
@@ -122,6 +136,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     for n, leaf in enumerate(step.step):
         if leaf.places:
             places.store(f"step{n}", "at", leaf, [outputs[place] for place in leaf.places])
+    stores.write(program.outputs, outputs)
     _advance(source, step, inputs, outputs)
     source.deeper(-1)
     uniforms, turn, source.lines = source.before.lines, source.lines, []
@@ -129,10 +144,11 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
         # The number of a program has no bounds that a compiler knows, unlike that of a step.
         uniforms, turn = read_where_used(uniforms, turn, "t + tl.program_id(0)")
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
-        if does:
+        if does and leaf.memory is None:
             places.store(f"after{n}", "env", leaf, [inputs[place] for place in leaf.places])
     arguments = ", ".join([*before, *uniform, *after, *out])
     head = [
+        *stores.functions,
         "@triton.jit",
         f"def {ROLLOUT_KERNEL}({arguments}, N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):",
         "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",

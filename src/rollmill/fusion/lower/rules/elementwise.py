@@ -9,6 +9,7 @@ import numpy as np
 
 from rollmill.fusion.ir import OPERATIONS, Node, is_float
 from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.large import chosen_whole, everywhere, is_too_large, mapped_elements
 from rollmill.fusion.lower.movement import index_columns, joined
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
@@ -19,8 +20,8 @@ from rollmill.fusion.lower.values import (
     RowArray,
     ScalarArray,
     Value,
-    check_size,
     is_key,
+    is_large,
     no_nodes,
 )
 
@@ -31,12 +32,15 @@ Combine = Callable[..., Node]
 def mapped(ctx: Lowering, combine: Combine, values: Sequence[Value], dtype: Any) -> Value:
     """Applies `combine` to each element, or to each row if a value has rows. Axes of length 1 are repeated."""
     shape = np.broadcast_shapes(*(value.shape for value in values))
-    if any(isinstance(value, Concat) for value in values):
+    if any(isinstance(value, Concat) for value in values) and not any(map(is_large, values)):
         return _by_parts(ctx, combine, values, dtype, shape)
+    if any(map(is_large, values)):
+        return mapped_elements(ctx, combine, values, dtype, shape)
     if any(isinstance(value, RowArray) for value in values):
         operands = [ctx.row_operands(value, shape) for value in values]
         return ctx.rows_of(_each(combine, operands, shape[:-1]), shape[-1], dtype)
-    check_size(shape)
+    if is_too_large(shape):
+        return mapped_elements(ctx, combine, values, dtype, shape)
     return ScalarArray(_each(combine, [ctx.scalars(value).nodes for value in values], shape), dtype)
 
 
@@ -71,6 +75,11 @@ def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
 
 def chosen(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
     """Returns `one` where the condition holds, `other` elsewhere, for random keys too."""
+    if is_large(one) or is_large(other):
+        asked = everywhere(ctx, condition)
+        whole = None if asked is None else chosen_whole(ctx, asked, one, other)
+        if whole is not None:
+            return whole
     if not is_key(one.dtype):
         return applied(ctx, "select", condition, one, other)
 

@@ -8,7 +8,6 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import (
-    Start,
     default_fill,
     dynamic_slice_by_select,
     is_in_memory,
@@ -16,6 +15,9 @@ from rollmill.fusion.lower.dynamic_index import (
     select,
     start_of,
 )
+from rollmill.fusion.lower.element_index import ElementIndex, plus
+from rollmill.fusion.lower.large import computed, element_of, is_too_large
+from rollmill.fusion.lower.large_moves import block_of_large, leading_of
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
     Const,
@@ -23,8 +25,11 @@ from rollmill.fusion.lower.values import (
     NodeArray,
     RowArray,
     ScalarArray,
+    Start,
     Uniform,
     Value,
+    is_large,
+    is_shared,
     no_nodes,
 )
 
@@ -68,6 +73,8 @@ def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequen
     """Returns the block of a value that begins at these indices, or as near to them as it fits."""
     most = [size - block for size, block in zip(value.shape, sizes, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
+    if is_large(value) or (isinstance(value, Const | Uniform) and is_too_large(sizes)):
+        return block_of_large(ctx, value, starts, sizes)
     if isinstance(value, Const | Uniform) and is_in_memory(value, starts, sizes):
         return ScalarArray(load_slice(ctx, value, starts, sizes), value.dtype)
     own = cells(ctx, value, whole_rows=most[-1:] == [0])
@@ -77,6 +84,8 @@ def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequen
 
 def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
     """Returns the element along the first axis at an index, which is in bounds."""
+    if is_large(value) or (is_shared(value) and is_too_large(value.shape[1:])):
+        return leading_of(ctx, value, index)
     first = [index] + [ctx.constant(0, np.int32)] * (len(value.shape) - 1)
     block = block_at(ctx, value, first, (1, *value.shape[1:]))
     if isinstance(block, RowArray):
@@ -88,6 +97,8 @@ def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
 
 
 def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    if any(map(is_large, values)) or (is_too_large(equation.shape) and is_shared(values[0])):
+        return [_gathered(ctx, equation, values)]
     value, indices = values[0], ctx.scalars(values[1]).nodes
     numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
     clamp = is_clamped(equation.params["mode"])
@@ -110,6 +121,31 @@ def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
     return [ScalarArray(found, value.dtype) if own is None else own.again(found)]
 
 
+def _gathered(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> Value:
+    """Returns a gather from, or by, large arrays, with elements computed where they are read."""
+    value, indices = values[0], values[1]
+    numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
+    clamp = is_clamped(equation.params["mode"])
+    fill = equation.params.get("fill_value")
+    fill = default_fill(value.dtype) if fill is None and not clamp else fill
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    window = [d for d in range(len(value.shape)) if d not in dropped]
+
+    def element(at: Lowering, index: ElementIndex) -> Any:
+        axes = index.axes(at)
+        batch = [own for axis, own in enumerate(axes) if axis not in numbers.offset_dims]
+        offsets = dict(zip(window, (axes[axis] for axis in numbers.offset_dims), strict=True))
+        vector = no_nodes(indices.shape[-1])
+        for place in range(len(vector)):
+            vector[place] = element_of(at, indices, ElementIndex(indices.shape, axes=[*batch, place]))
+        starts, inside = window_start(at, value.shape, sizes, numbers, tuple(batch), vector, clamp=clamp)
+        places = [plus(at, start, offsets.get(d, 0)) for d, start in enumerate(starts)]
+        node = element_of(at, value, ElementIndex(value.shape, axes=places))
+        return node if inside is None else select(at, inside, node, at.constant(fill, value.dtype))
+
+    return computed(ctx, equation.shape, value.dtype, element)
+
+
 def _keeps_rows(value: Value, equation: Equation, numbers: Any, sizes: Sequence[int]) -> bool:
     """Returns whether a gather takes rows as wholes, and gives them as such."""
     last = len(value.shape) - 1
@@ -123,7 +159,7 @@ def window_start(
     shape: Sequence[int],
     sizes: Sequence[int],
     numbers: Any,
-    at: tuple[int, ...],
+    at: tuple[Start, ...],
     index: NodeArray,
     *,
     clamp: bool,

@@ -4,6 +4,7 @@ Primitives on keys are traced again on the key data by JAX functions.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,10 +15,13 @@ from jax.extend.random import threefry_prng_impl
 from rollmill.core.threefry import PARITY, ROTATIONS, TURNS
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.element_index import ElementIndex
+from rollmill.fusion.lower.large import broadcast_index, element_of, is_too_large
 from rollmill.fusion.lower.movement import gather_static, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.shapes import stacked
 from rollmill.fusion.lower.values import (
+    ComputedArray,
     LoweringError,
     NodeArray,
     ScalarArray,
@@ -112,11 +116,27 @@ def _unwrap(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
 def _threefry(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
     """Maps two key words and two counter words to two random words, element by element."""
     shape = equation.shape
+    if is_too_large(shape):
+        return _threefry_of_large(ctx, shape, values)
     words: list[NodeArray] = [np.broadcast_to(ctx.scalars(value).nodes, shape) for value in values]
     found = no_nodes(shape), no_nodes(shape)
     for at in np.ndindex(*shape):
         found[0][at], found[1][at] = threefry(ctx, *(nodes[at] for nodes in words))
     return [ScalarArray(nodes, WORD) for nodes in found]
+
+
+def _threefry_of_large(ctx: Lowering, shape: tuple[int, ...], values: Sequence[Value]) -> list[Value]:
+    """Returns random words that are computed where they are read."""
+    drawn: dict[Any, tuple[Node, Node]] = {}
+
+    def word(number: int, at: Lowering, index: ElementIndex) -> Node:
+        key = (at.region, index.key)
+        if key not in drawn:
+            own = (element_of(at, value, broadcast_index(at, index, value.shape)) for value in values)
+            drawn[key] = threefry(at, *own)
+        return drawn[key][number]
+
+    return [ComputedArray(shape, WORD, partial(word, number)) for number in range(2)]
 
 
 def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: Node) -> tuple[Node, Node]:

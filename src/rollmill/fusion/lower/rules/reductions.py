@@ -9,6 +9,7 @@ import numpy as np
 
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.large_loops import first_best_element, reduced_elements
 from rollmill.fusion.lower.movement import joined
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import applied, converted
@@ -20,6 +21,7 @@ from rollmill.fusion.lower.values import (
     ScalarArray,
     Value,
     alone,
+    is_large,
     no_nodes,
 )
 
@@ -70,6 +72,8 @@ def _of_lanes(op: str) -> Rule:
 
 def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     """Returns an array without some axes, its elements along them combined one after the other."""
+    if is_large(value):
+        return reduced_elements(ctx, op, value, axes, of_none(op, value.dtype))
     last = len(value.shape) - 1
     leading = tuple(axis for axis in axes if axis != last)
     if isinstance(value, Concat):
@@ -176,6 +180,12 @@ def _argument_of(op: str) -> Rule:
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         (axis,) = equation.params["axes"]
+        if is_large(values[0]):
+            return [
+                first_best_element(
+                    ctx, lambda at, node, best: is_better(at, op, node, best), values[0], axis, equation.dtype
+                )
+            ]
         nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
         results = no_nodes(nodes.shape[:-1])
         for at in np.ndindex(*results.shape):

@@ -8,13 +8,18 @@ import numpy as np
 
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.dynamic_index import Start, check_selects, select, start_of
+from rollmill.fusion.lower.dynamic_index import check_selects, select, start_of
+from rollmill.fusion.lower.element_index import ElementIndex, held_inside, is_at, plus, times
+from rollmill.fusion.lower.large import both, computed, element_of, is_too_large, with_cell
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
-from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Value
+from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Start, Value, is_large
 
 Combine = Callable[[Any, Any], Any]
 """`(what is there, what is written) -> what is there then`; nodes, or keys."""
+
+MAX_CELLS = 16
+"""Elements of a block that are written one by one into a large array."""
 
 COMBINATIONS = {"add": "add", "sub": "sub", "mul": "mul", "min": "min", "max": "max"}
 """Ending of a scatter's name to the operation that combines old and new."""
@@ -29,6 +34,8 @@ def with_block(ctx: Lowering, value: Value, block: Value, indices: Sequence[Node
     """Returns a value with a block written at these indices, or as near to them as it fits."""
     most = [size - own for size, own in zip(value.shape, block.shape, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
+    if is_large(value) or is_too_large(value.shape):
+        return _with_block_in_large(ctx, value, block, starts, None, _replaced)
     before, after = _alike(ctx, value, block, whole_rows=most[-1:] == [0])
     nodes = before.nodes.copy()
     write(ctx, nodes, after.nodes, starts[: nodes.ndim], None, _replaced)
@@ -42,6 +49,42 @@ def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Va
     start = start_of(ctx, index, len(nodes) - 1, clamp=True)[0]
     write(ctx, nodes, after.nodes[None], [start] + [0] * (nodes.ndim - 1), None, _replaced)
     return before.again(nodes)
+
+
+def _with_block_in_large(
+    ctx: Lowering, value: Value, block: Value, starts: Sequence[Start], inside: Node | None, combine: Combine
+) -> Value:
+    """Returns a large array with a block written at starts in bounds, where `inside` holds."""
+    if int(np.prod(block.shape)) > MAX_CELLS:
+        return _with_large_block(ctx, value, block, starts, inside, combine)
+    for at in np.ndindex(*block.shape):
+        written = element_of(ctx, block, ElementIndex(block.shape, axes=at))
+        place = ElementIndex(value.shape, axes=[plus(ctx, a, b) for a, b in zip(starts, at, strict=True)])
+        if combine is not _replaced:
+            written = combine(element_of(ctx, value, place), written)
+        value = with_cell(ctx, value, place, written, inside)
+    return value
+
+
+def _with_large_block(
+    ctx: Lowering, value: Value, block: Value, starts: Sequence[Start], inside: Node | None, combine: Combine
+) -> Value:
+    """Returns a large array each element of which is that of the block, where the block lies, or as before."""
+
+    def element(at: Lowering, index: ElementIndex) -> Any:
+        places, here = [], inside
+        for own, start, size in zip(index.axes(at), starts, block.shape, strict=True):
+            place = plus(at, own, times(at, start, -1))
+            places.append(held_inside(at, place, size))
+            check = is_at(at, places[-1], place)
+            if check is False:
+                return element_of(at, value, index)
+            here = both(at, check, here)
+        before = element_of(at, value, index)
+        written = combine(before, element_of(at, block, ElementIndex(block.shape, axes=places)))
+        return written if here is None else select(at, here, written, before)
+
+    return computed(ctx, value.shape, value.dtype, element)
 
 
 def _alike(ctx: Lowering, value: Value, block: Value, *, whole_rows: bool) -> tuple[Cells, Cells]:
@@ -118,6 +161,8 @@ def _scatter(kind: str) -> Rule:
 
 def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind: str) -> Value:
     numbers = equation.params["dimension_numbers"]
+    if is_large(values[0]) or is_too_large(values[0].shape):
+        return _scattered_in_large(ctx, equation, values, kind)
     value, indices, updates = values[0], ctx.scalars(values[1]).nodes, values[2]
     clamp = _is_moved_inside(equation.params["mode"])
     before, after = _alike(ctx, value, updates, whole_rows=_keeps_rows(value, updates, numbers))
@@ -140,6 +185,46 @@ def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind:
         if inside is None or inside.op != "constant":
             write(ctx, nodes, moved[(*at, ...)].reshape(sizes), starts[: nodes.ndim], inside, combine)
     return before.again(nodes)
+
+
+def _scattered_in_large(ctx: Lowering, equation: Equation, values: Sequence[Value], kind: str) -> Value:
+    """Returns a large array with blocks written one after the other."""
+    numbers = equation.params["dimension_numbers"]
+    value, indices, updates = values[0], ctx.scalars(values[1]).nodes, values[2]
+    clamp = _is_moved_inside(equation.params["mode"])
+    windows = list(numbers.update_window_dims)
+    dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = iter(updates.shape[axis] for axis in windows)
+    sizes = [1 if d in dropped else next(kept) for d in range(len(value.shape))]
+    reading = _Reading(
+        numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    )
+    for at in np.ndindex(*indices.shape[:-1]):
+        starts, inside = window_start(ctx, value.shape, sizes, reading, at, indices[at], clamp=clamp)
+        if inside is None or inside.op != "constant":
+            block = _block_of(ctx, updates, at, windows, tuple(sizes), dropped)
+            value = _with_block_in_large(ctx, value, block, starts, inside, _combination(ctx, kind))
+    return value
+
+
+def _block_of(
+    ctx: Lowering,
+    updates: Value,
+    batch: tuple[int, ...],
+    windows: Sequence[int],
+    sizes: tuple[int, ...],
+    dropped: Any,
+) -> Value:
+    """Returns the block of a scatter's updates that one index vector writes, with all axes of the array."""
+
+    def element(at: Lowering, index: ElementIndex) -> Any:
+        inside = iter([own for d, own in enumerate(index.axes(at)) if d not in dropped])
+        places, rest = [], iter(batch)
+        for axis in range(len(updates.shape)):
+            places.append(next(inside) if axis in windows else next(rest))
+        return element_of(at, updates, ElementIndex(updates.shape, axes=places))
+
+    return computed(ctx, sizes, updates.dtype, element)
 
 
 def _combination(ctx: Lowering, kind: str) -> Combine:

@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 
 from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.large import is_too_large
+from rollmill.fusion.lower.large_moves import beside, moved, part_of, with_padding
 from rollmill.fusion.lower.movement import gather_static, joined, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
+    Concat,
     Const,
     LoweringError,
     OuterProducts,
@@ -16,8 +19,12 @@ from rollmill.fusion.lower.values import (
     ScalarArray,
     Uniform,
     Value,
+    is_large,
     positions,
 )
+
+SHARED_OR_ROWS = (Const, Uniform, RowArray, Concat)
+"""Arrays of any size whose elements are moved while tracing."""
 
 Move = Callable[..., np.ndarray]
 """`(array, **params) -> array`, by NumPy."""
@@ -68,6 +75,8 @@ def _by_move(move: Move) -> Rule:
         if len(values) != 1:
             raise LoweringError("a shape is not known while tracing")
         (value,) = values
+        if is_large(value) or (is_too_large(equation.shape) and not isinstance(value, SHARED_OR_ROWS)):
+            return [moved(ctx, equation.primitive, value, equation.shape, equation.params)]
         # Moving the positions tells where every element goes, for any movement.
         return [gather_static(ctx, value, move(positions(value.shape), **equation.params))]
 
@@ -84,6 +93,10 @@ def _transpose(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> li
 def _split(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
     (value,), axis = values, equation.params["axis"]
     ends = np.cumsum(equation.params["sizes"])[:-1]
+    if is_large(value):
+        firsts = [0, *map(int, ends)]
+        cuts = zip(firsts, equation.outputs, strict=True)
+        return [part_of(ctx, value, axis, first, out.shape) for first, out in cuts]
     parts = np.split(positions(value.shape), ends, axis=axis)
     return _only_needed(ctx, equation, value, parts)
 
@@ -121,6 +134,11 @@ def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
     values = [value for value in values if value.shape[axis]] or values[:1]
     if len(values) == 1:
         return values[0]
+    shape = list(values[0].shape)
+    shape[axis] = sum(value.shape[axis] for value in values)
+    in_rows = any(isinstance(value, RowArray | Concat) for value in values)
+    if any(map(is_large, values)) or (is_too_large(shape) and not in_rows):
+        return beside(ctx, values, axis, tuple(shape))
     if not any(isinstance(value, RowArray) or hasattr(value, "parts") for value in values):
         nodes = [ctx.scalars(value).nodes for value in values]
         return ScalarArray(np.concatenate(nodes, axis=axis), values[0].dtype)
@@ -133,6 +151,8 @@ def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
 
 def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
     value, fill = values
+    if is_large(value) or (is_too_large(equation.shape) and isinstance(value, ScalarArray)):
+        return [with_padding(ctx, value, ctx.scalar(fill), equation.params["padding_config"], equation.shape)]
     places = padded(positions(value.shape), equation.params["padding_config"])
     return [gather_static(ctx, value, places, ctx.scalar(fill))]
 

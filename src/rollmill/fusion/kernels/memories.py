@@ -1,0 +1,82 @@
+"""Large arrays of the state during a rollout: the order of writes to them, and the writes themselves by JAX.
+
+A step loads elements as they were when it began. So all loads come before the first store, but for a fill, which
+loads elements while it stores others: it comes before the writes to every other array that it reads.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rollmill.core.errors import CannotFuse
+from rollmill.fusion.ir import evaluate
+from rollmill.fusion.kernels.leaves import CellStore, Fill, Leaf
+from rollmill.fusion.lower.large import memories_read
+
+
+def in_order_of_writes(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Returns the leaves in memory that a step writes to, in the order in which it does.
+
+    Raises:
+        CannotFuse: each of several arrays is replaced by elements of the next.
+    """
+    waiting = [leaf for leaf in leaves if leaf.writes]
+    read = {leaf.memory: _read_by_fills(leaf) for leaf in waiting}
+    ordered: list[Leaf] = []
+    while waiting:
+        is_free = lambda leaf: not any(leaf.memory in read[other.memory] for other in waiting if other is not leaf)
+        free = [leaf for leaf in waiting if is_free(leaf)]
+        if not free:
+            shapes = ", ".join(str(leaf.shape) for leaf in waiting)
+            raise CannotFuse(
+                f"a step replaces arrays of shapes {shapes} each by elements of another one.",
+                advice="an array that is only written to can be read in the next step",
+            )
+        ordered += free[:1]
+        waiting.remove(free[0])
+    return ordered
+
+
+def _read_by_fills(leaf: Leaf) -> set[int]:
+    programs = [write.program for write in leaf.writes if isinstance(write, Fill)]
+    return {memory for program in programs for memory in memories_read(program.nodes())}
+
+
+class Outputs(NamedTuple):
+    """The results of a step's program, and all that it read."""
+
+    outputs: Sequence[Array]
+    memories: Sequence[Array]
+    """Before the step, `[E, size]`."""
+    uniforms: Sequence[Array]
+
+
+def written(leaf: Leaf, step: Outputs) -> Array:
+    """Returns a memory `[E, size]` after the writes of a step."""
+    assert leaf.memory is not None
+    now = step.memories[leaf.memory]
+    each = jnp.arange(len(now))
+    for write in leaf.writes:
+        holds = jnp.ones(len(now), bool) if write.condition is None else step.outputs[write.condition]
+        if isinstance(write, CellStore):
+            place = step.outputs[write.place]
+            now = now.at[each, place].set(jnp.where(holds, step.outputs[write.value], now[each, place]))
+        else:
+            now = jnp.where(holds[:, None], _filled(write, step, now.shape), now)
+    return now
+
+
+def _filled(fill: Fill, step: Outputs, shape: tuple[int, ...]) -> Array:
+    """Returns the elements `[E, size]` that a fill stores."""
+    block, size = shape
+    captured = [step.outputs[n] for n in fill.captures]
+
+    def element(place: Array) -> Array:
+        inputs = [jnp.broadcast_to(place, (block,)), *captured]
+        (found,) = evaluate(fill.program, inputs, step.uniforms, block=block, memories=step.memories)
+        return found
+
+    return jax.vmap(element, out_axes=1)(jnp.arange(size, dtype=jnp.int32))

@@ -1,0 +1,100 @@
+"""Places of elements in arrays too large for nodes, and the arithmetic of indices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.values import Start
+
+INDEX = np.dtype(np.int32)
+
+
+class ElementIndex:
+    """The place of an element in an array, along its axes and in row-major order; each is computed when asked."""
+
+    def __init__(
+        self, shape: Sequence[int], *, flat: Start | None = None, axes: Sequence[Start] | None = None
+    ) -> None:
+        """Takes the place in row-major order, or the index along each axis."""
+        self.shape = tuple(shape)
+        self._flat, self._axes = flat, None if axes is None else tuple(axes)
+
+    @property
+    def key(self) -> Any:
+        """Returns a hashable key: equal keys are of the same element."""
+        return self._flat if self._flat is not None else self._axes
+
+    def flat(self, ctx: Lowering) -> Start:
+        """Returns the place in row-major order."""
+        if self._flat is None:
+            total: Start = 0
+            for size, place in zip(self.shape, self._axes or (), strict=True):
+                total = plus(ctx, times(ctx, total, size), place)
+            self._flat = total
+        return self._flat
+
+    def axes(self, ctx: Lowering) -> tuple[Start, ...]:
+        """Returns the index along each axis."""
+        if self._axes is None:
+            rest, axes = self._flat if self._flat is not None else 0, []
+            for size in self.shape[:0:-1]:
+                whole, own = divided(ctx, rest, size)
+                axes.append(own)
+                rest = whole
+            self._axes = tuple([*axes, rest][: len(self.shape)][::-1]) if self.shape else ()
+        return self._axes
+
+    def reshaped(self, ctx: Lowering, shape: Sequence[int]) -> "ElementIndex":
+        """Returns the same place in row-major order in an array of another shape."""
+        return self if tuple(shape) == self.shape else ElementIndex(shape, flat=self.flat(ctx))
+
+
+def times(ctx: Lowering, index: Start, factor: int) -> Start:
+    """Returns a multiple of an index."""
+    if isinstance(index, int):
+        return index * factor
+    return ctx.apply("mul", index, ctx.constant(factor, INDEX))
+
+
+def plus(ctx: Lowering, index: Start, other: Start) -> Start:
+    """Returns the sum of two indices."""
+    if isinstance(index, int) and isinstance(other, int):
+        return index + other
+    return ctx.apply("add", node_of(ctx, index), node_of(ctx, other))
+
+
+def divided(ctx: Lowering, index: Start, size: int) -> tuple[Start, Start]:
+    """Returns the quotient and the remainder of an index, which is not negative."""
+    if size == 1:
+        return index, 0
+    if isinstance(index, int):
+        return divmod(index, size)
+    number = lambda n: ctx.constant(n, INDEX)
+    if size & (size - 1) == 0:
+        whole = ctx.apply("shift_right_logical", index, number(size.bit_length() - 1))
+        return whole, ctx.apply("and", index, number(size - 1))
+    whole = ctx.apply("div", index, number(size))
+    return whole, ctx.apply("sub", index, ctx.apply("mul", whole, number(size)))
+
+
+def node_of(ctx: Lowering, index: Start) -> Node:
+    """Returns an index as a node."""
+    return ctx.constant(index, INDEX) if isinstance(index, int) else index
+
+
+def is_at(ctx: Lowering, index: Start, other: Start) -> bool | Node:
+    """Returns whether two indices are equal, known or as a node."""
+    if isinstance(index, int) and isinstance(other, int):
+        return index == other
+    return ctx.apply("eq", node_of(ctx, index), node_of(ctx, other))
+
+
+def held_inside(ctx: Lowering, index: Start, size: int) -> Start:
+    """Returns the nearest index inside an axis."""
+    if isinstance(index, int):
+        return min(max(index, 0), size - 1)
+    least = ctx.apply("max", index, ctx.constant(0, INDEX))
+    return ctx.apply("min", least, ctx.constant(size - 1, INDEX))
