@@ -11,6 +11,7 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from rollmill.record.event_records import (
     crc32c,
     hyperparameters_event,
+    picture_event,
     record,
     restart_event,
     scalars_event,
@@ -33,6 +34,12 @@ def test_events_are_read_by_their_schema():
 @pytest.mark.parametrize("step", [0, 1, 127, 128, 2**31, 2**53 + 1, -1])
 def test_steps_of_any_size(step):
     assert Event.FromString(scalars_event(1.0, step, {})).step == step
+
+
+def test_a_picture_is_read_by_its_schema():
+    (value,) = Event.FromString(picture_event(1.0, 7, "a/video", b"GIF89a", height=24, width=32)).summary.value
+    assert (value.tag, value.image.encoded_image_string) == ("a/video", b"GIF89a")
+    assert (value.image.height, value.image.width, value.image.colorspace) == (24, 32, 3)
 
 
 def test_numbers_and_names():

@@ -1,10 +1,11 @@
 """Trackers by name, as options give them. They get events in a separate thread, and cannot end the run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Full, Queue
 from threading import Thread
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.imports import ImportRefused, import_named
@@ -31,28 +32,37 @@ MAX_SECONDS = 30.0
 """Time that the end of a training waits for its trackers."""
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Raises a `UsageError` if a tracker is unknown, or its package or function is missing."""
+Trackers: TypeAlias = Mapping[str, Callable[[], Hook]]
+
+
+def check_trackers(names: Sequence[str], *, others: Trackers = MappingProxyType({})) -> None:
+    """Raises a `UsageError` if a tracker is unknown, or its package or function is missing.
+
+    `others` are trackers of higher layers, by name.
+    """
     for name in names:
-        _tracker(name)
+        _tracker(name, others)
 
 
-def trackers(names: Sequence[str], note: Callable[[str], None]) -> list[Hook]:
+def trackers(
+    names: Sequence[str], note: Callable[[str], None], *, others: Trackers = MappingProxyType({})
+) -> list[Hook]:
     """Returns a hook for each tracker.
 
     One that fails is called no more. `note` tells so once, and the training goes on.
 
     Raises the errors of `check_trackers`.
     """
-    return [named(name, _Background(name, _tracker(name), note)) for name in dict.fromkeys(names)]
+    return [named(name, _Background(name, _tracker(name, others), note)) for name in dict.fromkeys(names)]
 
 
-def _tracker(name: str) -> Hook:
+def _tracker(name: str, others: Trackers) -> Hook:
     if ":" in name:
         return _own(name)
-    if name not in TRACKERS:
-        raise unknown_name("tracker", name, TRACKERS, hint="A function of your own: module:function.")
-    return TRACKERS[name]()
+    known = {**TRACKERS, **others}
+    if name not in known:
+        raise unknown_name("tracker", name, known, hint="A function of your own: module:function.")
+    return known[name]()
 
 
 def _own(name: str) -> Hook:

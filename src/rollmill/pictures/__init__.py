@@ -2,7 +2,7 @@
 
 from rollmill.pictures.captions import Legend, captioned
 from rollmill.pictures.figures import GREY, new_figure, require_matplotlib, tidy
-from rollmill.pictures.files import FASTEST_GIF, check_fps, check_place, gathered, write_frames
+from rollmill.pictures.files import FASTEST_GIF, check_fps, check_place, gathered, pillow, write_frames
 from rollmill.pictures.raster import Picture, rasterise, resized
 from rollmill.pictures.terminal import coloured_lines, plain_lines
 
@@ -17,6 +17,7 @@ __all__ = [
     "coloured_lines",
     "gathered",
     "new_figure",
+    "pillow",
     "plain_lines",
     "rasterise",
     "require_matplotlib",

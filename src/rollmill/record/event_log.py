@@ -1,28 +1,24 @@
-"""TensorBoard scalars, written by a background thread so that training never waits for them."""
+"""TensorBoard scalars and pictures, written by a background thread so that training never waits for them."""
 
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.record.event_records import (
     hyperparameters_event,
+    picture_event,
     record,
     restart_event,
     scalars_event,
     version_event,
 )
 from rollmill.record.json_files import write_failure
-
-
-class _Entry(NamedTuple):
-    step: int
-    wall_time: float
-    scalars: dict[str, float]
 
 
 class EventLog:
@@ -43,7 +39,7 @@ class EventLog:
         self._folder = folder
         self._hyperparameters = hyperparameters or {}
         self._purge_step = purge_step
-        self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
+        self._entries: SimpleQueue[Callable[[], bytes] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._error: Exception | None = None
 
@@ -52,11 +48,18 @@ class EventLog:
 
         Raises a `StorageError` if an earlier entry could not be written.
         """
+        self._add(partial(scalars_event, time.time(), step, dict(scalars)))
+
+    def add_picture(self, step: int, tag: str, encoded: bytes, height: int, width: int) -> None:
+        """Queues a picture at `step`, encoded as PNG or GIF. See `add` for errors."""
+        self._add(partial(picture_event, time.time(), step, tag, encoded, height=height, width=width))
+
+    def _add(self, event: Callable[[], bytes]) -> None:
         self._raise_error()
         if self._thread is None:
             self._thread = Thread(target=self._write_entries, name="rollmill-tensorboard", daemon=True)
             self._thread.start()
-        self._entries.put(_Entry(step, time.time(), dict(scalars)))
+        self._entries.put(event)
 
     def close(self) -> None:
         """Writes the queued entries and closes the file. See `add` for errors."""
@@ -78,8 +81,8 @@ class EventLog:
                 if self._hyperparameters:
                     run = self._folder.root.name
                     file.write(record(hyperparameters_event(time.time(), run, self._hyperparameters)))
-                while (entry := self._entries.get()) is not None:
-                    file.write(record(scalars_event(entry.wall_time, entry.step, entry.scalars)))
+                while (event := self._entries.get()) is not None:
+                    file.write(record(event()))
                     if self._entries.empty():
                         file.flush()
         except Exception as error:  # any error: `add` must not queue for a thread that has ended

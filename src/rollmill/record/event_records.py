@@ -17,6 +17,8 @@ VERSION = "brain.Event:2"
 """Version of the format, in each file's first event."""
 START = 1
 """`SessionLog.START`."""
+RGB = 3
+"""Channels of a picture."""
 HPARAMS, SESSION_TAG = "hparams", "_hparams_/session_start_info"
 
 
@@ -36,6 +38,13 @@ def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> 
         _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value)) for name, value in scalars.items()
     )
     return _double(1, wall_time) + _integer(2, step) + _bytes(5, b"".join(values))
+
+
+def picture_event(wall_time: float, step: int, tag: str, encoded: bytes, *, height: int, width: int) -> bytes:
+    """Returns an event with a picture, encoded as PNG or as a GIF, which TensorBoard plays."""
+    size = _integer(1, height) + _integer(2, width) + _integer(3, RGB)
+    value = _bytes(1, tag.encode(errors="replace")) + _bytes(4, size + _bytes(4, encoded))
+    return _double(1, wall_time) + _integer(2, step) + _bytes(5, _bytes(1, value))
 
 
 def hyperparameters_event(wall_time: float, group: str, values: Mapping[str, Any]) -> bytes:

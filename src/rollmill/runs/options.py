@@ -81,7 +81,8 @@ class RunOptions(PlacementOptions):
     """Write TensorBoard events beside metrics.jsonl."""
     track: tuple[str, ...] = ()
     """Pass each line of metrics on: csv, to metrics.csv in the run directory; wandb or mlflow; module:function, to
-    a function of the run directory and the line. Several may be given. A tracker that fails ends no training."""
+    a function of the run directory and the line. video puts episodes of new checkpoints into TensorBoard. Several
+    may be given. A tracker that fails ends no training."""
     hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0
     """Time without progress after which a worker counts as hung, and is replaced where it is a process."""
     start_seconds: Annotated[float, Range(1, finite=False)] = 600.0

@@ -10,6 +10,7 @@ import jax
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
 from rollmill.core.operations import span
 from rollmill.core.stored_paths import url_of
+from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity, watched_gpus
 from rollmill.gpus.claims import release_claim, settle_claim
 from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
@@ -81,7 +82,7 @@ def drive(
         SystemExit: a hook exited. The training has saved a checkpoint.
     """
     options, display, restored = prepared.options, prepared.display, prepared.restored
-    calls = HookCalls([*_hooks_of(options), *tracking(options, display), *hooks], display.note)
+    calls = HookCalls([*_hooks_of(options), *tracking(options, display, prepared.algorithm), *hooks], display.note)
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
@@ -129,17 +130,23 @@ def check_tracking(options: RunOptions) -> None:
     """Raises a `UsageError` if a tracker of a run is unknown or cannot be imported."""
     if options.track:
         from rollmill.hooks.tracking import check_trackers
+        from rollmill.training.video_log import video_log
 
-        check_trackers(options.track)
+        check_trackers(options.track, others={"video": video_log})
 
 
-def tracking(options: RunOptions, display: Display) -> list[Hook]:
-    """Returns the hooks of the trackers of a run. Their warnings are shown even if it is quiet."""
+def tracking(options: RunOptions, display: Display, algorithm: Graph | None = None) -> list[Hook]:
+    """Returns the hooks of the trackers of a run. Their warnings are shown even if it is quiet.
+
+    `algorithm` is the graph that is trained, if it is one.
+    """
     if not options.track:
         return []
     from rollmill.hooks.tracking import trackers  # which few trainings need
+    from rollmill.training.video_log import video_log
 
-    return trackers(options.track, warnings_of(options, display))
+    others = {"video": partial(video_log, algorithm)}
+    return trackers(options.track, warnings_of(options, display), others=others)
 
 
 def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
