@@ -7,7 +7,8 @@ Each task is a process of its own. All compile side by side, and then train one 
 seconds or its recipe's steps. Seeds train in one program, or with `--apart` one after the other by the same
 program. A return is the mean over training episodes that ended since the point before, for each seed, and the
 last one is that over the last tenth of the training's episodes. Seconds are those of training, after compilation.
-Writes results/robots-learning-TASK-DEVICE.json, also while it trains.
+Writes results/robots-learning-TASK-DEVICE.json, also while it trains, and robots-visited-TASK.npz: states that the
+trained policy visits, for robots_physics.py.
 """
 
 import fcntl
@@ -26,6 +27,10 @@ import numpy as np
 from measure import options, platform, some_of, write_result
 
 import rollmill
+from rollmill.dataflow import Graph
+from rollmill.dataflow.graph import Collector
+from rollmill.envs.robots.substeps import advanced_by
+from rollmill.envs.transforms import TimeLimitState
 from rollmill.programs.compiled import CompiledProgram, lower, start_inputs
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernels import device_name
@@ -33,6 +38,9 @@ from rollmill.recipes import RECIPES
 
 SKRL = "skrl (Toni-SM/skrl#41), PhysX, mean and standard deviation of seeds"
 ISAAC = "Isaac Gym (arXiv 2108.10470), PhysX, one A100"
+
+VISITED = 1_000
+"""States that are written, of as many environments."""
 
 
 class Task(NamedTuple):
@@ -112,13 +120,13 @@ class Curve:
 
 def trained(
     program: CompiledProgram, state: Any, batch: int, until: int, seconds: float, curve: Curve
-) -> Iterator[float]:
-    """Trains for some seconds, and yields the steps a second of each seed so far, after each window."""
+) -> Iterator[tuple[float, Any]]:
+    """Trains for some seconds; yields after each window the steps a second of each seed, and the state if kept."""
     began = time.perf_counter()
     for window in dispatch_ahead(program, state, first=0, until=until):
         took = time.perf_counter() - began
         curve.add(took, window.last * batch, window.metrics)
-        yield window.last * batch / took
+        yield window.last * batch / took, window.after if window.kept else None
         if took > seconds:
             return
 
@@ -159,7 +167,9 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
             row: dict[str, Any] = {"seeds": group}
             told["trainings"].append(row)
             curve, written = Curve(config.num_envs, len(group)), time.perf_counter()
-            for rate in trained(program, state, batch, until, seconds, curve):
+            last = None
+            for rate, after in trained(program, state, batch, until, seconds, curve):
+                last = after
                 row |= {"steps_per_second_of_each_seed": rate, "steps_per_second": rate * len(group)}
                 if time.perf_counter() - written > 10:
                     written = time.perf_counter()
@@ -167,6 +177,35 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
             _write(name, told, row, curve, chosen)
             rate = f"{row['steps_per_second'] / 1e6:.2f} M steps/s"
             print(f"{name}: {rate}, {row['returns']}, unstable {row['unstable_episodes']}", flush=True)
+    if last is not None:
+        write_visited(name, graph, last, chosen.output)
+
+
+def write_visited(name: str, graph: Graph, state: Any, output: Path) -> None:
+    """Writes the robots at the end of a training, and the controls of the trained policy: states it visits."""
+    first = jax.tree.map(lambda leaf: leaf[0], state) if state.iteration.ndim else state
+    weights, env = graph.weights(first.learner), rollmill.make(f"robots:{name}")
+    is_task = lambda node: isinstance(node, TimeLimitState)
+
+    def one(key: jax.Array, now: Collector) -> tuple[Any, jax.Array]:
+        decision = graph.policy(weights, key, now.memory, now.observation, now.action_mask)
+        seen: list[tuple[Any, jax.Array]] = []
+
+        def note(robot: Any, control: jax.Array, count: int) -> Any:
+            seen.append((robot, control))
+            return robot
+
+        (task,) = filter(is_task, jax.tree.leaves(now.environment, is_leaf=is_task))
+        with advanced_by(note):
+            env.step(key, task, decision.action, env.params)
+        return seen[0]
+
+    every = max(1, graph.loops.num_envs // VISITED)
+    chosen = jax.tree.map(lambda leaf: leaf[::every], first.collector)
+    keys = jax.random.split(jax.random.key(0), len(chosen.index))
+    robots, controls = jax.device_get(jax.jit(jax.vmap(one))(keys, chosen))
+    rows = {"positions": robots.positions, "velocities": robots.velocities, "accelerations": robots.accelerations}
+    np.savez(output / f"robots-visited-{name.lower()}.npz", **rows, controls=controls)
 
 
 def _write(name: str, told: dict[str, Any], row: dict[str, Any], curve: Curve, chosen: Any) -> None:

@@ -1,12 +1,12 @@
 """Physics of all robots' tasks beside C MuJoCo, by value.
 
-    python benchmarks/robots_physics.py [Ant ...] [--states 1000] [--visited 500] [--seconds 10]
+    python benchmarks/robots_physics.py [Ant ...] [--states 1000] [--visited 500] [--seconds 10] [--trained FOLDER]
 
-Of each model: accelerations without constraints in random states; single steps with constraints from states that
-MuJoCo comes to under random controls, with 4 and with 8 iterations; and the drift of energy and momentum in some
-seconds at 1 kHz without gravity, damping, actuators and constraints. Differences are relative to 1 and the
-greatest number of a state. Both precisions are computed, each model and precision in a process of its own. Writes
-results/robots-physics.json.
+Of each model: accelerations without constraints in random states; single steps with constraints, with 4 and with
+8 iterations, from states that MuJoCo comes to under random controls, and that trained policies visit, if
+robots_learning.py wrote their files to the folder; and the drift of energy and momentum in some seconds at 1 kHz
+without gravity, damping, actuators and constraints. Differences are relative to 1 and the greatest number of a
+state. Both precisions are computed, each in a process of its own. Writes results/robots-physics.json.
 """
 
 import json
@@ -25,30 +25,8 @@ import numpy as np
 from measure import options, some_of, write_result
 
 from rollmill import physics
-from rollmill.envs.robots import (
-    TASKS,
-    ant,
-    anymal,
-    ball_balance,
-    cartpole,
-    franka_cabinet,
-    hand_model,
-    humanoid,
-    ingenuity,
-    quadcopter,
-)
+from rollmill.envs.robots import MODELS, TASKS
 
-MODELS = {
-    "Ant": ant.model_text,
-    "Anymal": anymal.model_text,
-    "BallBalance": ball_balance.model_text,
-    "Cartpole": lambda: cartpole.MODEL,
-    "FrankaCabinet": franka_cabinet.model_text,
-    "Humanoid": humanoid.model_text,
-    "Ingenuity": lambda: ingenuity.MODEL,
-    "Quadcopter": quadcopter.model_text,
-    "ShadowHand": hand_model.model_text,
-}
 ITERATIONS, KEPT, RESTARTS = (4, 8), 10, 10
 """Iterations of our solver; steps for which controls are kept; times that the robot starts anew."""
 mj: Any = mujoco
@@ -115,14 +93,36 @@ def constrained(name: str, count: int) -> dict[str, Any]:
         theirs.append(np.array(data.qacc))
         contacts.append(int(data.ncon))
         rows.append(int(data.nefc))
+    return steps_compared(model, [np.array(seen) for seen in before], np.array(theirs), contacts, rows)
+
+
+def of_trained_policy(name: str, file: Path) -> dict[str, Any]:
+    """Compares steps from states that a trained policy visits."""
+    model, saved = compiled(name), np.load(file)
+    data = mj.MjData(model)
+    before = [np.asarray(saved[n], float) for n in ("positions", "velocities", "accelerations", "controls")]
+    theirs, contacts, rows = [], [], []
+    for q, v, w, u in zip(*before, strict=True):
+        mj.mj_resetData(model, data)
+        data.qpos[:], data.qvel[:], data.qacc_warmstart[:], data.ctrl[:] = q, v, w, u
+        mj.mj_step(model, data)
+        theirs.append(np.array(data.qacc))
+        contacts.append(int(data.ncon))
+        rows.append(int(data.nefc))
+    return steps_compared(model, before, np.array(theirs), contacts, rows)
+
+
+def steps_compared(
+    model: Any, before: list[np.ndarray], theirs: np.ndarray, contacts: list[int], rows: list[int]
+) -> dict[str, Any]:
+    """Compares our steps from some states with MuJoCo's."""
     found: dict[str, Any] = {
         "contacts": {"mean": float(np.mean(contacts)), "most": max(contacts)},
         "rows": {"mean": float(np.mean(rows)), "most": max(rows)},
     }
     for iterations in ITERATIONS:
         own = physics.load(model, iterations=iterations, line_search_iterations=iterations)
-        ours = accelerations(own, *(np.array(seen) for seen in before))
-        found[f"{iterations}_iterations"] = compared(ours, np.array(theirs), (1e-3,))
+        found[f"{iterations}_iterations"] = compared(accelerations(own, *before), theirs, (1e-3,))
     return found
 
 
@@ -152,11 +152,13 @@ def drift(name: str, seconds: float) -> dict[str, Any]:
 
 def checked(name: str, chosen: Any) -> dict[str, Any]:
     """Returns all comparisons of one model, in this process's precision."""
-    return {
+    found = {
         "unconstrained": unconstrained(name, chosen.states),
         "constrained": constrained(name, chosen.visited),
         "drift": drift(name, chosen.seconds),
     }
+    file = chosen.trained and chosen.trained / f"robots-visited-{name.lower()}.npz"
+    return {**found, "trained": of_trained_policy(name, file)} if file and file.exists() else found
 
 
 def main() -> None:
@@ -168,6 +170,7 @@ def main() -> None:
         visited=500,
         seconds=10.0,
         processes=os.cpu_count() or 1,
+        trained=(Path, "the folder of states that trained policies visit"),
         file=Path,
     )
     if chosen.file:
@@ -181,6 +184,7 @@ def main() -> None:
         file = chosen.output / f".robots-physics-{name}-{precision}.json"
         chosen.output.mkdir(parents=True, exist_ok=True)
         sizes = ["--states", chosen.states, "--visited", chosen.visited, "--seconds", chosen.seconds]
+        sizes += ["--trained", chosen.trained] if chosen.trained else []
         environment = {**os.environ, "JAX_ENABLE_X64": str(int(precision == "float64"))}
         command = [sys.executable, __file__, name, *map(str, sizes), "--file", str(file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
