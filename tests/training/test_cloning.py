@@ -89,6 +89,19 @@ def test_a_training_begins_with_the_clone_in_every_seed(recording, tmp_path):
     assert begun["transitions"] == int(recording[0].lengths.sum()) and len(begun["sha256"]) == 64
 
 
+def test_illegal_actions_are_named(recording, tmp_path):
+    legal = lambda state, params: jnp.stack([state.velocity < 0, jnp.bool_(True), state.velocity >= 0])
+    env: Any = rollmill.make("MountainCar-v0")
+    rows = dict(np.load(recording[1]))
+    mask = np.stack([rows["action"] == 0, np.ones(len(rows["action"]), bool), rows["action"] == 2], axis=1)
+    np.savez(tmp_path / "legal.npz", **rows, action_mask=mask)
+    graph = rollmill.ppo(env._replace(action_mask=legal), **SIZES)
+    assert clone(graph, tmp_path / "legal.npz", seed=0, updates=1).transitions == len(mask)
+    np.savez(tmp_path / "illegal.npz", **rows, action_mask=np.roll(mask, 1, axis=1))
+    with raises("action-transition-is-illegal-by"):
+        clone(graph, tmp_path / "illegal.npz", seed=0, updates=1)
+
+
 def test_what_cannot_be_cloned_is_refused(recording, tmp_path):
     _, file = recording
     with raises("clone-is-for-ppo-a2c"):

@@ -33,6 +33,9 @@ from rollmill.record.transitions import digest_of, read_transitions
 UPDATES, BATCH, RATE = 2_000, 256, 1e-3
 """Steps of Adam by default, transitions of each, and its learning rate, which falls linearly to zero."""
 
+MASKED = -1e6
+"""Log-probability that only illegal actions are below."""
+
 
 class Demonstrations(NamedTuple):
     """Recorded transitions as a policy learns them."""
@@ -69,6 +72,7 @@ def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
     _check(graph, learner)
     digest, shown = digest_of(file), demonstrations(graph, file)
     weights = _with_statistics(learner.weights, shown)
+    _check_legal(graph, file, weights, shown)
     learn = jax.jit(partial(_learned, graph, learner.returns is None))
     network = learn(weights, shown, jax.random.fold_in(key, 1), jnp.int32(updates))
     weights = eqx.tree_at(lambda weights: weights.network, weights, network)
@@ -88,6 +92,18 @@ def _check(graph: Graph, learner: Any) -> None:
         graph.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
         raise UsageError(f"clone is for actions without parts; these are {graph.action_space}.")
+
+
+def _check_legal(graph: Graph, file: Path, weights: PolicyWeights, shown: Demonstrations) -> None:
+    """Raises a `UsageError` if a recorded action is illegal in its state: no weights make it likely."""
+    if not jax.tree.leaves(shown.action_mask):
+        return
+    probable = jax.jit(jax.vmap(lambda row: _distribution(graph, weights, row).log_prob(row.action)))(shown)
+    legal = np.asarray(probable) > MASKED
+    if not legal.all():
+        raise UsageError(
+            f"{file}: the action of transition {int(np.argmin(legal))} is illegal by its action_mask."
+        )
 
 
 def demonstrations(graph: Graph, file: Path) -> Demonstrations:
