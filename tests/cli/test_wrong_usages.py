@@ -54,6 +54,17 @@ train ppo CartPole-v1 --plan missing.json
 train ppo CartPole-v1 --plan bad.json
 train ppo CartPole-v1 --run-dir empty/../file.txt
 train ppo CartPole-v1 --start-from empty
+train ppo CartPole-v1 --clone missing.npz
+train ppo CartPole-v1 --clone file.txt
+train ppo CartPole-v1 --clone s3://bucket/file.npz
+train ppo CartPole-v1 --clone file.txt --start-from empty
+train ppo CartPole-v1 --clone-updates 5
+train ppo CartPole-v1 --rnd-coef -1
+train ppo CartPole-v1 --rnd-coef 1 --normalize-rewards
+train ppo CartPole-v1 --rnd-coef 1 --network.torso gru
+evaluate random --env CartPole-v1 --record file.txt
+evaluate random --env CartPole-v1 --record missing/file.npz
+evaluate random --env TagGridWorld-Small-v0 --episodes 1 --record new.npz
 train ppo CartPole-v1 --desired-kl 0.01
 train ppo CartPole-v1 --kl-factor 2
 train ppo CartPole-v1 --bound-coef 0.1
