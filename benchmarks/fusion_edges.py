@@ -28,6 +28,15 @@ CHUNK = 12
 """Cases in one program."""
 
 
+MAX_NAMED = 8
+FAMILIES = {
+    "integers": ("int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    "floats": ("bfloat16", "float16", "float32"),
+    "rows of floats": ("bfloat16 rows", "float32 rows"),
+}
+"""Types that a table names by one word."""
+
+
 def main() -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from measure import one_of, options
@@ -112,7 +121,9 @@ def summarised(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def table(folder: Path) -> str:
-    """Returns the results as Markdown: a row for each way, and one for each primitive."""
+    """Returns the results as Markdown: a row for each way, one for each primitive that differs somewhere, and
+    the other primitives by their types.
+    """
     from measure import read_result
 
     result = read_result("fusion-edges-gpu", folder)
@@ -120,12 +131,33 @@ def table(folder: Path) -> str:
     lines = ["| way | cases | cells | differ | refused |", "|---|--:|--:|--:|--:|"]
     for way, own in result["summary"].items():
         lines.append(f"| {way} | " + " | ".join(f"{own[name]:,}" for name in own) + " |")
-    lines += ["", f"| primitive | types | cells | {' | '.join(ways)} |", "|---|---|--:|" + "---|" * len(ways)]
-    for primitive, types in sorted(result["cells"].items()):
+    differing = {row["primitive"] for row in result["exceptions"]}
+    if differing:
+        lines += ["", f"| primitive | types | {' | '.join(ways)} |", "|---|---|" + "---|" * len(ways)]
+    for primitive in sorted(differing):
+        types = result["cells"][primitive]
         own = [row for row in result["exceptions"] if row["primitive"] == primitive]
         verdicts = " | ".join(_verdict([row for row in own if row["way"] == way], len(types)) for way in ways)
-        lines.append(f"| `{primitive}` | {', '.join(types)} | {sum(types.values()):,} | {verdicts} |")
+        lines.append(f"| `{primitive}` | {types_in_words(list(types))} | {verdicts} |")
+    alike: dict[str, list[str]] = {}
+    for primitive in sorted(set(result["cells"]) - differing):
+        alike.setdefault(types_in_words(list(result["cells"][primitive])), []).append(f"`{primitive}`")
+    lines += ["", "| as XLA in all ways, for | primitives |", "|---|---|"]
+    lines += [
+        f"| {types} | {', '.join(names)} |" for types, names in sorted(alike.items(), key=lambda one: -len(one[1]))
+    ]
     return "\n".join(lines)
+
+
+def types_in_words(types: list[str]) -> str:
+    """Returns types in few words: conversions by their number, and families of integers by their name."""
+    if sum(" to " in name for name in types) > MAX_NAMED:
+        return f"{len(types)} pairs of types"
+    kept = list(types)
+    for family, members in FAMILIES.items():
+        if set(members) <= set(kept):
+            kept = [family, *(name for name in kept if name not in members)]
+    return ", ".join(kept)
 
 
 def _verdict(exceptions: list[dict[str, Any]], types: int) -> str:
