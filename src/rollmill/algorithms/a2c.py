@@ -59,6 +59,9 @@ def a2c(
     Raises:
         UsageError: invalid names, types or sizes, spaces that A2C does not support, or an environment of several
             agents.
+
+    Examples:
+        >>> algorithm = rollmill.a2c("CartPole-v1", total_timesteps=500_000)
     """
     _, choices = configured(A2CConfig, env, config, network, overrides)
     return advantage_actor_critic("a2c", env, choices, params=params)

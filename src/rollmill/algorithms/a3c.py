@@ -111,6 +111,10 @@ def a3c(
     Raises:
         UsageError: invalid names, types or sizes, spaces that A3C does not support, or an environment of several
             agents.
+
+    Examples:
+        >>> algorithm = rollmill.a3c("CartPole-v1", total_timesteps=500_000)
+        >>> rollmill.train(algorithm, distribution="single-learner-coarse", actors=2, asynchronous=True)
     """
     _, choices = configured(A3CConfig, env, config, network, overrides)
     return advantage_actor_critic("a3c", env, choices, params=params)

@@ -255,6 +255,9 @@ def alphazero(
     Raises:
         UsageError: invalid names, types or sizes, an environment that cannot be planned in, or a network with a
             memory.
+
+    Examples:
+        >>> algorithm = rollmill.alphazero("ConnectFour-v0", total_timesteps=1_000_000, num_simulations=32)
     """
     config, choices = configured(AlphaZeroConfig, env, config, network, overrides)
     env, planned = plannable_parts(env, who="alphazero")

@@ -99,6 +99,9 @@ def ddpg(
 
     Raises:
         UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
+
+    Examples:
+        >>> algorithm = rollmill.ddpg("Pendulum-v1", total_timesteps=100_000)
     """
     parts = off_policy_parts(DDPGConfig, env, config, overrides, params=params, network=network)
     return deterministic_graph("ddpg", parts, adam(parts, "critic_learning_rate"), num_critics=1, delay=1)

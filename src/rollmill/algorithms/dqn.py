@@ -190,6 +190,9 @@ def dqn(
 
     Raises:
         UsageError: invalid names, types or sizes, or actions that are not `Discrete`.
+
+    Examples:
+        >>> algorithm = rollmill.dqn("CartPole-v1", total_timesteps=500_000)
     """
     parts = off_policy_parts(
         DQNConfig,

@@ -187,6 +187,9 @@ def impala(
     Raises:
         UsageError: invalid names, types or sizes, spaces that IMPALA does not support, or an environment of
             several agents.
+
+    Examples:
+        >>> algorithm = rollmill.impala("CartPole-v1", total_timesteps=500_000)
     """
     config, choices = configured(IMPALAConfig, env, config, network, overrides)
     parts = parts_of(env, choices, params=params)

@@ -153,6 +153,9 @@ def mappo(
     Raises:
         UsageError: invalid names, types or sizes, agents with different spaces that share parameters, a recurrent
             network, or an environment with a single agent.
+
+    Examples:
+        >>> algorithm = rollmill.mappo("TagGridWorld-Small-v0", total_timesteps=1_000_000)
     """
     return _graph("mappo", env, config, params, network, overrides, critic="central")
 
@@ -168,6 +171,9 @@ def ippo(
     """Makes the graph of IPPO on a multi-agent environment, with critics that see only their agent's observation.
 
     See `mappo` for arguments and errors.
+
+    Examples:
+        >>> algorithm = rollmill.ippo("TagGridWorld-Small-v0", total_timesteps=1_000_000)
     """
     return _graph("ippo", env, config, params, network, overrides, critic="own")
 

@@ -163,6 +163,9 @@ def ppo(
     Raises:
         UsageError: invalid names, types or sizes, spaces that PPO does not support, or an environment of several
             agents.
+
+    Examples:
+        >>> algorithm = rollmill.ppo("CartPole-v1", total_timesteps=500_000, learning_rate=1e-3)
     """
     config, choices = configured(PPOConfig, env, config, network, overrides)
     env = single_agent(env)

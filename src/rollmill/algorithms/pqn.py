@@ -152,6 +152,9 @@ def pqn(
 
     Raises:
         UsageError: invalid names, types or sizes, or actions that are not `Discrete`.
+
+    Examples:
+        >>> algorithm = rollmill.pqn("CartPole-v1", total_timesteps=500_000)
     """
     _, choices = configured(PQNConfig, env, config, network, overrides)
     refuse_network(choices)

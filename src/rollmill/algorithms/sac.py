@@ -165,6 +165,9 @@ def sac(
 
     Raises:
         UsageError: invalid names, types or sizes, or actions that are neither a bounded `Box` nor `Discrete`.
+
+    Examples:
+        >>> algorithm = rollmill.sac("Pendulum-v1", total_timesteps=100_000)
     """
     parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
     agent = _agent_of(parts)

@@ -170,6 +170,9 @@ def td3(
 
     Raises:
         UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
+
+    Examples:
+        >>> algorithm = rollmill.td3("Pendulum-v1", total_timesteps=100_000)
     """
     parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
     check_interval("policy_delay", parts.config.policy_delay)

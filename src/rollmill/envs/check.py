@@ -59,6 +59,9 @@ def check_environment(
     Warns:
         UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values; no episode
             ended; or a Gaussian policy hardly reaches the range of the actions.
+
+    Examples:
+        >>> rollmill.check_environment("CartPole-v1")
     """
     check_jax()
     env = as_environment(env)

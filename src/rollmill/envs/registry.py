@@ -79,6 +79,9 @@ def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
 
     Raises:
         UsageError: the name is taken or cannot be one, or the factory is not callable.
+
+    Examples:
+        >>> rollmill.register("Short-v0", lambda: rollmill.time_limit(rollmill.make("CartPole-v1"), 50))
     """
     ENVIRONMENTS.check(name, factory, overwrite=overwrite)
     ENVIRONMENTS.register(name, factory)
@@ -101,6 +104,9 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
     Raises:
         UsageError: an unknown name, prefix, option or transform, an adapter's package is not installed, or a
             transform does not fit the environment.
+
+    Examples:
+        >>> env = rollmill.make("CartPole-v1", transforms=["frame-stack:3"])
     """
     names = _parsed(transforms)
     with asked_memory():  # an adapter may start JAX's backend
@@ -170,6 +176,10 @@ def from_gymnasium(
         UsageError: it is none of these, an environment cannot be made again from its spec, or the function does
             not return a new `gymnasium.Env`.
         ContractError: the function raised an exception.
+
+    Examples:
+        >>> env = rollmill.from_gymnasium(lambda: gymnasium.make("CartPole-v1"), name="mine")
+        >>> rollmill.train(rollmill.ppo(env, total_timesteps=100_000))
     """
     given: dict[str, Any] = {} if reset_options is None else {"reset_options": reset_options}
     if isinstance(source, str):
@@ -292,6 +302,9 @@ def registered() -> list[tuple[str, str]]:
     """Sorted ids without a prefix that `make` knows, each with its description.
 
     Those that installed packages offer are included, if their packages can be imported.
+
+    Examples:
+        >>> names = [name for name, _ in rollmill.registered()]
     """
     ENVIRONMENTS.load_plugins()
     return [(name, _first_line(_imported(ENVIRONMENTS[name]))) for name in sorted(ENVIRONMENTS)]

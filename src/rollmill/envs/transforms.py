@@ -66,6 +66,9 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
 
     Raises:
         UsageError: `max_steps` is below 1.
+
+    Examples:
+        >>> env = rollmill.time_limit(rollmill.make("Pendulum-v1"), 100)
     """
     _check_compiled("time_limit", env, 'rollmill.make("{}", max_episode_steps=N)')
     max_steps = coerce("max_steps", int, max_steps)
@@ -101,6 +104,9 @@ def auto_reset(env: Environment) -> Environment:
 
     Returns:
         The environment, whose `step` never returns the state of a finished episode.
+
+    Examples:
+        >>> env = rollmill.auto_reset(rollmill.make("CartPole-v1"))
     """
     _check_compiled("auto_reset", env, "use it unchanged; it resets itself")
     restart = _reset_always(env) if env.reset_ratio == 1 else rare_reset(env, env.reset_ratio)
@@ -154,6 +160,11 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
 
     Returns:
         The environment with a `VariedState`. `step` uses the parameters that `reset` drew.
+
+    Examples:
+        >>> def sample(key, params):
+        ...     return replace(params, gravity=jax.random.uniform(key, (), minval=8.0, maxval=12.0))
+        >>> env = rollmill.vary(rollmill.make("Pendulum-v1"), sample)
     """
     _check_compiled("vary", env, "draw the parameters in the environment's own reset")
 
@@ -187,6 +198,9 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
     Raises:
         UsageError: `num_envs` is below 1; or, from the batched functions, a leaf of `params` has
             neither shape, or `params` has another structure than `env.params`.
+
+    Examples:
+        >>> env = rollmill.vectorise(rollmill.auto_reset(rollmill.make("CartPole-v1")), 8)
     """
     _check_compiled("vectorise", env, "start(range(n), seed=0) of the environment starts n copies")
     if num_envs < 1:

@@ -205,6 +205,9 @@ def actor_critic(
 
     Raises:
         UsageError: the settings or the spaces do not allow such a network.
+
+    Examples:
+        >>> network = rollmill.actor_critic(jax.random.key(0), spaces.Box(-1.0, 1.0, (4,)), spaces.Discrete(2))
     """
     check_config(config, observation_space)
     if config.name is not None and not is_torso(config.name):

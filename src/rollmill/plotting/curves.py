@@ -55,6 +55,10 @@ def plot(
         CheckpointError: a directory is not a run, or is damaged.
         UsageError: a run has no metrics yet or not this one, or an option is out of its range.
         StorageError: the file cannot be written.
+
+    Examples:
+        >>> curves = rollmill.plot("runs/seed0", "runs/seed1", output="curves.html")
+        >>> curves.groups[0].last.mean()
     """
     axes = axes_of(x)
     file = None if output is None else coerce("output", Path, output)

@@ -60,6 +60,9 @@ def match(
     Raises:
         UsageError: not a game for two players, an unknown opponent, or numbers out of range.
         CheckpointError: a directory is not a run, or lacks the checkpoint.
+
+    Examples:
+        >>> rollmill.match("runs/new", against="runs/old", games=100).score
     """
     options: dict[str, Any] = {"seed": train_seed, "imports": imports, "trust": trust}
     return match_runs(

@@ -56,6 +56,10 @@ def load(
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later. A run made on this machine
             needs no permission.
+
+    Examples:
+        >>> policy = rollmill.load("runs/cartpole", checkpoint="best")
+        >>> policy.action([0.0, 0.1, 0.0, -0.1])
     """
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust
@@ -178,6 +182,9 @@ def evaluate(
 
     Raises:
         UsageError: a function is given without an environment, or with an argument that is about runs.
+
+    Examples:
+        >>> rollmill.evaluate("runs/cartpole", episodes=20).returns.mean()
     """
     if callable(run_dir) or names_rule(run_dir):
         about_runs = {

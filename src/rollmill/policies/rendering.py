@@ -126,6 +126,9 @@ def render(
         UsageError: the environment cannot be drawn, or a number is out of its range.
         ContractError: the environment or its `draw` raised an exception.
         CheckpointError: the directory is not a run, or lacks the checkpoint.
+
+    Examples:
+        >>> frames = rollmill.render("runs/cartpole", max_steps=200, captions=True)
     """
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust

@@ -98,6 +98,9 @@ def profile(
         UsageError: for options that cannot be used.
         NothingProfiled: the training ended before anything was measured.
         ProfilingStopped: a signal or an error ended the training. It has the profile of what was measured.
+
+    Examples:
+        >>> profile = rollmill.profile(rollmill.ppo("CartPole-v1", total_timesteps=500_000))
     """
     how = how or ProfileOptions()
     with temporary_folder("profile") as folder, names_in_cache():

@@ -41,6 +41,9 @@ def replay(
 
     Raises:
         CheckpointError: the directory is not a run, or holds no fault that can be replayed.
+
+    Examples:
+        >>> rollmill.replay("runs/failed").line
     """
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     graph, _ = reopen(run, algorithm=algorithm, imports=imports, trust=trust)

@@ -109,6 +109,9 @@ def sweep(
         UsageError: something cannot be used; nothing was started then.
         Interrupted: a KeyboardInterrupt, after Ctrl-C; running trials have stopped with a checkpoint, and the
             exception's `result` is the `Sweep`.
+
+    Examples:
+        >>> rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(3)})
     """
     _check_names(algorithm, environment, gpu_sharing, metric)
     if together not in get_args(Together):

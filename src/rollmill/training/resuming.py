@@ -79,6 +79,9 @@ def resume(
             configuration.
         UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
         Interrupted: a KeyboardInterrupt, after Ctrl-C, as by `train`.
+
+    Examples:
+        >>> rollmill.resume("runs/cartpole", changes={"total_timesteps": 1_000_000})
     """
     check_compiled()
     hooks = check_hooks(hooks)

@@ -65,6 +65,10 @@ def train(
         HookFailed: if a hook raised. The training has saved a checkpoint and can be resumed.
         Interrupted: a KeyboardInterrupt, after Ctrl-C. The training has saved a checkpoint, and `result` holds its
             `Run`.
+
+    Examples:
+        >>> run = rollmill.train(rollmill.ppo("CartPole-v1", total_timesteps=500_000), seed=1)
+        >>> run.summary["final_return"]
     """
     hooks = check_hooks(hooks)
     check_algorithm(algorithm)

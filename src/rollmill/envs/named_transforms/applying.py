@@ -34,6 +34,9 @@ def transform(env: Environment | HostEnvironment, *names: str) -> Environment | 
 
     Raises:
         UsageError: a transform does not exist, its argument cannot be used, or it does not fit the environment.
+
+    Examples:
+        >>> env = rollmill.transform(rollmill.make("CartPole-v1"), "frame-stack:3")
     """
     if not isinstance(env, Environment | HostEnvironment):
         raise UsageError(

@@ -71,6 +71,10 @@ def robot(
     Raises:
         UsageError: MuJoCo is not installed or refuses the model, a part of it is not covered, it has no actuator,
             or a function does not return what it should.
+
+    Examples:
+        >>> forwards = lambda before, action, after: after.positions[0] - before.positions[0]
+        >>> env = rollmill.robot("walker.xml", reward=forwards)
     """
     own = model if isinstance(model, physics.Model) else physics.load(model, iterations=iterations)
     if not own.structure.actuators:

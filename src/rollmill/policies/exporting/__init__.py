@@ -75,6 +75,9 @@ def export(
         UsageError: an unknown format, a missing package, a path that cannot be written or exists, or a policy that
             the format cannot represent. Nothing is written then.
         CheckpointError: if the directory is not a run, or has no complete checkpoint.
+
+    Examples:
+        >>> rollmill.export("runs/cartpole", "policy.onnx", format="onnx")
     """
     if format not in FORMATS:
         raise unknown_name("format", str(format), FORMATS)

@@ -53,6 +53,10 @@ def to_gymnasium(
 
     Raises:
         UsageError: it is a host environment, has several agents or two players, or an argument is invalid.
+
+    Examples:
+        >>> env = rollmill.to_gymnasium("CartPole-v1")
+        >>> observation, info = env.reset(seed=0)
     """
     made = _single_agent(env, options)
     if num_envs is None:
@@ -85,6 +89,9 @@ def to_pettingzoo(
     Raises:
         UsageError: it is a host environment or has a single agent, PettingZoo is missing, or an argument is
             invalid.
+
+    Examples:
+        >>> env = rollmill.to_pettingzoo("TagGridWorld-Small-v0")
     """
     import_extra("pettingzoo", "pettingzoo")
     from rollmill.programs.offered.parallel import ParallelEnvironment
