@@ -150,6 +150,7 @@ def test_a_job_of_slurm_goes_on_after_each_requeue(slurm):
         asked("scancel", "--signal=USR2", job)
         wait_until(lambda restarts=restarts: f"Restarts={restarts}" in asked("scontrol", "show", "job", job))
         assert output.read_text().count("stopped by SIGUSR2") == restarts
+        time.sleep(2)  # slurmd refuses a job that starts again in the second in which it was revoked
         asked("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_until(lambda: "JobState=COMPLETED" in asked("scontrol", "show", "job", job))
     assert output.read_text().count("resumed from iteration") == 2
