@@ -42,13 +42,27 @@ def loops(x):
     return [last, each, grown, chosen, jax.jit(lambda now: now - 1j)(z)]
 
 
+def indices(x):
+    z = jnp.stack([lax.complex(x[0], x[1]), 1j * x[0], lax.complex(x[1], x[0])])
+    at = jnp.stack([(x[0] * 2).astype(jnp.int32), jnp.int32(7)])
+    gather = lambda **how: z.at[at].get(**how)
+    default = gather(mode="fill")
+    return [
+        z[at],
+        gather(mode="fill", fill_value=2 - 3j),
+        jnp.isnan(default.real),
+        default.imag,
+        gather(mode="clip"),
+    ]
+
+
 def in_floats(function):
     """The real and imaginary parts of what a function returns, with complex numbers only inside."""
     parts = lambda value: (jnp.real(value), jnp.imag(value)) if jnp.iscomplexobj(value) else value
     return lambda x: [parts(value) for value in function(x)]
 
 
-@pytest.mark.parametrize("function", [arithmetic, functions, arrays, loops])
+@pytest.mark.parametrize("function", [arithmetic, functions, arrays, loops, indices])
 def test_results_are_those_of_complex_numbers(function):
     with jax.numpy_dtype_promotion("standard"):
         found, expected = both(in_floats(function), [jnp.asarray(POINTS)])

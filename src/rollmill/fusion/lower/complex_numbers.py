@@ -150,7 +150,7 @@ def _by_parts(equation: core.JaxprEqn, values: Sequence[Operand]) -> list[Operan
 
 BY_PARTS = {
     *("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "rev", "concatenate", "pad", "split"),
-    *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "select_n", "copy", "copy_p"),
+    *("slice", "dynamic_slice", "dynamic_update_slice", "select_n", "copy", "copy_p"),
     *("neg", "add", "sub", "add_any", "reduce_sum", "cumsum", "stack", "unstack", "tile"),
 }
 """Primitives that treat real and imaginary parts alike."""
@@ -334,6 +334,14 @@ def _scatter(
     return ComplexPair(scatter(x.real, at, updates.real), scatter(x.imag, at, updates.imag))
 
 
+def _gather(params: Mapping[str, Any], x: ComplexPair, at: Any) -> ComplexPair:
+    """Gathers both parts. Out of bounds are the two parts of the fill value, by default NaN and zero."""
+    fill = params["fill_value"]
+    fill = complex(np.nan, 0) if fill is None else complex(fill)
+    own = lambda part, number: lax.gather_p.bind(part, at, **{**params, "fill_value": np.float32(number)})
+    return ComplexPair(own(x.real, fill.real), own(x.imag, fill.imag))
+
+
 def _fourier(params: Mapping[str, Any], x: Operand) -> Operand:
     """Multiplies by the matrix of a discrete Fourier transform along the last axis."""
     kind, lengths = params["fft_type"].name, params["fft_lengths"]
@@ -388,6 +396,7 @@ RULES: dict[str, Callable[..., Operand]] = {
     "eq": _plain(lambda x, y: (x.real == y.real) & (x.imag == y.imag)),
     "ne": _plain(lambda x, y: (x.real != y.real) | (x.imag != y.imag)),
     "dot_general": _dot,
+    "gather": _gather,
     "scatter": partial(_scatter, lax.scatter),
     "scatter-add": partial(_scatter, lax.scatter_add),
     "fft": _fourier,
