@@ -56,14 +56,27 @@ def is_too_large(shape: Sequence[int]) -> bool:
 
 
 def computed(
-    ctx: Lowering, shape: Sequence[int], dtype: Any, element: Element, everywhere: Node | None = None
+    ctx: Lowering,
+    shape: Sequence[int],
+    dtype: Any,
+    element: Element,
+    everywhere: Node | None = None,
+    *,
+    by_loops: bool = False,
 ) -> Value:
-    """Returns an array with these elements, which are computed at once if they are few."""
+    """Returns an array with these elements, which are computed at once if they are few.
+
+    `by_loops` is for elements that take a loop each.
+    """
     if is_too_large(shape):
         return ComputedArray(tuple(shape), dtype, element, everywhere)
     count = int(np.prod(shape))
+    if by_loops and count > MAX_TURNS:
+        raise LoweringError(
+            f"{count} numbers of each environment take a loop over a large array each; at most {MAX_TURNS} may"
+        )
     may_loop = everywhere is None and MIN_TURNS <= count <= MAX_TURNS and not is_key(dtype)
-    if may_loop and _nodes_of_one(ctx, shape, element) * count > MAX_WRITTEN_OUT:
+    if may_loop and (by_loops or _nodes_of_one(ctx, shape, element) * count > MAX_WRITTEN_OUT):
         return _by_loop(ctx, tuple(shape), dtype, element)
     return filled(tuple(shape), dtype, lambda at: element(ctx, ElementIndex(shape, axes=at)))
 

@@ -31,7 +31,7 @@ def reduced_elements(ctx: Lowering, op: str, value: Value, axes: Sequence[int], 
         (total,) = counted(at, _count(value, axes), [start], turn)
         return at.scalar(total)
 
-    return computed(ctx, [value.shape[axis] for axis in kept], value.dtype, element)
+    return computed(ctx, [value.shape[axis] for axis in kept], value.dtype, element, by_loops=True)
 
 
 def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int, dtype: Any) -> Value:
@@ -52,7 +52,7 @@ def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int
         _, found = counted(at, value.shape[axis], [first, Const(np.zeros((), np.int32))], turn)
         return at.region.emit("convert", at.scalar(found), dtype=dtype)
 
-    return computed(ctx, [value.shape[own] for own in kept], dtype, element)
+    return computed(ctx, [value.shape[own] for own in kept], dtype, element, by_loops=True)
 
 
 def counted(
