@@ -616,6 +616,39 @@ def test_trainings_survive_unstable_robots_and_count_them(fusion):
     assert all(np.all(np.isfinite(leaf)) for leaf in to_host(last.after).values() if leaf.dtype == np.float32)
 
 
+BOXES = """
+<mujoco><option timestep="0.01" cone="elliptic"/><worldbody><geom type="plane" size="0 0 1"/>
+<body pos="0 0 0.11"><freejoint/><geom type="box" size="0.1 0.1 0.1"/></body>
+<body pos="0 0 0.305"><joint name="lift" type="slide" axis="0 0 1" damping="1"/>
+<geom type="box" size="0.1 0.1 0.1"/></body>
+</worldbody><actuator><position joint="lift" kp="20"/></actuator><sensor><jointpos joint="lift"/></sensor></mujoco>
+"""
+"""Contacts and a cone that this package does not cover."""
+
+
+def test_a_robot_with_any_parts_runs_in_c_mujoco():
+    options = {"reward": lambda before, action, after: after.sensors[0], "substeps": 2, "reset_speed": 0.0}
+    options["reset_angle"] = 1e-3
+    with raises("hint-physics-mujoco-steps-such", "elliptic friction cones"):
+        rollmill.robot(BOXES, **options)
+    env = rollmill.robot(BOXES, **options, physics="mujoco")
+    compiled = mujoco.MjModel.from_xml_string(BOXES)
+    data, vector = mujoco.MjData(compiled), env.start(range(2), seed=0)
+    first = vector.reset().observation[1]
+    assert first.shape == (14,)  # height and turn of the box, the lift, seven velocities, a reading
+    data.qpos[7] = first[5]
+    for action in (-1.0, -0.5, 0.5, 1.0):
+        step = vector.step(np.full((2, 1), action, np.float32))
+        data.ctrl[:] = action
+        mujoco.mj_step(compiled, data, nstep=2)
+        np.testing.assert_allclose(step.observation[1][:6], data.qpos[2:], atol=1e-4)
+        assert float(step.reward[1]) == pytest.approx(data.sensordata[0], abs=1e-4)
+    assert data.ncon > 4
+    vector.close()
+    with raises("robot-has-whose-state-is", "activations"):
+        rollmill.robot(BOXES.replace("<position", '<intvelocity actrange="-1 1"'), **options, physics="mujoco")
+
+
 def test_robots_that_mujoco_resets_end_their_episodes():
     env = rollmill.robot(SHAKING, reward=lambda before, action, after: after.velocities[0], max_speed=1e30)
     batch, ends = MujocoBatch(env, SHAKING, 2), 0

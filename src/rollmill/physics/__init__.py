@@ -5,7 +5,7 @@ robot.
 """
 
 from rollmill.physics.comparing import PhysicsComparison, compare
-from rollmill.physics.loading import ITERATIONS, load
+from rollmill.physics.loading import ITERATIONS, NotCovered, load, outline
 from rollmill.physics.model import Model, Params, RobotState, Structure
 from rollmill.physics.stepping import initial_state, step
 
@@ -13,11 +13,13 @@ __all__ = [
     "ITERATIONS",
     "PhysicsComparison",
     "Model",
+    "NotCovered",
     "Params",
     "RobotState",
     "Structure",
     "compare",
     "initial_state",
     "load",
+    "outline",
     "step",
 ]

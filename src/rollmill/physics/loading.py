@@ -11,7 +11,12 @@ from rollmill.physics.equality_reader import body_equalities_of, joint_equalitie
 from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Sensor, Structure, Tendon
 from rollmill.physics.pairs import pairs_of
 from rollmill.physics.reader import Reader, as_rows, as_triple
-from rollmill.physics.refusals import refuse_uncovered
+from rollmill.physics.refusals import refuse_other_states, refuse_uncovered
+
+
+class NotCovered(UsageError):
+    """A model has a part that only MuJoCo itself simulates."""
+
 
 ITERATIONS = 4
 """Newton's iterations of a step: MuJoCo's own stop after 1.9 on average in an ant under random controls."""
@@ -45,9 +50,12 @@ def load(
         if not 1 <= count <= 100:
             raise UsageError(f"{name} has to be between 1 and 100, got {count}.")
     mujoco, compiled = compile_source(source)
-    refuse_uncovered(mujoco, compiled, sensors=sensors)
     read = Reader(mujoco, compiled)
-    geoms, pairs, friction = pairs_of(read)
+    try:
+        refuse_uncovered(mujoco, compiled, sensors=sensors)
+        geoms, pairs, friction = pairs_of(read)
+    except UsageError as error:
+        raise NotCovered(str(error)) from None
     params = _params(read, friction)
     structure = Structure(
         bodies=tuple(_body(read, index) for index in read.moving),
@@ -70,6 +78,46 @@ def load(
         initial_positions=tuple(float(x) for x in compiled.qpos0),
     )
     return Model(structure, params)
+
+
+def outline(source: Any) -> Model:
+    """Loads joints, actuators and first pose of a robot that MuJoCo itself steps, whatever its other parts are.
+
+    Args:
+        source: MJCF or URDF as text, the path of such a file, or a `mujoco.MjModel`.
+
+    Returns:
+        The robot without contacts, constraints and sensors, and with room for the readings of all its sensors.
+
+    Raises:
+        UsageError: MuJoCo is not installed or rejects the source, or the robot has a state besides coordinates and
+            velocities.
+    """
+    mujoco, compiled = compile_source(source)
+    refuse_other_states(compiled)
+    read = Reader(mujoco, compiled)
+    structure = Structure(
+        bodies=tuple(_body(read, index) for index in read.moving),
+        geoms=(),
+        pairs=(),
+        body_equalities=(),
+        joint_equalities=(),
+        tendons=(),
+        actuators=tuple(_actuator(read, i) for i in range(compiled.nu)),
+        sensors=(),
+        force_readings=(),
+        time_step=float(compiled.opt.timestep),
+        implicit="none",
+        iterations=1,
+        line_search_iterations=1,
+        has_springs=False,
+        has_dampers=False,
+        has_servos=False,
+        rubbing=(),
+        initial_positions=tuple(float(x) for x in compiled.qpos0),
+        other_readings=int(compiled.nsensordata),
+    )
+    return Model(structure, _params(read, []))
 
 
 def _scalar_dofs(read: Reader) -> tuple[int, ...]:

@@ -221,6 +221,8 @@ class Structure:
     rubbing: tuple[int, ...]
     """Degrees of freedom with dry friction."""
     initial_positions: tuple[float, ...]
+    other_readings: int = 0
+    """Numbers that sensors read of a robot that MuJoCo itself steps."""
 
     @cached_property
     def joints(self) -> tuple[Joint, ...]:
@@ -235,7 +237,7 @@ class Structure:
     @cached_property
     def num_readings(self) -> int:
         """Number of readings."""
-        return 3 * len(self.sensors) + len(self.force_readings)
+        return 3 * len(self.sensors) + len(self.force_readings) + self.other_readings
 
     @cached_property
     def owners(self) -> tuple[int, ...]:

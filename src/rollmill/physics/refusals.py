@@ -226,3 +226,23 @@ def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
             raise UsageError(f"the cutoff of the sensor {name!r} is not covered.")
         if compiled.body_jntnum[compiled.site_bodyid[compiled.sensor_objid[index]]] == 0:
             raise UsageError(f"the sensor {name!r} is on a body without joints, which is not covered.")
+
+
+_CARRIED = {
+    "na": "actuators with activations",
+    "nmocap": "mocap bodies",
+    "nplugin": "plugins",
+    "nhistory": "delays",
+    "nplastic": "plastic joints",
+}
+"""Fields of a model that count what has a state besides coordinates and velocities."""
+
+
+def refuse_other_states(compiled: Any) -> None:
+    """Raises a UsageError if the state of a model is more than its coordinates and velocities."""
+    for field, what in _CARRIED.items():
+        if getattr(compiled, field, 0):
+            raise UsageError(
+                f"the robot has {what} ({field}={getattr(compiled, field)}), whose state is not kept between "
+                "steps: leave them out, or write a gymnasium.Env of your own."
+            )

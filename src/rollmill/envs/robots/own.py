@@ -11,16 +11,27 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill import physics
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, Key, Timestep
+from rollmill.core.types import Environment, HostEnvironment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.in_mujoco import in_mujoco
 from rollmill.envs.robots.pictures import drawing_of
 from rollmill.envs.robots.stability import end_unstable, itself
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
-from rollmill.physics import RobotState
+from rollmill.physics import (
+    ITERATIONS,
+    Model,
+    NotCovered,
+    Params,
+    RobotState,
+    Structure,
+    compare,
+    initial_state,
+    load,
+    outline,
+)
 
 Observe = Callable[[RobotState], Float[Array, " numbers"]]
 Reward = Callable[[RobotState, Float[Array, " actuators"], RobotState], Float[Array, ""]]
@@ -30,7 +41,7 @@ Terminated = Callable[[RobotState], Bool[Array, ""]]
 class RobotParams(eqx.Module):
     """Parameters of a robot and its initial states. Each leaf may hold one value per environment."""
 
-    robot: physics.Params
+    robot: Params
     reset_angle: Scalar
     reset_speed: Scalar
 
@@ -46,16 +57,17 @@ def robot(
     reset_angle: float = 0.05,
     reset_speed: float = 0.05,
     max_speed: float = 1e4,
-    iterations: int = physics.ITERATIONS,
+    iterations: int = ITERATIONS,
+    physics: str = "jax",
     name: str = "robot",
-) -> Environment:
+) -> Environment | HostEnvironment:
     """Makes a task of a robot's model, for all algorithms.
 
     Actions are within -1 and 1, and are scaled to the ranges of the actuators' controls; one without a range is
     the control itself. The functions are of JAX, of one robot.
 
     Args:
-        model: MJCF or URDF as text, the path of such a file, a `mujoco.MjModel`, or a `rollmill.physics.Model`.
+        model: MJCF or URDF as text, the path of such a file, a `mujoco.MjModel`, or a `rollmill.Model`.
         reward: of a step: `(state before, action, state after) -> number`.
         observe: `(state) -> vector`; by default all coordinates but the place of free bodies along x and y, all
             velocities, and the readings of the sensors.
@@ -65,7 +77,8 @@ def robot(
         reset_angle: bound of the noise of hinges and slides in the first states, within their limits.
         reset_speed: bound of the first velocities.
         max_speed: greatest velocity (m/s or rad/s): an episode beyond it ends as unstable, with a reward of 0.
-        iterations: Newton's iterations of each time step.
+        iterations: Newton's iterations of each time step, with the physics of this package.
+        physics: `jax`, this package's physics; or `mujoco`, C MuJoCo on the host's cores, for any parts.
         name: name of the environment in messages and runs.
 
     Raises:
@@ -76,7 +89,7 @@ def robot(
         >>> forwards = lambda before, action, after: after.positions[0] - before.positions[0]
         >>> env = rollmill.robot("walker.xml", reward=forwards)
     """
-    own = model if isinstance(model, physics.Model) else physics.load(model, iterations=iterations)
+    own = _loaded(model, physics, iterations)
     if not own.structure.actuators:
         raise UsageError(f"{name} has no actuators: give its model some, such as <motor joint=...>.")
     count = checked_count("substeps", substeps)
@@ -91,15 +104,32 @@ def robot(
         observation_space=spaces.Box(-np.inf, np.inf, (size,), np.float32),
         action_space=spaces.Box(-1.0, 1.0, (len(own.structure.actuators),), np.float32),
         params=RobotParams(in_float32(own.params), reset_angle, reset_speed),
-        draw=None if isinstance(model, physics.Model) else drawing_of(model),
-        compare=None if isinstance(model, physics.Model) else _comparing(model, own),
+        draw=None if isinstance(model, Model) else drawing_of(model),
+        compare=None if isinstance(model, Model) else _comparing(model, own),
     )
-    return time_limit(end_unstable(env, itself, max_speed=max_speed), max_steps)
+    limited = time_limit(end_unstable(env, itself, max_speed=max_speed), max_steps)
+    return in_mujoco(limited, model) if physics == "mujoco" else limited
 
 
-def _comparing(source: Any, own: physics.Model) -> Callable[[int, int], str]:
+def _loaded(model: Any, physics: str, iterations: int) -> Model:
+    """Returns a robot, or its outline for C MuJoCo."""
+    if physics not in ("jax", "mujoco"):
+        raise UsageError(f"physics={physics!r}: it is 'jax', this package's physics, or 'mujoco', C MuJoCo.")
+    if physics == "mujoco":
+        if isinstance(model, Model):
+            raise UsageError(
+                "physics='mujoco' takes the robot as MJCF, URDF or mujoco.MjModel, not as a loaded Model."
+            )
+        return outline(model)
+    try:
+        return model if isinstance(model, Model) else load(model, iterations=iterations)
+    except NotCovered as error:
+        raise NotCovered(f"{error} hint: physics='mujoco' steps such a robot by C MuJoCo, on the host.") from None
+
+
+def _comparing(source: Any, own: Model) -> Callable[[int, int], str]:
     """Returns a function that compares a robot with C MuJoCo, and tells how they differ."""
-    return lambda steps, seed: str(physics.compare(source, own, steps=steps, seed=seed))
+    return lambda steps, seed: str(compare(source, own, steps=steps, seed=seed))
 
 
 class _OwnTask:
@@ -107,7 +137,7 @@ class _OwnTask:
 
     def __init__(
         self,
-        structure: physics.Structure,
+        structure: Structure,
         reward: Reward,
         observe: Observe,
         terminated: Terminated,
@@ -118,9 +148,9 @@ class _OwnTask:
         ranges = [actuator.control_range or (-1.0, 1.0) for actuator in structure.actuators]
         self.low, self.high = np.array(ranges, np.float32).T
 
-    def check(self, params: physics.Params) -> int:
+    def check(self, params: Params) -> int:
         """Returns the length of observations. Raises a `UsageError` if a function returns something else."""
-        state = jax.eval_shape(lambda: physics.initial_state(physics.Model(self.structure, params)))
+        state = jax.eval_shape(lambda: initial_state(Model(self.structure, params)))
         action = jax.ShapeDtypeStruct(self.low.shape, jnp.float32)
         found = {
             "observe": _returned("observe", self.observe, state),
@@ -161,7 +191,7 @@ class _OwnTask:
         """Advances the physics."""
         action = jnp.clip(action, -1.0, 1.0)
         control = 0.5 * (self.high + self.low) + 0.5 * (self.high - self.low) * action
-        moved = advance(physics.Model(self.structure, params.robot), state, control, self.substeps)
+        moved = advance(Model(self.structure, params.robot), state, control, self.substeps)
         return Timestep(
             observation=self._observed(moved),
             state=moved,
@@ -182,7 +212,7 @@ def _returned(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return jax.eval_shape(function, *arguments)
 
 
-def _all_of(structure: physics.Structure, state: RobotState) -> Float[Array, " numbers"]:
+def _all_of(structure: Structure, state: RobotState) -> Float[Array, " numbers"]:
     skipped = {joint.position + k for joint in structure.joints if joint.kind == "free" for k in range(2)}
     kept = [i for i in range(len(structure.initial_positions)) if i not in skipped]
     return jnp.concatenate([state.positions[np.array(kept)], state.velocities, state.sensors])
