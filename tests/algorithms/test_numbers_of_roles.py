@@ -114,7 +114,7 @@ def test_a_set_learns_at_its_own_rate_or_stays_as_it_is(sides):
         ("--gammas tagger 2", "gammas.tagger=2.0 must lie between 0 and 1"),
         ("--ent-coefs runners 1", "unknown kind of agents in ent_coefs 'runners'. Did you mean runner?"),
         ("--frozen walker", "unknown parameter set in frozen 'walker'"),
-        ("--frozen tagger runner", "leaves no parameter set that learns"),
+        ("--frozen tagger runner", "leaves no parameter set to learn"),
         (
             "--sharing tagger all runner all --frozen tagger",
             "unknown parameter set in frozen 'tagger'. Known: all.",

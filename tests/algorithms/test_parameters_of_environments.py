@@ -131,11 +131,11 @@ def test_a_distribution_is_drawn_from_for_each_episode():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gravty": 3.7}, "CartPole-v1 has no option 'gravty'; did you mean gravity?"),
-        ({"gravity": "low"}, "CartPole-v1: gravity='low' has to be of type float"),
+        ({"gravty": 3.7}, "CartPole-v1 has no option 'gravty'. Did you mean gravity?"),
+        ({"gravity": "low"}, "CartPole-v1: gravity='low' must be of type float"),
         ({"gravity": "linear:1"}, "CartPole-v1: gravity='linear:1' must be a number or a schedule"),
-        ({"gravity": "uniform:2:1"}, "CartPole-v1: gravity='uniform:2:1' has its low end above its high end"),
-        ({"gravity": float("inf")}, "CartPole-v1: gravity=inf has to be finite"),
+        ({"gravity": "uniform:2:1"}, "CartPole-v1: gravity='uniform:2:1' has a lower bound above its upper bound"),
+        ({"gravity": float("inf")}, "CartPole-v1: gravity=inf must be finite"),
     ],
 )
 def test_other_values_are_refused_by_name(options, message):

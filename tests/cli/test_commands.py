@@ -125,10 +125,13 @@ BAD = {
         "rollmill: unknown option --qqq. `rollmill train ppo --help` lists the options.",
     ),
     "algorithm": (["train", "pp", "CartPole-v1"], "unknown algorithm 'pp'. Did you mean ppo"),
-    "option first": (["plan", "--search-plan", "ppo", "CartPole-v1"], "the algorithm comes before --search-plan"),
+    "option first": (
+        ["plan", "--search-plan", "ppo", "CartPole-v1"],
+        "the algorithm must come before --search-plan",
+    ),
     "run directory of a profile": (
         ["profile", "ppo", "CartPole-v1", "--run-dir", "x"],
-        "--run-dir has no effect: the run is temporary. hint: the result's directory is --output.",
+        "--run-dir has no effect, because the profiled run is temporary. hint: use --output for the directory of",
     ),
     "windows": (
         ["profile", "ppo", "CartPole-v1", "--windows", "100000"],
@@ -139,7 +142,10 @@ BAD = {
     "recipe": (["train", "ppo", "CartPole-v1", "--recipe", "cartpol"], "unknown recipe 'cartpol'"),
     "minibatches": (
         ["train", "ppo", "CartPole-v1", "--num-envs", "5", "--num-steps", "3", "--num-minibatches", "4"],
-        "15 samples (num_envs x num_steps) do not divide into num_minibatches=4 equal parts; nearest that do: 3",
+        (
+            "15 samples (num_envs x num_steps) cannot be divided into num_minibatches=4 equal parts. "
+            "Nearest values that divide them: "
+        ),
     ),
     "too few steps": (["train", "ppo", "CartPole-v1", "--total-timesteps", "10"], "less than one iteration"),
     "zero": (["train", "ppo", "CartPole-v1", "--num-envs", "0"], "num_envs=0 must be at least 1"),
@@ -166,7 +172,7 @@ def test_an_occupied_run_directory_is_left_as_it_was(trained, rollmill):
     run, _ = trained
     before = files_under(run)
     done = rollmill("train", "ppo", "CartPole-v1", *QUICK, "--run-dir", run)
-    assert done.returncode == 2 and f"already holds a run: `rollmill resume {run}`" in done.stderr
+    assert done.returncode == 2 and f"already contains a run. hint: `rollmill resume {run}`" in done.stderr
     assert files_under(run) == before
 
 
@@ -187,7 +193,7 @@ def test_a_checkpoint_of_another_network_is_refused(trained, rollmill, tmp_path)
     before = files_under(tmp_path / "other/checkpoints")
     done = rollmill("resume", "other")
     assert done.returncode == 2 and "is not the configuration of checkpoint" in done.stderr
-    assert "config.network.hidden_sizes is [32, 32], and was [8]" in done.stderr
+    assert "config.network.hidden_sizes is [32, 32] now and was [8]" in done.stderr
     assert files_under(tmp_path / "other/checkpoints") == before
 
 

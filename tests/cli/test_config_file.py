@@ -161,11 +161,11 @@ def test_bad_files_are_explained(tmp_path, name, content, message):
         ),
         (
             'learning-rate = "1e-3"',
-            ("expected-number", "'1e-3'", "a number", "leave out the quotes: learning-rate = 1e-3"),
+            ("expected-number", "'1e-3'", "a number", "remove the quotes: learning-rate = 1e-3"),
         ),
         (
             'network.layer-norm = "true"',
-            ("expected-number", "True or False", "hint: leave out the quotes: layer-norm = true"),
+            ("expected-number", "True or False", "hint: remove the quotes: layer-norm = true"),
         ),
         ('num_envs = "many"', ("expected-number", "wrong.toml: num_envs", "'many'", "an integer")),
         ("num_envs = 1.5", ("expected-number", "wrong.toml: num_envs", "1.5", "an integer")),

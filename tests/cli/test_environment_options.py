@@ -82,6 +82,6 @@ def test_transforms_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_pat
     done = rollmill("evaluate", "run", *unscaled, "--episodes", "2", "--json")
     assert json.loads(done.stdout)["mean_return"] == 3, done.stderr
     done = rollmill("evaluate", "run", "--transform", "flatten")
-    assert done.returncode == 2 and "the options transforms are for another environment" in done.stderr
+    assert done.returncode == 2 and "the options transforms need the name of another environment" in done.stderr
     done = rollmill("train", "ppo", "CartPole-v1", "--transform", "grey")
     assert done.returncode == 2 and "the transform grey needs observations" in done.stderr

@@ -42,7 +42,7 @@ def test_an_exported_policy_plays_without_rollmill(rollmill, trained, tmp_path):
     assert "policy.onnx: ppo on CartPole-v1, iteration 80" in done.stdout
     assert "input   observation float32 [batch, 4]" in done.stdout
     assert "output  action int32 [batch]" in done.stdout
-    assert "compared with the policy on 1,000 observations: actions are equal" in done.stdout
+    assert "compared with the policy on 1,000 observations: its actions are equal" in done.stdout
     assert files_under(trained) == before
     script = tmp_path / "without.py"
     script.write_text(WITHOUT.format(path=str(ROOT / "examples/play_onnx.py")))
@@ -62,8 +62,8 @@ def test_mistakes_exit_with_2_and_write_nothing(trained, tmp_path, monkeypatch, 
     before = files_under(tmp_path)
     for words, sentence in (
         ([trained, "--format", "onxx"], "unknown format 'onxx'. Did you mean onnx"),
-        ([trained, "--output", "there.onnx"], "there.onnx exists already. hint: --force"),
-        ([trained, "--output", "none/x.onnx"], "none/x.onnx cannot be written: there is no folder none"),
+        ([trained, "--output", "there.onnx"], "there.onnx already exists. hint: --force"),
+        ([trained, "--output", "none/x.onnx"], "none/x.onnx cannot be written: the folder none does not exist"),
         (["nowhere"], "nowhere does not exist"),
         ([tmp_path], "no run"),
         ([trained, "--checkpoint", "7", "--format", "stablehlo"], "7"),
@@ -84,5 +84,7 @@ def test_a_missing_extra_is_named(rollmill, trained, tmp_path):
     (tmp_path / "jax2onnx.py").write_text("raise ImportError('not there')")
     done = rollmill("export", trained, env={"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"})
     assert done.returncode == 2
-    assert re.search(r"the format onnx needs jax2onnx, which is missing: pip install .*\[onnx\]", done.stderr)
+    assert re.search(
+        r"the format onnx needs jax2onnx, which is not installed: pip install .*\[onnx\]", done.stderr
+    )
     assert not (tmp_path / "policy.onnx").exists()

@@ -52,7 +52,7 @@ def test_a_person_plays_a_whole_game(trained, rollmill):
     code, output, errors = played(rollmill, trained, moves=moves)
     assert code == 0, errors
     assert output.startswith("TicTacToe-v0: you are X and move first.") and "the policy would play " in output
-    assert "4 is not a legal move. Legal: 0" in output or "4 is not a legal move. Legal: 1" in output
+    assert "4 is not a legal move. Legal moves: 0" in output or "4 is not a legal move. Legal moves: 1" in output
     assert "'middle' is not a number." in output
     assert output.splitlines()[-1] in ("You won.", "You lost.", "A draw.")
     lines = output.splitlines()
@@ -90,12 +90,12 @@ def test_matches_against_fixed_opponents_and_earlier_checkpoints(trained, rollmi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--against", "rnd"], "unknown opponent 'rnd'. hint: random, lookahead-1"),
+        (["--against", "rnd"], "unknown opponent 'rnd'. hint: use random, lookahead-1"),
         (["--against", "no/such/run"], "no/such/run does not exist"),
         (["--against", "random", "--episodes", "3"], "games=3 must be even"),
         (
             ["--checkpoint", "newest"],
-            "checkpoint='newest' must be last, best or the number of an iteration. There: 1",
+            "checkpoint='newest' must be last, best or the iteration of a saved checkpoint: 1",
         ),
         (["--checkpoint", "77"], "has no checkpoint 77. There: 1, 2, 3"),
     ],

@@ -38,7 +38,7 @@ def test_commands_of_a_partition_are_printed_and_not_run(h200, capsys, monkeypat
         "# GPU 0 (NVIDIA H200) in 7 slices of 16 GiB and 16 multiprocessors",
         "nvidia-smi -i 0 -mig 1",
         "nvidia-smi mig -i 0 -cgi 19,19,19,19,19,19,19 -C",
-        "# nothing was changed: --yes runs these commands",
+        "# nothing was changed. Add --yes to run these commands.",
     ]
 
 

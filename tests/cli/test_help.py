@@ -55,7 +55,7 @@ def test_options_are_found_by_words_of_their_names_and_meanings(printed):
     _, text = printed("help", "--ent_coef")
     assert text.startswith("  --ent-coef") and "ppo" in text
     code, text = printed("help", "zzz")
-    assert code == 1 and text == "No option has 'zzz' in its name or meaning.\n"
+    assert code == 1 and text == "No option contains 'zzz' in its name or description.\n"
     assert printed("help")[1] == printed("--help")[1] and printed("help", "plot") == printed("plot", "--help")
 
 

@@ -88,7 +88,7 @@ def test_a_list_that_cannot_be_written_says_so(environment_variables):
             [sys.executable, "-c", LIST], stdout=full, stderr=subprocess.PIPE, text=True, env=environment_variables
         )
     assert done.returncode == 1
-    assert done.stderr == "rollmill: the output cannot be written: No space left on device.\n"
+    assert done.stderr == "rollmill: output cannot be written: No space left on device.\n"
 
 
 HOARDING = """

@@ -44,43 +44,43 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ["--distribution", "single-learner-fine", "--workers", "3"],
-            "rollmill: group 'environment' has replicas=3, which cannot hold equal shares of num_envs=8; nearest "
-            "that can: 2 or 4.",
+            "rollmill: group 'environment' has replicas=3, which cannot hold equal shares of num_envs=8. Nearest "
+            "values that can: 2 or 4.",
         ),
         (
             ["--distribution", "environments", "--workers", "8", "--actors", "3"],
-            "rollmill: environments: group 'environment' has replicas=8 and 'policy' replicas=3; one must be a "
+            "rollmill: environments: group 'environment' has replicas=8 and 'policy' replicas=3. One must be a "
             "multiple of the other",
         ),
         (["--distribution", "central", "--workers", "0"], "workers=0 must be at least 1."),
-        (["--workers", "16"], "rollmill: workers=16 has no effect: the distribution policy gpu-only has no such"),
+        (["--workers", "16"], "rollmill: workers=16 has no effect, because the distribution policy gpu-only"),
         (["--host", "10.0.0.1"], "rollmill: host=10.0.0.1 has no effect with place=program"),
         (["--clip-coef", "-1"], "rollmill: clip_coef=-1.0 must be greater than 0 and finite."),
         (["--ent-coef", "nan"], "rollmill: ent_coef=nan must be at least 0 and finite."),
         (["--learning-rate", "inf"], "rollmill: learning_rate=inf must be at least 0 and finite."),
         (["--target-kl", "-1"], "rollmill: target_kl=-1.0 must be at least 0 and finite."),
-        (["--asynchronous"], "rollmill: gpu-only has no asynchronous form"),
+        (["--asynchronous"], "rollmill: gpu-only cannot be asynchronous"),
         (
             ["--distribution", "multi-learner", "--asynchronous"],
-            "rollmill: multi-learner has no asynchronous form",
+            "rollmill: multi-learner cannot be asynchronous",
         ),
         (
             ["--distribution", "central", "--asynchronous", "--normalize-observations"],
-            "rollmill: central, asynchronous, sends gradients to the update and nothing else",
+            "rollmill: central, asynchronous, sends only gradients to the update",
         ),
         (
             ["--distribution", "single-learner-coarse", "--num-seeds", "2"],
-            "rollmill: num_seeds=2 trains several seeds in one program, and place=processes has several programs; "
+            "rollmill: num_seeds=2 needs a single program, but place=processes has several. hint: "
             "use distribution=gpu-only, or start a run for each seed.",
         ),
         (
             ["--distribution", "single-learner-coarse", "--place", "program"],
-            "rollmill: single-learner-coarse has 2 groups, which one program cannot hold; use place=processes",
+            "rollmill: single-learner-coarse has 2 groups, which do not fit into one program. hint: use",
         ),
         (["--place", "thread"], "thread"),
         (
             ["--cluster", "raj"],
-            "rollmill: cluster='raj' is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT.",
+            "rollmill: cluster='raj' is not valid, expected ray, auto, ray://HOST:PORT or HOST:PORT.",
         ),
         (["--plan", "nowhere.json"], "rollmill: the plan nowhere.json cannot be read: No such file or directory."),
     ],
@@ -93,13 +93,13 @@ def test_devices_belong_to_one_program(refused):
     said = refused(
         "train", "ppo", "CartPole-v1", *SIZES, "--distribution", "single-learner-coarse", "--devices", "2"
     )
-    assert "rollmill: devices=2 share one program; with place=processes say learners=2." in said
+    assert "rollmill: devices=2 applies to a single program. hint: with place=processes, give learners=2." in said
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 7}, "the plan is of version 7; this Rollmill reads 1 and 2."),
+        ({"version": 7}, "the plan has version 7, but this Rollmill reads only 1 and 2."),
         ({"groups": []}, "mine: a partition needs at least one group."),
         ({"place": "clouds"}, "unknown place 'clouds'."),
         ({"grups": []}, "the plan: grups is unknown. Did you mean groups?"),
@@ -124,9 +124,9 @@ def test_a_run_goes_on_only_where_it_can(refused, tmp_path, monkeypatch):
     said = refused("--distribution", "centrl")
     assert "rollmill: unknown distribution policy 'centrl'. Did you mean central" in said
     said = refused("--distribution", "central", "--actors", "5")
-    assert "replicas=5, which cannot hold equal shares of num_shards=8; nearest that can: 4 or 8." in said
+    assert "replicas=5, which cannot hold equal shares of num_shards=8. Nearest values that can: 4 or 8." in said
     said = refused("--asynchronous")
-    assert "rollmill: gpu-only has no asynchronous form" in said
+    assert "rollmill: gpu-only cannot be asynchronous" in said
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
@@ -144,4 +144,4 @@ def test_resume_takes_every_option_of_placement_as_train_does(capsys):
 def test_a_plan_is_drawn_for_some_rate(refused, rate):
     assert "must be greater than 0" in refused("plan", "ppo", "CartPole-v1", "--rate", rate)
     said = refused("plan", "ppo", "CartPole-v1", "--output", "nowhere/plan.json")
-    assert "rollmill: nowhere/plan.json cannot be written: there is no folder nowhere." in said
+    assert "rollmill: nowhere/plan.json cannot be written: the folder nowhere does not exist." in said

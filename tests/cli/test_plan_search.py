@@ -50,7 +50,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--search-plan", "--plan", "x.json"], "rollmill: --plan has no effect with --search-plan"),
         (["--search-plan", "--cluster", "ray"], "rollmill: --cluster has no effect with --search-plan"),
         (["--budget", "3"], "rollmill: --budget has no effect without --search-plan"),
-        (["--search-plan", "--memory"], "rollmill: --memory has no effect beside --search-plan"),
+        (["--search-plan", "--memory"], "rollmill: --memory has no effect with --search-plan"),
         (
             ["--memory", "--distribution", "single-learner-coarse", "--actors", "2"],
             "the workers of single-learner-coarse compile programs of their own. hint: `--search-plan`",
@@ -59,7 +59,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--objective", "grow-batch"], "rollmill: --objective has no effect without --search-plan"),
         (
             ["--search-plan", "--distribution", "central", "--actors", "64"],
-            "GPUs that is searched has distribution=central actors=64. hint: leave it out",
+            "distribution=central actors=64 matches none of the searched plans",
         ),
     ],
 )
@@ -72,7 +72,7 @@ def test_where_a_plan_cannot_be_written_none_is_searched_for(refused, monkeypatc
     monkeypatch.setattr(plan_command, "find_plan", None)
     monkeypatch.setattr(plan_command, "choose_plan", None)
     said = refused("plan", *PPO, *options, "--output", "nowhere/plan.json")
-    assert "rollmill: nowhere/plan.json cannot be written: there is no folder nowhere." in said
+    assert "rollmill: nowhere/plan.json cannot be written: the folder nowhere does not exist." in said
 
 
 def test_an_existing_file_is_replaced_by_a_plan_only_if_asked_for(tmp_path, monkeypatch, capsys):
@@ -84,7 +84,7 @@ def test_an_existing_file_is_replaced_by_a_plan_only_if_asked_for(tmp_path, monk
         with pytest.raises(SystemExit) as exit_code:
             main(["plan", *PPO, "--no-show", "--output", "plan.json", *options])
         assert exit_code.value.code == code
-    assert "plan.json exists already. hint: --force" in capsys.readouterr().err
+    assert "plan.json already exists. hint: --force" in capsys.readouterr().err
     assert json.loads(file.read_text())["place"] == "program"
 
 
@@ -93,7 +93,7 @@ def test_the_memory_is_said_before_anything_runs(rollmill, tmp_path):
     done = rollmill("plan", *PPO, "--memory", "--output", "plan.json")
     assert done.returncode == 0, done.stderr
     said = re.search(
-        r"^memory: (\d+) MB \((\d+) MB of the training, (\d+) MB of the process\), of ", done.stdout, re.M
+        r"^memory: (\d+) MB \((\d+) MB for training, (\d+) MB for the process\), of ", done.stdout, re.M
     )
     assert said, done.stdout
     total, training, process = map(int, said.groups())
@@ -111,7 +111,7 @@ def test_the_memory_is_said_before_anything_runs(rollmill, tmp_path):
         (MemoryNeed(2 * 10**9, 2, None, None), "memory: 2.00 GB on each of 2 devices"),
         (
             MemoryNeed(10**9, 2, 10**9, 2 * 10**9),
-            "\nit will not fit. hint: lower num_envs, num_steps",
+            "\nThis does not fit. hint: lower num_envs, num_steps",
         ),
     ],
 )
@@ -169,8 +169,8 @@ def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
     assert re.match(
         r"gpu-only \(program\) fusion=off +[\d.]+ k? +[\d.]+ k? +\d+ MB +\d+ MB +chosen +the only one", first
     )
-    assert sum("the budget was spent" in line for line in rest) >= 1
-    assert sum("1,280 steps are fewer than the" in line for line in rest) >= 1
+    assert sum("the time budget was used up" in line for line in rest) >= 1
+    assert sum("1,280 steps were requested" in line for line in rest) >= 1
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["version"] == 2
     assert plan["settings"] == {"devices": 1, "fusion": "off", "num_envs": 8}
@@ -194,7 +194,7 @@ def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
     done = rollmill("train", "ppo", "CartPole-v1", *rest, "--num-envs", "16")
     assert done.returncode == 2
     assert (
-        "rollmill: the plan plan.json was chosen for num_envs=8, and the algorithm has num_envs=16" in done.stderr
+        "rollmill: the plan plan.json was chosen for num_envs=8, but the algorithm has num_envs=16" in done.stderr
     )
     done = rollmill("train", "ppo", "CartPole-v1", *rest, "--fusion", "full")
     assert done.returncode == 2
@@ -232,7 +232,7 @@ def test_a_batch_that_may_grow(rollmill, tmp_path):
     options = ["--objective", "grow-batch", "--budget", "60", "--place", "program", "--fusion", "off"]
     done = rollmill("plan", *PPO, "--search-plan", *options, "--fresh", "--output", "plan.json")
     assert done.returncode == 0, done.stderr
-    assert "a larger batch is another learning problem" in done.stdout
+    assert "a different batch size changes how the algorithm learns" in done.stdout
     assert json.loads((tmp_path / "plan.json").read_text())["settings"]["num_envs"] > 8
 
 
@@ -282,10 +282,10 @@ def test_a_run_goes_on_with_the_devices_of_a_plan_and_its_own_kernels(rollmill, 
 
 def test_a_search_that_did_not_reach_all_candidates_says_so(capsys):
     rows = (
-        CandidateRow(Candidate(), "chosen", "the only one that could be measured", measured_speed=10.0),
-        CandidateRow(Candidate(fusion="full"), "not reached", "the budget was spent"),
+        CandidateRow(Candidate(), "chosen", "the only candidate that could be measured", measured_speed=10.0),
+        CandidateRow(Candidate(fusion="full"), "not reached", "the time budget was used up"),
     )
     plan_command._print(PlanTable(rows, 21.0), is_stored=False, budget=20.0)
-    assert "1 of 2 candidates were not reached; --budget 80 might find a faster one" in capsys.readouterr().out
+    assert "1 of 2 candidates were not measured. --budget 80 might find a faster one." in capsys.readouterr().out
     plan_command._print(PlanTable(rows[:1], 21.0), is_stored=False, budget=20.0)
     assert "not reached" not in capsys.readouterr().out

@@ -180,13 +180,13 @@ def test_a_broken_package_breaks_nothing_else(site):
     )
     assert "  CartPole-v1 " in printed and "  square-ppo " in printed and "  thin  " in printed
     for sentence in (
-        "note: the package broken 1.2, which offers the environment 'Gone-v0', cannot be used: ModuleNotFound",
-        "importing silent does not register the name. hint: in that module, rollmill.register('Silent-v0', ...)",
-        "the name 'CartPole-v1' of the package broken 1.2 is taken",
+        "note: the package broken 1.2, which provides the environment 'Gone-v0', cannot be used: ModuleNotFound",
+        "importing silent does not register this name. hint: call rollmill.register('Silent-v0', ...)",
+        "the name 'CartPole-v1', which the package broken 1.2 provides, is already taken",
         "the network 'loud', cannot be used: ZeroDivisionError: division by zero, at ",
         "the network 'exits', cannot be used: SystemExit: 3",
-        "the package broken 1.2, which offers the environment 'Gone-v0', cannot be used",
-        "'Short-v0' is offered by several packages: plugged 1.2 (plugged.parts) and broken 1.2 (x.y).",
+        "the package broken 1.2, which provides the environment 'Gone-v0', cannot be used",
+        "several packages provide the environment 'Short-v0': plugged 1.2 (plugged.parts) and broken 1.2 (x.y).",
         "unknown algorithm 'square-pppo'. Did you mean square-ppo",
     ):
         assert sentence in printed, printed

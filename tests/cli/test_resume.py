@@ -176,4 +176,4 @@ def test_a_run_that_is_being_written_is_refused(rollmill, tmp_path):
     process.kill()
     process.communicate()
     assert second.returncode == 2
-    assert f"being written by process {process.pid}" in second.stderr and "compil" not in second.stderr
+    assert f"process {process.pid} is writing to" in second.stderr and "compil" not in second.stderr

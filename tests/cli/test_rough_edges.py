@@ -17,7 +17,7 @@ from wordings import raises
 SETTINGS = {
     "a platform that is none": ({"JAX_PLATFORMS": "foo"}, "JAX cannot start with JAX_PLATFORMS=foo"),
     "a platform that is not here": ({"JAX_PLATFORMS": "tpu"}, "JAX cannot start with JAX_PLATFORMS=tpu"),
-    "64 bits": ({"JAX_ENABLE_X64": "1"}, "JAX computes in 64 bits here"),
+    "64 bits": ({"JAX_ENABLE_X64": "1"}, "JAX is set to 64 bits"),
     "no compilation": ({"JAX_DISABLE_JIT": "1"}, "JAX_DISABLE_JIT is set"),
 }
 OPTIONS = {
@@ -87,7 +87,7 @@ def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, cap
     monkeypatch.setattr(train, "train_request", given.append)
     monkeypatch.setattr(train, "report", lambda run: 0)
     train.run(["ppo", environment, "--recipe", "cartpole-two-cores"])
-    assert ("note: the recipe cartpole-two-cores was made for CartPole-v1" in capsys.readouterr().err) == noted
+    assert ("note: the recipe cartpole-two-cores was tuned for CartPole-v1" in capsys.readouterr().err) == noted
     assert given[0].recipe == "cartpole-two-cores" and resolve(given[0]).config.update_epochs == 8
 
 

@@ -76,4 +76,4 @@ def test_a_watched_run_takes_no_single_checkpoint(rollmill, tmp_path, words):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.json").write_text("{}")
     refused = rollmill("evaluate", "run", "--watch", *words)
-    assert refused.returncode == 2 and ("--watch" in refused.stderr or "none is named" in refused.stderr)
+    assert refused.returncode == 2 and ("--watch" in refused.stderr or "without --env" in refused.stderr)

@@ -56,31 +56,34 @@ def trial_process(run: Path) -> int | None:
     ("words", "message"),
     [
         (["ppo", "--over", "seed=0..1"], "rollmill sweep ppo needs ENVIRONMENT"),
-        (SHORT, "A sweep needs values to try"),
-        ([*SHORT, "--over", "seed"], "has to be OPTION=V1,V2"),
+        (SHORT, "a sweep needs values to try"),
+        ([*SHORT, "--over", "seed"], "must be OPTION=V1,V2"),
         (
             [*SHORT, "--over", "learning-rte=1,2"],
             "unknown option 'learning-rte'. Did you mean learning-rate",
         ),
         ([*SHORT, "--over", "gamma=0.9,1.5"], r"trial 1 \(gamma=1.5\): .*gamma=1.5"),
         ([*SHORT, "--over", "env-option.max_steps=1e,True"], "write true"),
-        ([*SHORT, "--over", "seed=0..1", "--at-once", "0"], "--at-once 0 has to be at least 1"),
-        ([*SHORT, "--over", "seed=0..1", "--random", "0"], "--random 0 has to be at least 1"),
-        ([*SHORT, "--over", "seed=0..1", "--run-dir", "x"], "the sweep's directory is --sweep-dir"),
+        ([*SHORT, "--over", "seed=0..1", "--at-once", "0"], "--at-once 0 must be at least 1"),
+        ([*SHORT, "--over", "seed=0..1", "--random", "0"], "--random 0 must be at least 1"),
+        ([*SHORT, "--over", "seed=0..1", "--run-dir", "x"], "use --sweep-dir for the directory of the sweep"),
         ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "unknown --metric 'speed'"),
         (["pppo", "CartPole-v1", "--over", "seed=0..1"], "unknown algorithm 'pppo'"),
-        (["--resume", "/nonexistent"], "holds no sweep"),
+        (["--resume", "/nonexistent"], "does not contain a sweep"),
         ([*SHORT, "--over", "anneal-lr=yes,no"], "--anneal-lr yes must be true or false"),
-        ([*SHORT, "--over", "seed=0..1", "--trials", "3"], "--trials is for samplers"),
-        ([*SHORT, "--over", "seed=0..1", "--trials", "0"], "--trials 0 has to be at least 1"),
+        ([*SHORT, "--over", "seed=0..1", "--trials", "3"], "--trials needs a sampler"),
+        ([*SHORT, "--over", "seed=0..1", "--trials", "0"], "--trials 0 must be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--sampler", "random"], "--sampler random needs the number of trials"),
         ([*SHORT, "--over", "seed=0..1", "--sampler", "tpee"], "unknown sampler 'tpee'. Did you mean tpe"),
-        ([*SHORT, "--over", "seed=0..1", "--sampler", "grid", "--random", "2"], "leave out one of them"),
-        ([*SHORT, "--over", "seed=0..1", "--random", "2", "--trials", "2"], "leave out one of them"),
-        ([*SHORT, "--over", "seed=0..1", "--random", "3"], "--random 3: these axes have 2 combinations only"),
+        ([*SHORT, "--over", "seed=0..1", "--sampler", "grid", "--random", "2"], "leave one of them out"),
+        ([*SHORT, "--over", "seed=0..1", "--random", "2", "--trials", "2"], "leave one of them out"),
+        (
+            [*SHORT, "--over", "seed=0..1", "--random", "3"],
+            "--random 3 is more than the 2 combinations of these axes",
+        ),
         (
             [*SHORT, "--over", "seed=0..1", "--seed", "3"],
-            "--seed is given for all trials, and varied",
+            "--seed is given for all trials and also varied",
         ),
         (["ppo", "CartPoel-v1", "--over", "seed=0..1"], r"trial 0 \(seed=0\): unknown environment 'CartPoel-v1'"),
         ([*SHORT, "--over", "environment=CartPole-v1,Foo-v0"], r"trial 1 .*unknown environment 'Foo-v0'"),
@@ -89,28 +92,34 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "distribution=nowhere:mine"], "cannot import 'nowhere'"),
         (
             [*SHORT, "--over", "seed=0..1", "--gpu-sharing", "mps"],
-            "--gpu-sharing mps has no effect: JAX uses no GPU",
+            "--gpu-sharing mps has no effect, because JAX uses no GPU",
         ),
-        ([*SHORT, "--over", "seed=0..1", "--memory-fraction", "0.2"], "--memory-fraction has no effect: trials"),
+        (
+            [*SHORT, "--over", "seed=0..1", "--memory-fraction", "0.2"],
+            "--memory-fraction has no effect, because the trials",
+        ),
         ([*SHORT, "--over", "seed=0..1", "--network", "nope"], "unknown network 'nope'"),
         (["ppo", "gymnasium:nowhere.envs:X-v0", "--over", "seed=0..1"], "cannot import 'nowhere.envs'"),
-        ([*SHORT, "--over", "seed=0..1", "--all"], "--all is for --resume SWEEP"),
-        ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
-        ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
-        ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--num-seeds", "2"], "leave out --num-seeds"),
+        ([*SHORT, "--over", "seed=0..1", "--all"], "--all applies only to --resume SWEEP"),
+        ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs consecutive seeds: --over seed=0..4"),
+        ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs consecutive seeds: --over seed=0..4"),
+        ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--num-seeds", "2"], "leave --num-seeds out"),
         (
             [*SHORT, "--over", "seed=0..1", "--num-seeds", "2"],
             r"1 \(seed=1\) would both train seed 1",
         ),
         ([*SHORT, "--over", "seed=5,3,8", "--num-seeds", "3"], "would both train seed 5, which would count twice"),
         ([*SHORT, "--over", "seed=0..1", "--over", "num-seeds=1,2"], "would both train seed 1"),
-        ([*SHORT, "--over", "seed=7,07"], "--over seed: 7, 7 is empty, or has a value twice"),
-        ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"], "kernels of --fusion full one"),
+        ([*SHORT, "--over", "seed=7,07"], "--over seed: 7, 7 is empty or contains a repeated value"),
+        (
+            [*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"],
+            "kernels with --fusion full support only one seed",
+        ),
         ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "unknown way to stop early 'median'"),
-        ([*SHORT, "--over", "seed=0..1", "--grace-steps", "5"], "are of --stop-early asha, which is not given"),
-        ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "0"], "--grace-steps 0 has to be at least 1"),
+        ([*SHORT, "--over", "seed=0..1", "--grace-steps", "5"], "have no effect without --stop-early asha"),
+        ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "0"], "--grace-steps 0 must be at least 1"),
         ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "128"], "less than the 128 steps of a trial"),
-        ([*SHORT, "--over", "seed=0..1", *ASHA, "--reduction-factor", "1"], "-factor 1 has to be at least 2"),
+        ([*SHORT, "--over", "seed=0..1", *ASHA, "--reduction-factor", "1"], "-factor 1 must be at least 2"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, monkeypatch):
@@ -179,7 +188,7 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path):
     summary = json.loads((tmp_path / "sweep/trials/0/summary.json").read_text())
     assert summary["status"] == "finished"
     again = subprocess.run(sweep(*words, "--sweep-dir", tmp_path / "sweep"), capture_output=True, text=True)
-    assert again.returncode == 2 and "already holds a sweep: `rollmill sweep --resume" in again.stderr
+    assert again.returncode == 2 and "already contains a sweep. hint: `rollmill sweep --resume" in again.stderr
 
 
 def test_a_sampler_needs_optuna(tmp_path, monkeypatch):
@@ -201,7 +210,7 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
     for axes, message in [
         (["gamma=0.9..1.1"], "gamma=1.1"),
         (["gamma=0.9..0.99", "network.torso=mlp,gru,xyz"], "unknown --network.torso 'xyz'"),
-        (["seed=0..1"], "--trials 3: these axes have 2 combinations only"),
+        (["seed=0..1"], "--trials 3 is more than the 2 combinations of these axes"),
         (["seed=0..999", "update-epochs=1..999"], "999,000 combinations, more than 100,000"),
     ]:
         words = [word for axis in axes for word in ("--over", axis)]
@@ -318,7 +327,7 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: trial_process(runs[0]) not in (None, killed) and checkpoints(runs[0])[-1] > before, first)
     second = subprocess.run(sweep("--resume", folder), capture_output=True, text=True)
-    assert second.returncode == 2 and "is being written by process" in second.stderr
+    assert second.returncode == 2 and "is writing to" in second.stderr
     first.kill()
     printed = first.communicate()[0].decode()
     assert "was ended by SIGKILL; it is resumed" in printed

@@ -106,11 +106,11 @@ def test_bad_input_is_refused_before_anything_starts(changes, message, tmp_path,
 
 
 OTHER_KINDS = {
-    'environment=rollmill.make("CartPole-v1")': "has to be a name, as trials are processes of their own",
-    "algorithm=rollmill.ppo": "has to be a name",
-    "over=[1]": "over=[1] has to be a dictionary",
-    "over={1: [2]}": "over={1: [2]} has to be a dictionary with names",
-    "env_options=[1]": "env_options=[1] has to be a dictionary",
+    'environment=rollmill.make("CartPole-v1")': "must be a name, because trials are separate processes",
+    "algorithm=rollmill.ppo": "must be a name",
+    "over=[1]": "over=[1] must be a dictionary",
+    "over={1: [2]}": "over={1: [2]} must be a dictionary with strings",
+    "env_options=[1]": "env_options=[1] must be a dictionary",
     'gpu_sharing="some"': "unknown gpu_sharing 'some'",
     'imports="my_module"': "imports='my_module' must be a tuple",
     "trials=2.5": "trials=2.5 must be an integer",
@@ -118,7 +118,7 @@ OTHER_KINDS = {
     "sweep_dir=3": "sweep_dir=3 must be a path",
     'stop_early="median"': "unknown way to stop early 'median'",
     'sampler="tpee"': "unknown sampler 'tpee'. Did you mean tpe",
-    "learning_rate=lambda step: 1e-3": "has no JSON form",
+    "learning_rate=lambda step: 1e-3": "cannot be represented in JSON",
 }
 
 
@@ -213,7 +213,7 @@ rollmill.sweep("ppo", "Here-v0", over={"seed": range(2)})
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert "environment Here-v0: registered by the program that runs" in done.stderr
-    assert "hint: call rollmill.register in a module of its own" in done.stderr
+    assert "hint: call rollmill.register in a separate module" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -149,14 +149,14 @@ def test_a_value_that_is_none_is_refused(words, message):
         ("train ppo CartPole-v1 --fusion maybe", "unknown --fusion 'maybe'. Known: auto, full, off, rollout."),
         ("train ppo", "rollmill train ppo needs ENVIRONMENT. `rollmill train ppo --help` describes it."),
         ("evaluate", "rollmill evaluate needs RUN."),
-        ("profile compare a b c", "rollmill profile compare has no use for 'c'."),
+        ("profile compare a b c", "rollmill profile compare does not accept the argument 'c'."),
         ("profile compare a", "rollmill profile compare needs AFTER."),
-        ("doctor a b", "rollmill doctor has no use for 'b'."),
+        ("doctor a b", "rollmill doctor does not accept the argument 'b'."),
         (
             "train ppo CartPole-v1 --network.convolutions 1",
-            "--network.convolutions takes 3 values at a time, and 1 were given.",
+            "--network.convolutions takes 3 values at a time, got 1.",
         ),
-        ("train ppo CartPole-v1 --quiet=true", "--quiet is on or off, and takes no value. hint: leave out =true."),
+        ("train ppo CartPole-v1 --quiet=true", "--quiet is a switch and takes no value. hint: leave out =true."),
     ],
 )
 def test_an_error_is_one_sentence_of_the_command(words, message, capsys):

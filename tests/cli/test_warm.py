@@ -34,7 +34,7 @@ def test_a_start_after_warming_adds_nothing_to_the_cache(tmp_path, monkeypatch):
     [
         (["--run-dir", "run"], "--run-dir has no effect"),
         (["--search-plan"], "warm with --plan FILE"),
-        (["--distribution", "single-learner-coarse"], "compiled by their workers"),
+        (["--distribution", "single-learner-coarse"], "workers that compile their own programs"),
     ],
 )
 def test_what_cannot_be_warmed_is_refused(words, message, capsys):

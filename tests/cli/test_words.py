@@ -147,9 +147,11 @@ def test_a_path_is_no_module_and_its_name_is_told(use, path, module, folder, tmp
     with pytest.raises(SystemExit) as ended:
         main(use(path))
     printed = capsys.readouterr().err
-    assert ended.value.code == 2 and f"write {module}, and put PYTHONPATH={folder} in front" in printed, printed
+    assert ended.value.code == 2 and f"write {module}, and set PYTHONPATH={folder} for the command" in printed, (
+        printed
+    )
 
 
 def test_a_path_in_python_is_told_too():
-    with pytest.raises(UsageError, match=r"'./own.py': it is a path.*write own, and put PYTHONPATH=\."):
+    with pytest.raises(UsageError, match=r"'./own.py': expected the name.*write own, and set PYTHONPATH=\."):
         import_modules(["./own.py"])

@@ -39,8 +39,8 @@ class Settings:
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 
 REFUSED_DOCUMENTS = [
-    (b"", "it is not JSON (input data was truncated)"),
-    (b'{"a": ', "it is not JSON (input data was truncated)"),
+    (b"", "it is not valid JSON (input data was truncated)"),
+    (b'{"a": ', "it is not valid JSON (input data was truncated)"),
     (b'{"a": NaN}', "JSON is malformed: invalid character (byte 6)"),
     (b'{"a": Infinity}', "JSON is malformed: invalid character (byte 6)"),
     (b"\xff\xfe", "JSON is malformed: invalid character (byte 0)"),
@@ -52,7 +52,7 @@ REFUSED_DOCUMENTS = [
     (b"[" * 34 + b"]" * 34, "it is nested deeper than 32 levels"),
     (DEEP, "it is nested deeper than 32 levels"),
     (b"[" * 100_000, "it is nested deeper than 32 levels"),
-    (b'"' + b"x" * 1_000_001 + b'"', "it has 1,000,003 bytes, and at most 1,000,000 are read"),
+    (b'"' + b"x" * 1_000_001 + b'"', "its 1,000,003 bytes exceed the limit of 1,000,000"),
 ]
 
 
@@ -75,7 +75,7 @@ def test_a_document_is_read_as_python_reads_it():
 @pytest.mark.parametrize("document", ["[1]", "1", "null"])
 def test_an_object_is_asked_for(document):
     held = re.escape(document)
-    with pytest.raises(ZeroDivisionError, match=f"^x cannot be read: it holds {held} instead of a JSON object.$"):
+    with pytest.raises(ZeroDivisionError, match=f"^x cannot be read: expected a JSON object, got {held}.$"):
         parse_object(document, where="x", error=ZeroDivisionError)
 
 

@@ -66,8 +66,8 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do():
     with pytest.raises(UsageError) as error:
         choose_num_shards(10, 10, 9, by_sequence=False)
     assert str(error.value) == (
-        "100 samples (num_envs x num_steps) do not divide into num_minibatches=9 equal parts; "
-        "nearest that do: 5 or 10."
+        "100 samples (num_envs x num_steps) cannot be divided into num_minibatches=9 equal parts. "
+        "Nearest values that divide them: 5 or 10."
     )
     with raises("do-not-divide-into-num", "12", "sequences (num_envs)", "5", "4 or 6"):
         choose_num_shards(12, 100, 5, by_sequence=True)
@@ -77,7 +77,7 @@ def test_the_offer_is_honest_for_batches_of_any_size():
     for num_envs, num_steps in ((1, 1), (1, 3), (2**20 + 1, 2)):
         with pytest.raises(UsageError) as error:
             choose_num_shards(num_envs, num_steps, 2**22 + 3, by_sequence=False)
-        offered = str(error.value).partition("nearest that do: ")[2].rstrip(".").split(" or ")
+        offered = str(error.value).partition("Nearest values that divide them: ")[2].rstrip(".").split(" or ")
         assert offered != [""]
         for size in offered:
             assert choose_num_shards(num_envs, num_steps, int(size), by_sequence=False) >= 1

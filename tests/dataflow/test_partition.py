@@ -54,61 +54,74 @@ def test_partitions_that_can_be_run(name):
         (Partition("mine", ()), "mine: a partition needs at least one group."),
         (
             several(("actor", ("environment", "polcy"), {}), ("learner", "gu", {})),
-            "unknown fragment 'polcy'. Did you mean policy? It stands in group 'actor'.",
+            "unknown fragment 'polcy'. Did you mean policy? It belongs to group 'actor'.",
         ),
         (
             several(("actor", "ep", {}), ("learner", "pgu", {})),
-            "mine: 'policy' is in two groups, 'actor' and 'learner'; a fragment belongs to one group, which may "
-            "have several replicas.",
+            (
+                "mine: 'policy' is in two groups, 'actor' and 'learner'. A fragment belongs to one group, "
+                "which may have several replicas."
+            ),
         ),
         (
             several(("actor", "epp", {}), ("learner", "gu", {})),
-            "mine: 'policy' stands twice in group 'actor'.",
+            "mine: 'policy' occurs twice in group 'actor'.",
         ),
-        (several(("actor", "e", {}), ("learner", "g", {})), "mine: no group holds policy, update."),
-        (several(("one", "ep", {}), ("one", "gu", {})), "mine: two groups are called one."),
+        (several(("actor", "e", {}), ("learner", "g", {})), "mine: no group contains policy, update."),
+        (several(("one", "ep", {}), ("one", "gu", {})), "mine: two groups have the name one."),
         (
             several(("none", "", {}), ("all", "epgu", {})),
-            "mine: group 'none' holds no fragment; leave it out.",
+            "mine: group 'none' contains no fragment. hint: leave it out.",
         ),
         (
             several(("all", "epgu", {"replicas": 0})),
-            "mine: group 'all' has replicas=0; the least is 1.",
+            "mine: group 'all' has replicas=0, which must be at least 1.",
         ),
         (several(("all", "epgu", {"device": "gpus"})), "unknown kind of device 'gpus'. Did you mean gpu or cpu?"),
         (
             several(("actor", "epg", {"replicas": 2}), ("update", "u", {"replicas": 2})),
-            "mine: group 'update' has replicas=2, but the update alone is one place where gradients meet; use "
-            "replicas=1, or put the gradients into the group.",
+            (
+                "mine: group 'update' has replicas=2, but an update without gradients needs exactly one "
+                "replica, where all gradients meet. hint: use replicas=1, or add gradients to the group."
+            ),
         ),
         (
             several(("actor", "epu", {}), ("gradients", "g", {})),
-            "mine: group 'actor' holds update with environment and policy, but not gradients; let the update be "
-            "alone, or put the gradients into the group.",
+            (
+                "mine: group 'actor' contains update with environment and policy, but not gradients. hint: "
+                "give update a group of its own, or add gradients to this one."
+            ),
         ),
         (
             several(("all", "epgu", {"synchronous": False})),
-            "mine: group 'all' makes the weights, so it cannot take them asynchronously; let it be synchronous.",
+            (
+                "mine: group 'all' computes the weights, so it cannot receive them asynchronously. hint: "
+                "make it synchronous."
+            ),
         ),
         (
             several(("environment", "e", {"synchronous": False}), ("learner", "pgu", {})),
-            "mine: group 'environment' is asynchronous, but only a group with the policy takes weights; let it be "
-            "synchronous.",
+            (
+                "mine: group 'environment' is asynchronous, but only a group with the policy receives "
+                "weights. hint: make it synchronous."
+            ),
         ),
         (
             several(("actor", "ep", {}), ("learner", "g", {"synchronous": False}), ("update", "u", {})),
-            "mine: group 'learner' is asynchronous, but only a group with the policy takes weights; let it be "
-            "synchronous.",
+            (
+                "mine: group 'learner' is asynchronous, but only a group with the policy receives weights. "
+                "hint: make it synchronous."
+            ),
         ),
         (
             several(("environment", "e", {"replicas": 4}), ("learner", "pgu", {"replicas": 3})),
-            "mine: group 'environment' has replicas=4 and 'learner' replicas=3; one must be a multiple of the "
-            "other, so that whole shares pass along 'timestep'.",
+            "mine: group 'environment' has replicas=4 and 'learner' replicas=3. One must be a multiple of the "
+            "other, so that the data along 'timestep' can be divided equally.",
         ),
         (
             several(("actor", "ep", {"replicas": 2}), ("learner", "gu", {"replicas": 3})),
-            "mine: group 'actor' has replicas=2 and 'learner' replicas=3; one must be a multiple of the other, "
-            "so that whole shares pass along 'trajectory'.",
+            "mine: group 'actor' has replicas=2 and 'learner' replicas=3. One must be a multiple of the other, "
+            "so that the data along 'trajectory' can be divided equally.",
         ),
     ],
 )
@@ -121,22 +134,23 @@ def test_partitions_that_cannot_be_run(partition, message):
     [
         (
             several(("environment", "e", {"replicas": 5}), ("learner", "pgu", {})),
-            "group 'environment' has replicas=5, which cannot hold equal shares of num_envs=24; nearest that "
-            "can: 4 or 6.",
+            "group 'environment' has replicas=5, which cannot hold equal shares of num_envs=24. Nearest values "
+            "that can: 4 or 6.",
         ),
         (
             several(("environment", "e", {"replicas": 48}), ("learner", "pgu", {})),
-            "group 'environment' has replicas=48, which cannot hold equal shares of num_envs=24; nearest that "
-            "can: 24.",
+            "group 'environment' has replicas=48, which cannot hold equal shares of num_envs=24. Nearest values "
+            "that can: 24.",
         ),
         (
             several(("actor", "ep", {"replicas": 8}), ("learner", "gu", {"replicas": 8})),
-            "group 'learner' has replicas=8, which cannot hold equal shares of num_shards=12; nearest that can: "
-            "6 or 12.",
+            "group 'learner' has replicas=8, which cannot hold equal shares of num_shards=12. Nearest values that "
+            "can: 6 or 12.",
         ),
         (
             several(("all", "epgu", {"replicas": 24})),
-            "group 'all' has replicas=24, which cannot hold equal shares of num_shards=12; nearest that can: 12.",
+            "group 'all' has replicas=24, which cannot hold equal shares of num_shards=12. Nearest values that "
+            "can: 12.",
         ),
     ],
 )

@@ -163,18 +163,18 @@ def test_evaluations_of_a_training_are_those_of_whole_games(tmp_path):
     ("name", "options", "message"),
     [
         ("Pongg", {}, "unknown Atari game 'Pongg'. Did you mean Pong"),
-        ("Pong", {"frame_skip": 2}, "ale:Pong has no option 'frame_skip'; did you mean frameskip"),
+        ("Pong", {"frame_skip": 2}, "ale:Pong has no option 'frame_skip'. Did you mean frameskip"),
         (
             "Pong",
             {"frameskip": 0},
-            "ale:Pong: frameskip=0 has to be a whole number of at least 1; if",
+            "ale:Pong: frameskip=0 must be an integer of at least 1",
         ),
-        ("Pong", {"noop_max": -1}, "noop_max=-1 has to be a whole number of at least 0"),
-        ("Pong", {"grayscale": 3}, "grayscale=3 has to be true or false"),
+        ("Pong", {"noop_max": -1}, "noop_max=-1 must be an integer of at least 0"),
+        ("Pong", {"grayscale": 3}, "grayscale=3 must be true or false"),
         (
             "Pong",
             {"repeat_action_probability": 1.5},
-            "=1.5 has to be a number from 0 to 1",
+            "=1.5 must be a number between 0 and 1",
         ),
     ],
 )

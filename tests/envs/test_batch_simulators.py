@@ -175,17 +175,20 @@ def test_the_class_of_a_simulator_is_enough_and_generations_have_their_own_seeds
         ),
         (
             lambda n: Simulator(n, AutoresetMode.DISABLED, ["mask"]),
-            r"of row 1, which.*, DISABLED, a row",
+            r"of row 1, which.*DISABLED, a row",
         ),
-        (lambda n: gymnasium.make_vec("CartPole-v1", n), r"of row 1.*Gymnasium's own: gymnasium:ID"),
+        (
+            lambda n: gymnasium.make_vec("CartPole-v1", n),
+            r"of row 1.*Gymnasium's own environments support both: gymnasium:ID",
+        ),
         (
             lambda n: Simulator(n, flaws=["mode"]),
             r"autoreset_mode=None, expected one of .*NEXT_STEP, AutoresetMode",
         ),
-        (lambda n: Simulator(8), r"made with num_envs=2, it has 8 environments"),
-        (lambda n: Counter(), r"it is a Counter, not a gymnasium VectorEnv.*takes no arguments"),
-        (lambda: Simulator(8), r"returned a gymnasium VectorEnv \(a function that makes one takes num_envs\)"),
-        (Simulator(2), r"Simulator cannot be made again.*from_gymnasium\(function of num_envs"),
+        (lambda n: Simulator(8), r"with num_envs=2, the function returned 8 environments"),
+        (lambda n: Counter(), r"returned a Counter, expected a gymnasium VectorEnv.*takes no arguments"),
+        (lambda: Simulator(8), r"returned a gymnasium VectorEnv \(pass a function of num_envs"),
+        (Simulator(2), r"Simulator cannot be created again.*function of num_envs"),
         (
             lambda n: gymnasium.wrappers.vector.NormalizeReward(Simulator(n)),
             r"contains Gymnasium's NormalizeReward",

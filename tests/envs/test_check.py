@@ -93,7 +93,7 @@ def test_python_if_on_a_traced_value_is_shown_with_its_line():
 
     message = fails("Good: step raised TracerBoolConversionError", step=step)
     assert "test_check.py:" in message and 'if state["count"] > 3:' in message
-    assert "use jnp.where or jax.lax.cond" in message
+    assert "Use jnp.where or jax.lax.cond" in message
 
 
 def test_params_that_are_made_python_numbers_are_found():
@@ -115,7 +115,7 @@ def test_an_error_inside_reset_is_shown():
     def reset(key, params):
         return np.asarray(jax.random.uniform(key)), ()
 
-    assert "use jax.numpy" in fails("Good: reset raised TracerArrayConversionError", reset=reset)
+    assert "Use jax.numpy" in fails("Good: reset raised TracerArrayConversionError", reset=reset)
 
 
 def test_reset_must_return_two_values():
@@ -135,7 +135,7 @@ def test_step_must_return_a_timestep(count):
 
 def test_state_structure_must_stay():
     step = changed_step(state=lambda t, s: {**t.state, "extra": t.reward})
-    fails(r"state's structure changes: reset .*\['count'\]: int32.*step .*\['extra'\]: float32", step=step)
+    fails(r"structure of the state changes: reset .*\['count'\]: int32.*step .*\['extra'\]: float32", step=step)
 
 
 def test_state_dtype_must_stay():
@@ -237,7 +237,7 @@ def test_a_value_kept_outside_the_state_is_found():
         kept.append(state["count"])
         return changed_step(state=lambda t, s: {"count": kept[0] + action})(key, state, action, params)
 
-    fails("step is not a pure function.*keep that in the state", step=step)
+    fails("step is not a pure function.*keep that value in the state", step=step)
 
 
 def test_nan_is_found():
@@ -365,7 +365,7 @@ def test_action_mask_must_fit_the_action_space():
         action_mask=lambda state, params: jnp.ones(2),
     )
     fails(
-        r"an action_mask was given for the action space Box.*, expected a Discrete or MultiDiscrete",
+        r"action_mask was given for the action space Box.*, expected a Discrete or MultiDiscrete",
         action_mask=lambda state, params: jnp.ones(1, bool),
         action_space=spaces.Box(0.0, 1.0, (), np.float32),
         step=lambda k, s, a, p: good_step(k, s, jnp.int32(1), p),
@@ -408,7 +408,7 @@ def player_of(state, params):
     ("changes", "message"),
     [
         ({"num_players": 3, "to_move": player_of}, "num_players is 3, expected 1 or 2"),
-        ({"num_players": 2}, "num_players=2 and no to_move were given; expected to_move, which maps state and"),
+        ({"num_players": 2}, "num_players=2 and no to_move were given. A two-player environment needs"),
         ({"to_move": player_of}, "num_players=1 and to_move were given"),
         (
             {"num_players": 2, "to_move": lambda state, params: state["count"] > 1},
@@ -440,7 +440,7 @@ def test_a_planner_must_find_the_environments_own_steps():
     envs.check_environment(envs.plannable(env))
     envs.check_environment(envs.time_limit(envs.plannable(env), 5))  # its planning state has no clock
     fails(
-        r"Timestep.observation differs between a step and the same from planning_state",
+        r"Timestep.observation differs between a step and the same step from planning_state",
         planning_state=lambda state, params: {"count": state["count"] + 1},
     )
     fails(
@@ -520,7 +520,7 @@ def test_vmap_must_change_nothing():
         return 3 * x, True
 
     step = changed_step(reward=lambda t, s: doubled(t.reward * s["count"].astype(jnp.float32)))
-    fails(r"Timestep.reward differs between step alone and step under jax.vmap", step=step)
+    fails(r"Timestep.reward differs between a single step and a step under jax.vmap", step=step)
 
 
 def test_silent_promotion_is_warned_of():
@@ -568,7 +568,7 @@ def test_host_environments_are_checked_and_closed(capsys):
     CLOSED.clear()
     envs.check_environment(host(), num_steps=5)
     assert len(CLOSED) == 3  # one for the spaces, two for the check
-    assert "2 copies, 0 episodes ended; if none ever does, limit the time" in capsys.readouterr().out
+    assert "2 copies, 0 episodes ended. If no episode ever ends, limit the time" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_spaces_are_in_32_bits_and_unbounded_ones_infinite(tmp_path, monkeypatch
     [
         ("CartPole-v11", {}, "unknown EnvPool environment 'CartPole-v11'. Did you mean CartPole-v1"),
         ("CartPole-v1", {"length": 2}, "envpool:CartPole-v1 has no option 'length'"),
-        ("CartPole-v1", {"batch_size": 2}, "batch_size cannot be given as an option"),
-        ("KuhnPoker-v1", {}, "KuhnPoker-v1 has up to 2 players; environments of one are supported"),
+        ("CartPole-v1", {"batch_size": 2}, "the option batch_size is set by Rollmill"),
+        ("KuhnPoker-v1", {}, "KuhnPoker-v1 has up to 2 players, but only single-player"),
     ],
 )
 def test_what_cannot_be_run_is_refused(name, options, message):

@@ -113,7 +113,7 @@ def test_a_tuple_of_another_length_is_a_failure():
     vector.reset()
     action = {"push": np.zeros((1, 2)), "switch": (np.ones(1, int), np.zeros((1, 2), int))}
     assert vector.step(action).truncated.all()
-    assert "an observation has 3 parts in a Tuple of 2" in vector.drain_failures()[0].error
+    assert "an observation has 3 parts, expected a Tuple of " in vector.drain_failures()[0].error
 
 
 def test_a_reset_that_raises_leaves_the_ended_episode_as_it_was():
@@ -217,7 +217,7 @@ def test_an_observation_with_one_wrong_part_is_not_half_written():
     vector.step(action)
     step = vector.step(action)
     assert step.info["final_observation"]["image"].max() == 1 and step.truncated.all()
-    assert "shape (3,); the observation space says ()" in vector.drain_failures()[0].error
+    assert "shape (3,), expected () by the observation space" in vector.drain_failures()[0].error
 
 
 def test_what_is_no_timestep_is_a_failure():
@@ -340,7 +340,7 @@ def test_failures_of_one_environment_with_no_whole_episode_in_between_are_too_ma
     with pytest.raises(EnvironmentFailed) as caught:
         streaks.count([failure(5)], np.array([False, True]))
     assert str(caught.value) == (
-        "environment 5 failed 3 times with no whole episode in between, the last time in its step: "
+        "environment 5 failed 3 times without a complete episode in between, most recently in its step: "
         "ValueError: no\n"
         "  at env.py:3: raise\n"
         "hint: mend the environment, or allow more failures in a row with --max-failures (now 2)."

@@ -61,9 +61,9 @@ def test_environments_keep_the_contract(name, options, kinds):
     [
         ("mpe/simple_spread_v2", {}, "unknown PettingZoo environment .* Did you mean mpe/simple_spread_v3"),
         ("butterfly/pistonbal_v6", {}, "Did you mean butterfly/pistonball_v6.* pettingzoo:MODULE:ID"),
-        ("mpe/simple_spread_v3", {"max_cycle": 3}, "no option 'max_cycle'; did you mean max_cycles"),
-        ("butterfly/pistonball_v6", {"pistons": 3}, "no option 'pistons'; did you mean n_pistons"),
-        ("classic/chess_v6", {}, "the agents of pettingzoo:classic/chess_v6 act by turns"),
+        ("mpe/simple_spread_v3", {"max_cycle": 3}, "no option 'max_cycle'. Did you mean max_cycles"),
+        ("butterfly/pistonball_v6", {"pistons": 3}, "no option 'pistons'. Did you mean n_pistons"),
+        ("classic/chess_v6", {}, "pettingzoo:classic/chess_v6 is turn-based"),
         ("no_such_module:Mine-v0", {}, "the module 'no_such_module' cannot be imported"),
     ],
 )

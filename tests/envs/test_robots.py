@@ -665,7 +665,7 @@ def test_robots_that_mujoco_resets_end_their_episodes():
 def test_an_own_robot_is_compared_with_mujoco(capsys):
     env = rollmill.robot(ARM, reward=lambda before, action, after: action[0], max_steps=40)
     rollmill.check_environment(env, num_steps=50)
-    assert "50 of 50 steps under random controls are those of C MuJoCo." in capsys.readouterr().out
+    assert "50 of 50 steps under random controls agree with C MuJoCo" in capsys.readouterr().out
 
 
 def test_where_physics_differ_and_are_unstable_is_told():
@@ -677,7 +677,7 @@ def test_where_physics_differ_and_are_unstable_is_told():
         and "'shoulder', with 0 contacts" in told
     )
     told = rollmill.physics.compare(SHAKING, rollmill.physics.load(SHAKING), steps=60)
-    assert told.unstable is not None and "MuJoCo itself is unstable at step" in str(told)
+    assert told.unstable is not None and "MuJoCo itself becomes unstable at step" in str(told)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_check_alone_advises(capsys):
     with pytest.warns(UserWarning, match=r"weakly typed.*the state after reset\['steps'\].*the reward"):
         rollmill.check_environment(environment())
     rollmill.ppo(environment())  # warnings are errors in tests
-    assert "Halving keeps the contract: 100 random steps, 20 episodes ended." in capsys.readouterr().out
+    assert "Halving passed all checks: 100 random steps, 20 episodes ended." in capsys.readouterr().out
 
 
 # --- what stands for an environment -------------------------------------------------------------------
@@ -128,10 +128,10 @@ def test_options_of_a_gymnasium_environment_are_kept():
         (3, "expected an environment, got a int. hint: give an id"),
         (None, "got a NoneType"),
         (gymnasium.Env, "got the class Env"),
-        (gymnasium.envs.classic_control.CartPoleEnv(), "CartPoleEnv has no id to make copies from. hint: gymn"),
+        (gymnasium.envs.classic_control.CartPoleEnv(), "CartPoleEnv has no id from which copies could be created"),
         (
             gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1")),
-            r"was wrapped after it was made \(NormalizeObservation\)",
+            r"was wrapped after it was created \(NormalizeObservation\)",
         ),
     ],
 )

@@ -92,5 +92,7 @@ def test_an_inverse_transform_of_real_numbers():
 
 def test_what_has_no_rule_is_named():
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-    with pytest.raises(CannotFuse, match="asin cannot be fused: kernels have no such function of complex numbers"):
+    with pytest.raises(
+        CannotFuse, match="asin cannot be fused: kernels do not support this function of complex numbers"
+    ):
         lower_function(lambda x: jnp.arcsin(lax.complex(x[0], x[1])).real, (shape,))

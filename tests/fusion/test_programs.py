@@ -136,7 +136,7 @@ def test_a_function_that_closes_over_a_tracer_is_refused():
         lower_function(lambda x: x + hidden, (NUMBER,))
         return hidden
 
-    with pytest.raises(TypeError, match="make it a uniform argument"):
+    with pytest.raises(TypeError, match="Make it a uniform argument"):
         jax.jit(trace)(jnp.ones(()))
 
 

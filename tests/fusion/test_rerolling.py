@@ -92,7 +92,7 @@ def test_agents_in_turns_count_once(monkeypatch):
     assert size < len(step.program.nodes()) / 1.5
     assert long_gradients_on_gpu(step) is None
     monkeypatch.setattr(launches, "MAX_GRADIENT_OPERATIONS", size - 1)
-    assert f"{size:,} operations; a kernel of more than {size - 1:,}" in str(long_gradients_on_gpu(step))
+    assert f"{size:,} operations. A kernel with more than {size - 1:,}" in str(long_gradients_on_gpu(step))
 
 
 def test_agents_whose_constants_differ_are_no_turns():

@@ -11,7 +11,7 @@ from user_environments import ENVIRONMENTS
 
 from rollmill.fusion import CannotFuse, lower_function
 
-REFUSED = {"landscape": "1600 numbers of each environment"}
+REFUSED = {"landscape": "1600 numbers per environment"}
 FUSED = [name for name in ENVIRONMENTS if name not in REFUSED]
 
 

@@ -108,7 +108,7 @@ def test_a_driver_that_names_no_processes(visible):
     driver = Driver()
     driver.compute = (SimpleNamespace(pid=UNKNOWN_PID, usedGpuMemory=None),)
     told = str(memory_by_nvml(driver)[0])
-    assert told.endswith(f"free; trainer (process {UNKNOWN_PID}) holds an unknown part")
+    assert told.endswith(f"free; trainer (process {UNKNOWN_PID}) holds an unknown amount")
 
 
 SMI = {
@@ -190,9 +190,9 @@ def test_an_option_takes_its_share_at_once():
         (
             FULL,
             {},
-            rf"needs 1.0 GiB of a GPU before it has .*; a.py \(process {UNKNOWN_PID}\) holds 79.0 GiB",
+            rf"needs 1.0 GiB of GPU memory before it allocates .*; a.py \(process {UNKNOWN_PID}\) holds 79.0 GiB",
         ),
-        (FULL, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}, r"needs 1.0 GiB of a GPU before"),
+        (FULL, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}, r"needs 1.0 GiB of GPU memory before"),
         (
             HALF,
             {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"},
@@ -222,7 +222,7 @@ def test_variables_hold_while_the_backend_starts_and_no_longer(monkeypatch):
     jax_settings.check_platform()
     (note,) = gpu_share.memory_notes()
     assert note.startswith("GPU 0 (NVIDIA H100) has 40.0 GiB of 80.0 GiB free; a.py (process")
-    assert note.endswith("holds 40.0 GiB; what is free is taken as it is needed")
+    assert note.endswith("holds 40.0 GiB; free memory is allocated on demand")
     assert seen[0]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     assert seen[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.4600"
     assert not any(name.startswith("XLA_PYTHON_CLIENT") for name in os.environ)
@@ -260,7 +260,7 @@ def test_a_backend_that_finds_no_memory_says_who_holds_it(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", fail)
     monkeypatch.setattr(device_errors, "ask_gpu_memory", lambda: (FULL,))
     with pytest.raises(
-        DeviceMemoryError, match=r"does not suffice \(Unable .*\) GPU 0 .* a.py .* hint: wait for these"
+        DeviceMemoryError, match=r"does not have enough memory \(Unable .*\) GPU 0 .* a.py .* hint: wait for these"
     ):
         jax_settings.check_platform()
 

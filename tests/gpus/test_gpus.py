@@ -206,7 +206,7 @@ def test_a_machine_is_divided_by_the_memory_of_its_gpus(driver):
     devices, least = devices_of()
     assert (devices.count("GPU-0"), devices.count("GPU-1"), least) == (35, 1, 2)
     driver[:] = [gpu_of(0, memory_bytes=300 * GIBIBYTE)]
-    assert devices_of()[0].count("GPU-0") == 48, "the limit of MPS"
+    assert devices_of()[0].count("GPU-0") == 48, "the MPS limit"
     assert len(devices_of(wanted=40)[0]) == 40
     assert (len(devices_of(enough=3)[0]), len(devices_of(wanted=8, enough=3)[0])) == (3, 8)
     driver[:] = [gpu_of(0, mig=True, slices=tuple(Slice(f"MIG-{n}", GIBIBYTE, 16) for n in range(7)))]

@@ -23,7 +23,9 @@ def test_a_return_counts_once_enough_episodes_have_ended():
     assert hook(logged(12.0, episodes=49.0)) is None
     assert hook(logged(9.99)) is None
     assert hook(evaluated(500.0)) is None
-    assert hook(logged(10.0, episodes=50.0)) == Stop("the mean return of training is 10, and 10 was to be reached")
+    assert hook(logged(10.0, episodes=50.0)) == Stop(
+        "the mean return of training is 10, which reaches the goal of 10"
+    )
     assert name_of(hook) == "stop_at_return"
 
 
@@ -45,7 +47,8 @@ def test_a_return_of_evaluations_counts_at_once():
     hook = stop_at_return(-150, evaluated=True)
     assert hook(logged(0.0)) is None and hook(evaluated(-151.0)) is None
     assert (
-        hook(evaluated(-149.0)).reason == "the mean return of the evaluation is -149, and -150 was to be reached"
+        hook(evaluated(-149.0)).reason
+        == "the mean return of the evaluation is -149, which reaches the goal of -150"
     )
 
 

@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_is_named_once_and_called_no_more(own, tmp_path, fa
     for event in (started(tmp_path), logged(1), logged(2), FINISHED):
         hook(event)
     (note,) = notes
-    assert f"own_tracker:keep gets no more lines, because {type(failure).__name__}" in note and len(calls) == 1
+    assert f"own_tracker:keep receives no more lines, because {type(failure).__name__}" in note and len(calls) == 1
 
 
 def test_the_end_of_a_training_does_not_wait_for_ever(own, tmp_path, monkeypatch):
@@ -79,7 +79,7 @@ def test_the_end_of_a_training_does_not_wait_for_ever(own, tmp_path, monkeypatch
     for event in (started(tmp_path), logged(1), FailureReported(1, 64, "number", "NaN", ends=True)):
         hook(event)
     ended.set()
-    assert time.monotonic() - began < 30 and "has not written everything" in notes[0]
+    assert time.monotonic() - began < 30 and "did not write everything" in notes[0]
 
 
 def test_a_tracker_that_falls_behind_is_given_up(own, tmp_path, monkeypatch):
@@ -124,4 +124,4 @@ def test_a_training_passes_its_lines_on_and_outlives_a_tracker(own, tmp_path, ca
     assert run.summary["status"] == "finished"
     assert [line["iteration"] for _, line in own.lines] == [1, 2, 3, 4]
     assert (tmp_path / "run/metrics.csv").read_text().count("\n") == 5
-    assert capsys.readouterr().err.count("own_tracker:broken gets no more lines") == 1
+    assert capsys.readouterr().err.count("own_tracker:broken receives no more lines") == 1

@@ -90,7 +90,7 @@ def test_the_wheel_alone_does_the_first_steps_of_the_tutorial_and_shows_its_run(
     check, train = re.findall(r"^```bash\n(.*?)^```", steps, re.M | re.S)
     (tmp_path / "boat.py").write_text("\n\n".join(pieces))
     variables = {"PATH": f"{installed / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
-    assert "keeps the contract" in run("bash", "-ec", check, cwd=tmp_path, **variables)
+    assert "passed all checks" in run("bash", "-ec", check, cwd=tmp_path, **variables)
     assert "final return" in run("bash", "-ec", train, cwd=tmp_path, **variables)
     environment = os.environ | variables
     with subprocess.Popen(

@@ -136,11 +136,11 @@ def test_the_command_prints_json_of_every_value(folder, capsys):
     ("words", "code", "said"),
     [
         (["missing"], 2, "missing does not exist. hint: name the folder"),
-        (["empty"], 0, "there are no runs in"),
+        (["empty"], 0, "contains no runs"),
         ([".", "--state", "finished", "--algorithm", "sac"], 0, "none of the 6 runs and sweeps"),
         ([".", "--state", "done"], 2, "'done'"),
-        ([".", "--where", "gamma"], 2, "has to be NAME=VALUE"),
-        ([".", "--limit", "0"], 2, "has to be at least 1"),
+        ([".", "--where", "gamma"], 2, "must be NAME=VALUE"),
+        ([".", "--limit", "0"], 2, "must be at least 1"),
     ],
 )  # fmt: skip
 def test_the_command_says_what_it_does_not_show(folder, capsys, words, code, said):

@@ -95,8 +95,11 @@ def test_the_plan_of_a_candidate_carries_all_that_was_chosen(trials):
     [
         (Candidate(devices=3, fusion="off"), "3 devices cannot hold equal shares of num_shards="),
         (Candidate("central", "processes", actors=3), "cannot hold equal shares"),
-        (Candidate(fusion="auto"), "the same as fusion=off: 4,096 steps are fewer than the 10,000,000"),
-        (Candidate("multi-learner", "processes", workers=3, learners=2), "one must be a multiple of the other"),
+        (
+            Candidate(fusion="auto"),
+            "the same as fusion=off: kernels are timed only from 10,000,000 steps on, and 4,096",
+        ),
+        (Candidate("multi-learner", "processes", workers=3, learners=2), "One must be a multiple of the other"),
     ],
 )
 def test_what_cannot_run_is_told_before_anything_starts(trials, candidate, reason):
@@ -127,7 +130,7 @@ def table(*, complete=True):
     candidate = Candidate(devices=2, fusion="off")
     rows = [
         CandidateRow(candidate, "chosen", "the only one", 1e5, 2e5, 3e8, None),
-        CandidateRow(Candidate(), "skipped" if complete else "not reached", "the budget was spent"),
+        CandidateRow(Candidate(), "skipped" if complete else "not reached", "the time budget was used up"),
     ]
     return PlanTable(tuple(rows), 12.5)
 

@@ -73,7 +73,7 @@ def test_the_fastest_is_chosen_and_every_row_says_why():
     assert table.chosen == rows[B]
     assert {c: row.status for c, row in rows.items()} == {A: "slower", B: "chosen", C: "slower"}
     assert rows[B].reason == "3.00 x the next, gpu-only (program) fusion=off"
-    assert rows[A].reason == "33% of the choice"
+    assert rows[A].reason == "33% of the chosen plan's speed"
     assert rows[C].reason == "30% of the choice; stopped early, because it could not win any more"
     assert (rows[A].predicted_memory, rows[A].measured_memory, rows[A].measured_speed) == (5 * MB, 5 * MB, 100.0)
     assert table.seconds == 30.0
@@ -83,7 +83,7 @@ def test_what_cannot_fit_is_rejected_before_it_runs():
     numbers = Numbers({A: 100.0, B: 300.0}, memory={A: 5 * MB, B: 70 * MB})
     rows, table = numbers.find(A, B, memory_limit=50 * MB)
     assert rows[B].status == "rejected"
-    assert rows[B].reason == "needs 70 MB, more than the 50 MB there are"
+    assert rows[B].reason == "needs 70 MB, more than the available 50 MB"
     assert numbers.measured == [A]
     assert table.chosen == rows[A]
 
@@ -92,7 +92,7 @@ def test_what_takes_more_than_was_predicted_is_no_choice():
     rows, table = Numbers({A: 1.0, B: 3.0}, memory={A: 5 * MB, B: 6 * MB}, taken={B: 60 * MB}).find(
         A, B, memory_limit=50 * MB
     )
-    assert (rows[B].status, rows[B].reason) == ("rejected", "took 60 MB, more than the 50 MB there are")
+    assert (rows[B].status, rows[B].reason) == ("rejected", "took 60 MB, more than the available 50 MB")
     assert table.chosen == rows[A]
 
 
@@ -100,7 +100,7 @@ def test_what_took_too_much_is_not_tried_with_more():
     small, large = one(num_envs=4096), one(num_envs=8192)
     numbers = Numbers({A: 1.0, small: 3.0, large: 5.0}, taken={small: 60 * MB})
     rows, _ = numbers.find(A, small, large, memory_limit=50 * MB)
-    assert rows[large].reason.startswith("the same with 4,096 environments was rejected: took 60 MB")
+    assert rows[large].reason.startswith("the same plan with 4,096 environments was rejected: took 60 MB")
     assert large not in numbers.measured
 
 
@@ -116,7 +116,7 @@ def test_what_cannot_run_keeps_its_reason():
     assert (rows[A].status, rows[A].reason) == ("rejected", "no such kernel")
     assert (rows[C].status, rows[C].reason) == ("rejected", "3 actors do not divide 8")
     assert table.chosen == rows[B]
-    assert rows[B].reason == "the only one that could be measured"
+    assert rows[B].reason == "the only candidate that could be measured"
 
 
 def test_without_any_that_runs_there_is_no_choice():
@@ -130,7 +130,10 @@ def test_the_first_is_measured_and_the_rest_is_left_at_the_end_of_the_budget():
     assert [rows[each].status for each in (A, B, C)] == ["chosen", "not reached", "not reached"]
     assert not table.is_complete
     rows, table = Numbers({A: 100.0, C: OutOfTime()}).find(A, C, budget=15.0)
-    assert (rows[C].status, rows[C].reason) == ("not reached", "the budget ended before its first iterations")
+    assert (rows[C].status, rows[C].reason) == (
+        "not reached",
+        "the time budget was used up before its first iterations",
+    )
 
 
 def test_a_bound_is_passed_on_so_that_a_training_that_cannot_win_stops():
@@ -253,7 +256,7 @@ def test_what_failed_with_fewer_environments_is_not_grown():
     trials = Numbers({off[0]: 100.0, off[1]: 190.0, off[2]: 370.0, full[0]: refused})
     rows, _ = trials.find(off[0], full[0], off[1], full[1], off[2], full[2])
     for wider in full[1:]:
-        assert rows[wider].reason == "the same with 64 environments was rejected: no kernel"
+        assert rows[wider].reason == "the same plan with 64 environments was rejected: no kernel"
     assert trials.measured == [off[0], full[0], off[1], off[2]]
 
 
@@ -268,7 +271,7 @@ def test_what_cannot_be_fused_is_not_tried_on_more_devices_or_less_deeply():
     for other in (wide, rollout):
         assert (rows[other].status, rows[other].reason) == (
             "skipped",
-            "cannot be fused, as gpu-only (program) fusion=full",
+            "cannot be fused, because gpu-only (program) fusion=full",
         )
     assert trials.measured == [off, full, auto, off, auto]
     trials = Numbers({off: 100.0, full: CannotBeFused("no gradients", ("full",)), rollout: 200.0})
@@ -287,4 +290,4 @@ def test_what_is_far_too_slow_in_proportion_is_not_grown():
     slow = [one(fusion="full", num_envs=envs) for envs in (64, 128)]
     trials = Numbers({one(num_envs=64): 100.0}, estimated={slow[0]: 10.0})
     rows, _ = trials.find(one(num_envs=64), *slow)
-    assert rows[slow[1]].reason.startswith("dominated: even in proportion to 64 environments")
+    assert rows[slow[1]].reason.startswith("dominated: even scaled in proportion to 64 environments")

@@ -84,7 +84,7 @@ def without(name):
         (None, "the plan: null must be an object."),
         (without("groups"), "the plan: groups is missing."),
         ({}, "the plan: version is missing."),
-        (plan_json(version=3), "the plan is of version 3; this Rollmill reads 1 and 2."),
+        (plan_json(version=3), "the plan has version 3, but this Rollmill reads only 1 and 2."),
         (plan_json(version="1"), "the plan: version=\"1\" must be an integer."),
         (plan_json(version=True), "the plan: version=true must be an integer."),
         (plan_json(distribution=None), "the plan: distribution=null must be a string."),
@@ -96,16 +96,16 @@ def without(name):
         (with_group(replica=3), "the plan: groups[0].replica is unknown. Did you mean replicas?"),
         (with_group(replicas=2.0), "the plan: groups[0].replicas=2.0 must be an integer."),
         (with_group(replicas="2"), "the plan: groups[0].replicas=\"2\" must be an integer."),
-        (with_group(replicas=-1), "mine: group 'actor' has replicas=-1; the least is 1."),
+        (with_group(replicas=-1), "mine: group 'actor' has replicas=-1, which must be at least 1."),
         (with_group(synchronous=0), "the plan: groups[0].synchronous=0 must be true or false."),
         (with_group(device="tpu"), "the plan: groups[0].device=\"tpu\" must be 'any' or 'cpu' or "
          "'gpu'."),
         (with_group(fragments="environment"), "the plan: groups[0].fragments=\"environment\" must be a "
          "list."),
         (with_group(fragments=["environment", 1]), "the plan: groups[0].fragments[1]=1 must be a string."),
-        (with_group(fragments=["environment"]), "mine: no group holds policy."),
-        (plan_json(place="program"), "mine has 2 groups, which one program cannot hold; use place=processes, "
-         "threads or ray."),
+        (with_group(fragments=["environment"]), "mine: no group contains policy."),
+        (plan_json(place="program"), "mine has 2 groups, which do not fit into one program. hint: "
+          "use place=processes, threads or ray."),
     ],
 )  # fmt: skip
 def test_a_malformed_plan_is_refused_by_name(value, message, tmp_path):
@@ -120,11 +120,11 @@ def test_a_malformed_plan_is_refused_by_name(value, message, tmp_path):
     ("content", "message"),
     [
         (None, ("plan-cannot-be-read", "No such file or directory")),
-        (b"", ("plan-cannot-be-read", "it is not JSON (input data was truncated)")),
-        (b"{", ("plan-cannot-be-read", "it is not JSON")),
+        (b"", ("plan-cannot-be-read", "it is not valid JSON (input data was truncated)")),
+        (b"{", ("plan-cannot-be-read", "it is not valid JSON")),
         (b"\xff\xfe", ("plan-cannot-be-read", "JSON is malformed: invalid character (byte 0)")),
         (b"[" * 100_000, ("plan-cannot-be-read", "it is nested deeper than 32 levels")),
-        (b" " * (2**20 + 1), ("plan-cannot-be-read", "it has 1,048,577 bytes, and at most 1,048,576 are read")),
+        (b" " * (2**20 + 1), ("plan-cannot-be-read", "its 1,048,577 bytes exceed the limit of 1,048,576")),
     ],
 )
 def test_a_file_that_is_no_plan(content, message, tmp_path):

@@ -97,7 +97,7 @@ def test_an_unknown_name_offers_the_nearest():
     assert message.startswith(
         "unknown distribution policy 'single-learner-corse'. Did you mean single-learner-coarse"
     )
-    assert message.endswith("One of your own: module:function.")
+    assert message.endswith("For one of your own: module:function.")
     with raises("distribution-cannot-be-imported", "unknown", "policy 'GPUOnly'"):
         find_distribution("GPUOnly")
 
@@ -119,8 +119,8 @@ def test_a_function_of_ones_own_is_a_policy():
         (f"{__name__}:yours", f"{__name__} has no function 'yours'"),
         (f"{__name__}:NO_FUNCTION", "has no function 'NO_FUNCTION'"),
         (f"{__name__}:no_partition", "returned list; it has to return a Partition"),
-        (f"{__name__}:takes_nothing", "raised TypeError: .* returns a Partition."),
-        (f"{__name__}:one_group_alone", "they have to be a tuple of Groups"),
+        (f"{__name__}:takes_nothing", "raised TypeError: .* must return a Partition."),
+        (f"{__name__}:one_group_alone", "expected a tuple of Groups"),
     ],
 )
 def test_what_is_no_policy_of_ones_own(name, message):

@@ -345,11 +345,11 @@ def test_mistakes_are_sentences_and_write_nothing(small, tmp_path):
     before = sorted(tmp_path.iterdir())
     for arguments, sentence in (
         ((small, tmp_path / "x.onnx", "onxx"), "unknown format 'onxx'. Did you mean onnx"),
-        ((small, tmp_path / "there.onnx", "onnx"), r"there.onnx exists already. hint: --force \(force=True\)"),
-        ((small, tmp_path / "taken.stablehlo", "stablehlo"), "taken.stablehlo.json exists already"),
+        ((small, tmp_path / "there.onnx", "onnx"), r"there.onnx already exists. hint: --force \(force=True\)"),
+        ((small, tmp_path / "taken.stablehlo", "stablehlo"), "taken.stablehlo.json already exists"),
         ((small, tmp_path / "folder", "onnx"), "folder is a folder"),
-        ((small, tmp_path / "none/x.onnx", "onnx"), "there is no folder"),
-        ((small, tmp_path / "there.onnx/x", "onnx"), "there is no folder"),
+        ((small, tmp_path / "none/x.onnx", "onnx"), "the folder"),
+        ((small, tmp_path / "there.onnx/x", "onnx"), "the folder"),
         ((small, 3, "onnx"), "path=3 must be a path"),
         ((small, Path("/proc/policy.onnx"), "onnx"), "/proc/.*policy.onnx.* cannot be written: "),
     ):

@@ -168,7 +168,7 @@ def test_log_probabilities_are_those_of_the_softmax(cartpole):
         (np.zeros((4, 3)), ("is-expected-or-batch-them", "float64 [4, 3]", "float32", "4")),
         (0.0, ("is-expected-or-batch-them", "float64 []", "float32", "4")),
         (["a", "b", "c", "d"], ("is-expected-or-batch-them", "float32", "4")),
-        ([[1.0], [1.0, 2.0]], ("is-expected-or-batch-them", "cannot become an array", "float32", "4")),
+        ([[1.0], [1.0, 2.0]], ("is-expected-or-batch-them", "cannot be converted to an array", "float32", "4")),
         (np.zeros(4, complex), ("is-expected-or-batch-them", "complex128 [4]", "float32")),
         (None, ("is-expected-or-batch-them", "float32", "4")),
     ],
@@ -221,7 +221,7 @@ def test_numbers_are_never_truncated_silently():
     discrete = Policy(policy.loaded._replace(graph=graph))
     with raises("is-expected-or-batch-them", "the observation", "float64 []", "int32"):
         discrete.action(0.5)
-    with raises("is-expected-or-batch-them", "with numbers from 4294967296 to 4294967296"):
+    with raises("is-expected-or-batch-them", "with values from 4294967296 to 4294967296"):
         discrete.action(2**32)
 
 

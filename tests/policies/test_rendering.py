@@ -128,4 +128,4 @@ def test_the_command_prints_frames_and_refuses_to_overwrite(run, tmp_path, monke
     (tmp_path / "cart.gif").touch()
     with pytest.raises(SystemExit) as ended:
         main(["render", str(run)])
-    assert ended.value.code == 2 and "exists already" in capsys.readouterr().err
+    assert ended.value.code == 2 and "already exists" in capsys.readouterr().err

@@ -93,10 +93,10 @@ def test_a_function_plays_an_environment_of_the_host():
 @pytest.mark.parametrize(
     ("policy", "arguments", "error", "message"),
     [
-        (vector, {}, ContractError, r"the policy returned int32\[3\], and actions of Three are int32\[\]\."),
+        (vector, {}, ContractError, r"the policy returned int32\[3\], expected an action of Three, int32\[\]\."),
         (breaks, {}, ContractError, r"the policy raised .*\n  at .*test_rules\.py:\d+: return observation"),
         (best, {"checkpoint": "best"}, UsageError, "checkpoint applies only to the policy of a run, not to best"),
-        (best, {"env": None}, UsageError, "best plays in an environment, and none is named"),
+        (best, {"env": None}, UsageError, "best needs an environment to play in"),
         (f"{__name__}:worst", {}, UsageError, f"{__name__} has no function 'worst'"),
         ("no_such_module:best", {}, UsageError, "cannot import 'no_such_module'"),
     ],

@@ -167,7 +167,7 @@ def test_kill_9_of_the_coordinator_leaves_nothing_running(tmp_path):
 
 
 def test_an_unknown_cluster_is_refused_with_a_way_out():
-    message = r"cluster='raj' is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT"
+    message = r"cluster='raj' is not valid, expected ray, auto, ray://HOST:PORT or HOST:PORT"
     with pytest.raises(UsageError, match=message), joined("raj", workers=1):
         pass
 
@@ -286,7 +286,7 @@ def test_a_killed_actor_is_replaced_and_training_goes_on(ray_cluster, tmp_path, 
                 os.kill(display.pid_of(name), signal.SIGKILL)
                 killed = True
     print(*display.lines, sep="\n")
-    assert f"{name} was replaced; the training goes on" in display.lines
+    assert f"{name} was replaced; training continues" in display.lines
     assert last == 60
 
 

@@ -196,7 +196,7 @@ def test_rollmill_missing_on_a_host_is_told_with_the_host():
     assert failed_start(missing).startswith("rollmill is missing on 10.0.0.2: ModuleNotFoundError")
     other = 'ray::Worker.work() (pid=95, ip=10.0.0.2, actor_id=1)\n  File "w.py", line 9\nTypeError: takes 7'
     assert failed_start(other) == (
-        "the rollmill on 10.0.0.2 cannot begin, as one of another version may not: TypeError: takes 7"
+        "the rollmill on 10.0.0.2 cannot start, possibly because it is another version: TypeError: takes 7"
     )
     assert failed_start("The actor never ran - it was cancelled before it started running.") == ""
     assert code_identity.PACKAGE.name == "rollmill"

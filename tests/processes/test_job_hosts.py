@@ -82,9 +82,9 @@ def test_a_host_that_does_not_come_is_told_of(first, monkeypatch):
     told = []
     with supervised(first, job(worker_jobs.greet, 1), told=told) as (workers, _):
         deadline = time.monotonic() + 60
-        while not any("waits since" in line for line in told) and time.monotonic() < deadline:
+        while not any("has been waiting" in line for line in told) and time.monotonic() < deadline:
             workers.events(0.1)
-    assert any("waits since" in line and "rank 1" in line for line in told)
+    assert any("has been waiting" in line and "rank 1" in line for line in told)
     monkeypatch.setattr(agent, "PATIENCE_SECONDS", 0.3)
     with pytest.raises(NobodyCame):
         serve_host(first._replace(rank=1), told.append)

@@ -19,7 +19,7 @@ def test_a_cluster_that_nobody_answers_for_is_refused_at_once(prefix):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{prefix}127.0.0.1:{server.getsockname()[1]}"
     began = time.monotonic()
-    message = rf"cluster='{address}' cannot be joined: nothing answers at 127.0.0.1:\d+ \(.*refused\)"
+    message = rf"cluster='{address}' cannot be joined: there is no answer at 127.0.0.1:\d+ \(.*refused\)"
     with pytest.raises(UsageError, match=message), joined(address, workers=1):
         pass
     assert time.monotonic() - began < 60.0
@@ -40,7 +40,7 @@ def test_sigterm_while_ray_starts_ends_with_its_own_code():
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     ours = signal.getsignal(signal.SIGTERM)
     try:
-        message = "SIGTERM came while Ray was joined"
+        message = "SIGTERM arrived while Ray was being joined"
         with pytest.raises(StoppedJoining, match=message) as stopped, _keeping_signals():
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # as Ray's does
             signal.raise_signal(signal.SIGTERM)

@@ -191,9 +191,9 @@ def test_a_hundred_idle_strangers_are_one_line_with_their_address(monkeypatch):
             time.sleep(0.02)
     door.close()
     (line,) = lines
-    assert f"{door.address}: 100 connections from 127.0.0.1 were refused: " in line
-    assert "it did not prove itself within 0.3 s. (64)" in line
-    assert "64 others wait to prove themselves (36)" in line
+    assert f"{door.address}: 100 connections from 127.0.0.1 were rejected: " in line
+    assert "it did not authenticate within 0.3 s. (64)" in line
+    assert "64 other connections are waiting to authenticate (36)" in line
 
 
 def test_a_refusal_that_repeats_waits_for_its_minute(monkeypatch):
@@ -205,12 +205,15 @@ def test_a_refusal_that_repeats_waits_for_its_minute(monkeypatch):
         log.add(refusals.RefusedConnection("10.0.0.7", "it does not know the token"))
         now[0] = moment + 0.5
         log.show_due()
-    assert lines == ["2 connections from 10.0.0.7 were refused: it does not know the token"]
+    assert lines == ["2 connections from 10.0.0.7 were rejected: it does not know the token"]
     log.add(refusals.RefusedConnection("10.0.0.8", "it closed"))  # it is news, and takes the rest with it
     now[0] += 1.0
     log.show_due()
     assert lines[1:] == [
-        "4 connections from 10.0.0.7 (3), 10.0.0.8 (1) were refused: it does not know the token (3); it closed (1)"
+        (
+            "4 connections from 10.0.0.7 (3), 10.0.0.8 (1) were rejected: it does not know the token "
+            "(3); it closed (1)"
+        )
     ]
     log.add(refusals.RefusedConnection("10.0.0.7", "it does not know the token"))
     assert log.due == 31.5 + 60.0  # a minute after the last line about it

@@ -153,7 +153,7 @@ def test_a_worker_without_progress_is_hung_and_names_its_line(supervise, functio
 def test_a_call_that_holds_the_interpreter_is_hung_and_names_its_line(supervise):
     hung = until(supervise(job(worker_jobs.holds_the_interpreter), hang_seconds=3.0), Hung)
     assert hung.seconds > 3.0
-    assert "keeps all of its threads from running" in hung.where
+    assert "prevents all of its threads from running" in hung.where
     assert re.search(r'worker_jobs\.py", line \d+ in holds_the_interpreter', hung.where)
 
 
@@ -175,7 +175,7 @@ def test_what_is_long_but_declared_idle_or_busy_is_not_hung(supervise, function)
 
 def test_a_worker_that_does_not_start_in_time_is_lost(supervise):
     lost = until(supervise(job(worker_jobs.greet), start_seconds=0.0), Lost)
-    assert "not called within 0 s" in lost.reason
+    assert "did not start within 0 s" in lost.reason
 
 
 def test_large_arrays_go_both_ways_and_keep_their_types(supervise):
@@ -208,7 +208,7 @@ def test_questions_are_answered_whatever_the_main_thread_does(supervise):
 def test_workers_come_over_tcp_too_and_only_once(supervise):
     supervisor = supervise(job(worker_jobs.obeys), address="tcp:127.0.0.1:0")
     until(supervisor, Started)
-    with raises("coordinator-refused-this-worker", "it is here already"):
+    with raises("coordinator-refused-this-worker", "it is already connected"):
         connect_as(supervisor.address, supervisor._token, job(worker_jobs.obeys))
 
 

@@ -36,7 +36,8 @@ def test_the_tables_show_the_figures():
     )
     said = " ".join(text.split())
     assert (
-        "slowed training by 3.10×; corrected 47.9 ms an iteration, without it 47.2 ms, an error of +1.5 %." in said
+        "slowed training by 3.10×; corrected 47.9 ms per iteration, without it 47.2 ms, an error of +1.5 %."
+        in said
     )
     assert lines["learn"] == ["57.8 %", "27.7", "~23.7", "4.00", "1,270"]
     assert lines["gradients"] == ["43.2 %", "20.7", "~18.6", "2.10", "900"]

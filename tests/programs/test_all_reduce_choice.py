@@ -42,7 +42,7 @@ def test_the_fastest_way_is_found_once(times):
         f"a mean of {parameters} parameters takes flat 20 us, hierarchical 10 us: hierarchical"
     ]
     again = choose_all_reduce(GRAPH, TWO, "auto")
-    assert again.way == "hierarchical" and again.notes[0].endswith("was the fastest way before")
+    assert again.way == "hierarchical" and again.notes[0].endswith("the fastest way in an earlier measurement")
     assert len(times) == 1
     larger = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, num_minibatches=2, network="mlp")
     choose_all_reduce(larger, mesh_of(jax.devices()[:2], instances=2), "auto")
@@ -59,7 +59,7 @@ def test_a_way_whose_means_are_wrong_is_named(times, monkeypatch):
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("one-shot", ("reduction-was-asked-for-or", "one-shot", "it is for GPUs")),
+        ("one-shot", ("reduction-was-asked-for-or", "one-shot", "it needs GPUs")),
         ("host", ("reduction-host-is-for-several",)),
     ],
 )

@@ -120,8 +120,10 @@ def test_short_trainings_are_not_timed_first():
     ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
     assert not ways.rollouts.fused and not ways.gradients.fused
     assert ways.notes == [
-        "nothing is fused: for 512 environment steps it does not pay to find the fastest kernels; fusion=full "
-        "does so all the same"
+        (
+            "nothing is fused: 512 environment steps are too few to make up for the search for the fastest "
+            "kernels; fusion=full fuses anyway"
+        )
     ]
 
 
@@ -134,9 +136,8 @@ def test_a_search_says_what_it_took_and_saves(monkeypatch):
     graph = graph_on(rollmill.make("CartPole-v1"))
     choice = choose_kernels(graph, fusion="full", **CHOICE)
     saved = graph.loops.iterations * (1 + graph.loops.epochs) * 2 / 4  # four rollouts, or epochs, are timed
-    note = (
-        f"finding kernels took 12 s, once for this device and size; they save about {saved:.0f} s of this training"
-    )
+    took = "the search for kernels took 12 s, once for this device and size"
+    note = f"{took}; they save about {saved:.0f} s in this run"
     assert choice.notes[-1] == note and len(choice.notes) == 3
 
 
@@ -214,7 +215,7 @@ def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollo
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
-    assert fused or "a kernel of more than 100 compiles for minutes. fusion=rollout makes one" in way.note
+    assert fused or "A kernel with more than 100 takes minutes to compile. fusion=rollout fuses" in way.note
     assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 
@@ -233,7 +234,7 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
     assert not way.fused and not tuned, "nothing is compiled"
     assert f"holds up to {pressure.live} numbers at a time, and registers have room for about 16" in way.note
     assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
-    assert "fusion=rollout makes one all the same" in way.note
+    assert "fusion=rollout fuses anyway" in way.note
     assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 
@@ -292,7 +293,7 @@ def test_a_loss_of_whole_sequences_is_refused_and_rollouts_advised():
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES, total_timesteps=8 * 16, network=network)
     of_sequences = MeanGradients(lambda *arguments: (jnp.float32(0), {}), graph.gradients.network)
-    with raises("fusion-is-not-possible-auto", "full", "whole sequences are learned from") as refusal:
+    with raises("fusion-is-not-possible-auto", "full", "training on whole sequences") as refusal:
         lower(graph._replace(gradients=of_sequences), fusion="full")
     assert "hint: fusion=rollout is possible" in str(refusal.value)
 
@@ -310,4 +311,4 @@ def test_a_state_that_is_too_large_says_so(rollouts_alone):
 
     graph = graph_on(env._replace(reset=reset, step=step), iterations=1)
     rollouts = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
-    assert not rollouts.fused and "(64, 64) is 4096 numbers of each environment" in rollouts.note
+    assert not rollouts.fused and "(64, 64) has 4096 numbers per environment" in rollouts.note

@@ -214,6 +214,6 @@ def test_a_fault_without_a_checkpoint_is_told(large, tmp_path):
                 path.rename(tmp_path / f"moved-{path.name}")
 
     with pytest.raises(
-        NonFiniteError, match="environment .* at iteration 7. .* there is no checkpoint to begin with"
+        NonFiniteError, match="environment .* at iteration 7. .* there is no checkpoint to start from"
     ):
         rollmill.train(graph(bad_at=27.0), run_dir=tmp_path / "run", hooks=[forget], **OPTIONS)

@@ -85,7 +85,10 @@ def test_a_worker_without_memory_ends_the_training_in_a_sentence(monkeypatch, ca
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         out_of_memory()
     told = _failure(caught.value)
-    assert told.fields["final"] == "DeviceMemoryError" and "does not suffice (RESOURCE" in told.fields["text"]
+    assert (
+        told.fields["final"] == "DeviceMemoryError"
+        and "does not have enough memory (RESOURCE" in told.fields["text"]
+    )
     assert capsys.readouterr().err == ""  # no traceback: the coordinator says it
 
 

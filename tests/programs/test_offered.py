@@ -132,7 +132,7 @@ def test_actions_of_a_box_are_clipped_to_its_bounds():
     ("action", "said"),
     [
         (2, r"the action 2 is outside Discrete\(2\)"),
-        (0.5, "is a whole number"),
+        (0.5, "must be an integer"),
         ([0, 1], r"shape \(1, 2\)"),
     ],
 )
@@ -147,13 +147,13 @@ def test_actions_outside_the_space_are_refused(action, said):
     ("arguments", "options", "said"),
     [
         (["gymnasium:CartPole-v1"], {}, "stepped by Python on the host"),
-        (["TicTacToe-v0"], {}, "a game for two players"),
-        (["TagGridWorld-Small-v0"], {}, "rollmill.to_pettingzoo takes it"),
-        (["CartPole-v1"], {"autoreset_mode": "SameStep"}, "is for vectors"),
+        (["TicTacToe-v0"], {}, "a two-player game"),
+        (["TagGridWorld-Small-v0"], {}, "use rollmill.to_pettingzoo"),
+        (["CartPole-v1"], {"autoreset_mode": "SameStep"}, "needs a vector environment"),
         (["CartPole-v1", 2], {"autoreset_mode": "same"}, "autoreset_mode"),
-        (["CartPole-v1", 0], {}, "num_envs=0 has to be at least 1"),
+        (["CartPole-v1", 0], {}, "num_envs=0 must be at least 1"),
         (["CartPole-v1"], {"render_mode": "human"}, "it may be rgb_array"),
-        (["CartPole-v1", 2], {"render_mode": "rgb_array"}, "is for single environments"),
+        (["CartPole-v1", 2], {"render_mode": "rgb_array"}, "needs a single environment"),
     ],
 )
 def test_what_cannot_be_offered_is_refused(arguments, options, said):

@@ -230,7 +230,7 @@ def test_when_none_is_whole_the_way_out_is_named(tmp_path):
     save_all(tmp_path, [1, 2])
     truncate(tmp_path / "1")
     delete_data(tmp_path / "2")
-    message = "no checkpoint to resume from is intact(.|\n)*--run-dir"
+    message = "there is no intact checkpoint to resume from(.|\n)*--run-dir"
     with Checkpoints(tmp_path, read_only=True) as checkpoints, pytest.warns(CheckpointWarning):
         pytest.raises(CheckpointError, checkpoints.restore, simple(0)).match(message)
 
@@ -321,7 +321,7 @@ def test_a_failed_save_does_not_hide_the_error_that_ends_the_run(tmp_path, monke
 
     monkeypatch.setattr(checkpoints_module, "write", fail)
     with (
-        pytest.warns(CheckpointWarning, match="no earlier checkpoint exists"),
+        pytest.warns(CheckpointWarning, match="there is no earlier checkpoint"),
         pytest.raises(ZeroDivisionError),
         Checkpoints(tmp_path) as checkpoints,
     ):

@@ -23,7 +23,7 @@ def test_lines_show_progress_returns_losses_and_gpus():
     assert shown[0].startswith("250 k of 1 M steps  ━") and shown[0].endswith(" 25%  0:10 so far, 0:30 left")
     assert shown[1] == "steps/s 25 k   return 312 ▁▅█   length 200"
     assert shown[2:5] == ["losses policy -0.0200   value 12.5", "evaluation 480", "GPU utilisation 92%"]
-    assert shown[5].startswith("peak memory ") and shown[5].endswith(" of this process")
+    assert shown[5].startswith("peak memory of this process: ")
     assert len(shown[0]) == 100
 
 

@@ -107,7 +107,7 @@ def test_a_run_that_cannot_be_completed_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_configuration_that_json_cannot_hold_leaves_nothing(tmp_path):
-    with pytest.raises(TypeError, match="no JSON form"):
+    with pytest.raises(TypeError, match="cannot be represented in JSON"):
         create(tmp_path / "run", function=print)
     assert list(tmp_path.iterdir()) == []
 
@@ -172,7 +172,7 @@ def test_two_processes_cannot_write_one_run(tmp_path):
         [sys.executable, "-c", HOLD, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
-    with raises("hint-wait-for-process-or", f"is being written by process {child.pid}"), run.lock():
+    with raises("hint-wait-for-process-or", f"process {child.pid} is writing to"), run.lock():
         pass
     child.kill()
     child.communicate()

@@ -75,7 +75,7 @@ def test_an_edited_configuration_is_named_with_both_values(run, section, values,
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
     with raises("is-not-configuration-checkpoint", "6") as caught:
         use(run, **({"quiet": True} if use is rollmill.resume else {}))
-    assert message in str(caught.value) and "hint: put the old values back" in str(caught.value)
+    assert message in str(caught.value) and "hint: restore the old values" in str(caught.value)
     assert before == {
         path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"
     }
@@ -128,7 +128,10 @@ def test_a_change_whose_checkpoints_are_lost_is_said_to_begin_earlier(run, capsy
     rollmill.resume(run, quiet=True, changes={"ent_coef": 0.5})
     cut(run, 4)
     rollmill.resume(run)
-    assert "ent_coef changed after iteration 6; no checkpoint from then on is left" in capsys.readouterr().err
+    assert (
+        "the change of ent_coef after iteration 6 takes effect after iteration 4 instead"
+        in capsys.readouterr().err
+    )
     assert config_of(run)["changes"][0]["iteration"] == 4
     rollmill.load(run)
 
@@ -140,7 +143,7 @@ def test_a_finished_run_goes_on_further_and_says_what_the_learning_rate_does(fin
     assert rollmill.resume(run, changes={"total_timesteps": "1.6e3"}).summary["iterations"] == 25
     errors = capsys.readouterr().err
     assert "changed after iteration 12: total_timesteps 768 -> 1600" in errors
-    assert "it goes on at 0.0013 instead of 0, and falls to 0 after iteration 25" in errors
+    assert "It continues at 0.0013 instead of 0, and falls to 0 after iteration 25" in errors
     lines = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert lines == list(range(1, 26))
 
@@ -174,7 +177,7 @@ def test_a_finished_run_is_found_before_anything_is_compiled(finished, capsys, m
     monkeypatch.setattr("rollmill.training.preparing.lower", pytest.fail)
     run = rollmill.resume(finished)
     assert run.summary["status"] == "finished" and run.exit_code == 0
-    assert capsys.readouterr().err == "this run has already finished; nothing was changed\n"
+    assert capsys.readouterr().err == "this run has already finished. Nothing was changed\n"
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tmp_path, monkeypatch):
@@ -212,7 +215,7 @@ def test_numbers_get_and_lose_schedules_exactly(run, tmp_path, capsys):
     """After three of 12 iterations the share is a quarter, whether the run counted updates before or not."""
     cut(run, 3)
     rollmill.resume(run, changes={"ent_coef": "linear:0.04:0", "gamma": "cosine:0.9:1"})
-    note = "ent_coef has a schedule over total_timesteps: it goes on at 0.03 instead of 0.01"
+    note = "ent_coef has a schedule over total_timesteps. It continues at 0.03 instead of 0.01"
     assert note in "".join(capsys.readouterr())
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["schedules/ent_coef"] for row in rows[3:6]] == pytest.approx([0.03, 0.03 - 1 / 300, 0.07 / 3])

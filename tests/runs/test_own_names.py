@@ -118,7 +118,7 @@ class Changeable:
         (Changeable, ("cannot-register-can-be-changed", "@dataclass(frozen=True)")),
         (dict, ("cannot-register-config-has-to",)),
         (NoDefault, ("cannot-register-file-has-to", "NoDefault", "missing 1 required")),
-        (WithFunction, ("cannot-register-file-has-to", "WithFunction", "has no JSON form")),
+        (WithFunction, ("cannot-register-file-has-to", "WithFunction", "cannot be represented in JSON")),
     ],
 )
 def test_a_configuration_that_no_file_can_hold_is_refused(config, message):
@@ -222,8 +222,8 @@ def test_the_module_of_a_registration_in_its_function_is_the_one_that_calls_it(b
     described = describe(rollmill.ppo("Raft-v0", **SIZES))
     assert with_own_modules([], described) == () and only_here(described, []) == ["environment Raft-v0"]
     note = note_of_unknown(described, [])
-    assert "environment Raft-v0: registered by the program that runs" in note
-    assert "hint: call rollmill.register in a module of its own" in note
+    assert "cannot create environment Raft-v0, because only the running program registers" in note
+    assert "hint: call rollmill.register in a separate module" in note
 
 
 def test_a_plan_that_becomes_one_of_threads_is_told():
@@ -233,7 +233,7 @@ def test_a_plan_that_becomes_one_of_threads_is_told():
     assert place_parts(plan, options, [], display) == plan and not told
     assert place_parts(plan, options, ["environment Raft-v0"], display).place == "threads"
     assert told == [
-        "note: trains in threads of this process, because other processes cannot make environment Raft-v0"
+        "note: training runs in threads of this process, because other processes cannot create environment Raft-v0"
     ]
 
 
@@ -250,10 +250,10 @@ def test_commands_find_modules_of_a_folder_of_the_users(boats, tmp_path, monkeyp
 
 def test_a_module_that_python_does_not_find_is_explained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"cannot import 'rafts': .*put PYTHONPATH=DIRECTORY .*rafts\.py"):
+    with pytest.raises(UsageError, match=r"cannot import 'rafts': .*with PYTHONPATH=DIRECTORY.*rafts\.py"):
         import_modules(["rafts"])
     (tmp_path / "rafts.py").write_text("import nowhere_at_all")
-    with pytest.raises(UsageError, match=r"hint: rafts\.py lies in the current directory.*PYTHONPATH=\. "):
+    with pytest.raises(UsageError, match=r"hint: rafts\.py is in the current directory.*PYTHONPATH=\. "):
         import_modules(["rafts"])
     monkeypatch.syspath_prepend(tmp_path)
     with raises("plugin-failed", "No module named 'nowhere_at_all'", "rafts", "py:1: import nowhere"):

@@ -143,4 +143,4 @@ def test_a_run_with_kernels_goes_on_without_them_where_they_are_impossible(tmp_p
         rollmill.resume(run.directory, changes=later, fusion="rollout", quiet=True, **elsewhere)
     resumed = rollmill.resume(run.directory, changes=later, **elsewhere)
     assert resumed.summary["total_env_steps"] == later["total_timesteps"]
-    assert "fusion=rollout is impossible here; this run goes on with fusion=auto" in capsys.readouterr().err
+    assert "fusion=rollout is not possible here. This run continues with fusion=auto" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_more_connections_than_allowed_are_told_so(cartpole):
                 assert answers(client, 1)[0][0] == 200
             with server.connect() as third:
                 ((status, told),) = answers(third, 1)
-            assert status == 503 and "2 connections are open" in told["error"]
+            assert status == 503 and "the limit of 2 open connections is reached" in told["error"]
         deadline = time.monotonic() + 10
         while server.ask("/health")[0] != 200:
             assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def test_a_full_queue_refuses_and_loses_nothing(cartpole):
         policy.go.set()
         found = answers(client, 7)
     assert [status for status, _ in found] == [200] * 5 + [503] * 2
-    assert "4 observations wait already, and at most 4 may" in found[-1][1]["error"]
+    assert "4 observations are already waiting, and the limit is 4" in found[-1][1]["error"]
 
 
 def test_a_failing_device_is_an_error_of_its_requests_and_then_the_end(cartpole):
@@ -292,7 +292,7 @@ def test_a_token_is_asked_for(cartpole):
         assert server.ask("/health")[0] == 401
         for wrong in ("Bearer 0123456789abcdeg", "Bearer", f"Basic {token}", token, f"Bearer {token}x"):
             status, told = server.ask("/act", {"observation": ZEROS}, headers={"Authorization": wrong})
-            assert status == 401 and told["error"].startswith("this server asks for its token")
+            assert status == 401 and told["error"].startswith("this server requires its token")
         for right in (f"Bearer {token}", f"bearer {token}"):
             assert server.ask("/act", {"observation": ZEROS}, headers={"Authorization": right})[0] == 200
 
@@ -318,7 +318,7 @@ def test_sessions_remember_as_the_loaded_policy_does(t_maze):
         check_memory(server, t_maze, seen[0], names[0])
         assert server.ask(f"/sessions/{names[1]}", method="DELETE") == (200, {})
         status, told = server.ask("/act", {"observation": seen[1][0], "session": names[1]})
-        assert status == 404 and told["error"].startswith(f"there is no session '{names[1]}'")
+        assert status == 404 and told["error"].startswith(f"unknown session '{names[1]}'")
         assert server.ask("/act", {"observation": seen[1][0], "session": "guess"})[0] == 404
         assert server.ask("/act", {"observations": [seen[0][0]] * 3})[0] == 503  # two slots are left
         assert server.ask("/metrics")[1]["sessions"] == 2

@@ -84,7 +84,7 @@ def test_many_trials_fit_into_the_file(tmp_path):
         ("sweep.json", {"points": "all"}, 'points="all" must be a list'),
         ("sweep.json", {"request": {"algorithm": "ppo"}}, "request.environment is missing"),
         ("sweep.json", {"options": ["--seed", "3"]}, "was written by Rollmill 0.1"),
-        ("sweep.json", {"early_stopping": {"grace_steps": 0}}, "grace_steps=0 has to be at least 1"),
+        ("sweep.json", {"early_stopping": {"grace_steps": 0}}, "grace_steps=0 must be at least 1"),
         ("sweep.json", {"more": 1}, "more is unknown"),
         ("early_stopping.json", {"rungs": {"x": {}}}, "a rung is not a number of steps"),
         ("early_stopping.json", {"stopped": {"0": 3}}, "stopped"),
@@ -217,7 +217,7 @@ def test_the_best_of_a_sweep_over_seeds_has_the_highest_mean(tmp_path):
     write_report(sweep, rows, "final_return")
     report = (sweep.root / "report.html").read_text()
     assert report.count('<tr class="marked">') == 3
-    assert "The best trials by the mean final_return over the seeds of a point" in report
+    assert "The best trials by the mean final_return over the seeds of a configuration" in report
 
 
 def test_more_seeds_than_a_run_can_have(tmp_path):

@@ -96,9 +96,9 @@ def test_trials_without_memory_run_again_with_fewer_beside_them(sweep_of):
     assert (code, processes.sizes) == (0, [4, 2, 1])
     assert len(processes.started) == 18
     assert said[-1] == (
-        "6 trials ended for want of a GPU's memory, 12 times in all; with fewer beside them all went on"
+        "6 trials ran out of GPU memory, 12 times in total. Next to fewer trials, all of them completed"
     )
-    told = [line for line in said if "it runs later, with fewer beside it: rollmill: code 3" in line]
+    told = [line for line in said if "It runs again later, next to fewer trials: rollmill: code 3" in line]
     assert len(told) == 12
 
 
@@ -110,7 +110,7 @@ def test_a_trial_that_finds_no_memory_alone_fails_with_its_reason(sweep_of):
     assert processes.started.count("1") == 2
     assert any("failed with exit code 3: rollmill: code 3" in line for line in said)
     assert said[-1] == (
-        "1 trial ended for want of a GPU's memory, 2 times in all; with fewer beside them all but 1 went on"
+        "1 trial ran out of GPU memory, 2 times in total. Next to fewer trials, all but 1 of them completed"
     )
 
 
@@ -118,7 +118,7 @@ def test_a_lost_gpu_is_known_by_the_exit_code_alone(sweep_of):
     processes = Processes({"0": [LOST, LOST], "2": [1]})
     code, said = sweep_of(processes, trials=3)
     assert code == 1 and processes.started.count("0") == 3 and processes.started.count("2") == 1
-    assert sum("was stopped by an error of the GPU; it is resumed" in line for line in said) == 2
+    assert sum("was stopped by a GPU error. It is being resumed" in line for line in said) == 2
     assert any("failed with exit code 1" in line for line in said)
     assert not any("memory" in line for line in said)
 
@@ -138,7 +138,11 @@ def test_trials_of_a_program_that_fails_go_on_alone(sweep_of):
     assert processes.started[:4] == ["0+1", "2+3", "4", "5"]
     assert sorted(processes.started[4:]) == ["1", "3"]
     assert (
-        sum("goes on alone, because the program that it shared ended: rollmill: a number" in s for s in said) == 2
+        sum(
+            "continues in a program of its own, because the shared program ended: rollmill: a number" in s
+            for s in said
+        )
+        == 2
     )
 
 
@@ -148,4 +152,6 @@ def test_a_program_without_memory_is_divided_into_smaller_ones(sweep_of):
     assert code == 0
     sizes = [name.count("+") + 1 for name in processes.started]
     assert sizes == [4] * 4 + [2] * 8
-    assert sum("waits for a program of at most 2, for want of the GPU's memory" in line for line in said) == 16
+    assert (
+        sum("ran out of GPU memory. It runs again in a program of at most 2 trials" in line for line in said) == 16
+    )

@@ -257,8 +257,8 @@ def test_what_collects_is_replaced_and_the_training_goes_on(tmp_path, watched, p
     run = rollmill.train(graph, run_dir=tmp_path / "run", distribution=policy, **POLICIES[policy])
     assert_whole(run, LONG)
     assert watcher.has(rf"{name} was lost: killed by SIGKILL.*")
-    assert watcher.has(f"{name} was replaced; the training goes on")
-    assert not watcher.has("all workers begin again .*")
+    assert watcher.has(f"{name} was replaced; training continues")
+    assert not watcher.has("all workers restart .*")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_without_one_that_computes_in_step_all_begin_again(tmp_path, watched, on
     run = rollmill.train(graph_of("ppo", LONG), run_dir=tmp_path / "run", **options)
     assert_whole(run, LONG)
     assert watcher.has(rf"{name} was lost: killed by SIGKILL.*")
-    assert watcher.has(r"all workers begin again after iteration \d+")
+    assert watcher.has(r"all workers restart after iteration \d+")
     assert_learned(run, one_program("ppo", LONG))
 
 
@@ -286,7 +286,7 @@ def test_without_one_that_computes_in_step_all_begin_again(tmp_path, watched, on
 def test_a_killed_coordinator_leaves_a_run_that_goes_on_and_nothing_else(tmp_path, one_program):
     process = start_command(tmp_path / "run", iterations=LONG)
     wait_for(process, lambda: (tmp_path / "run/.lock").exists())
-    with pytest.raises(UsageError, match=f"is being written by process {process.pid}"):
+    with pytest.raises(UsageError, match=f"process {process.pid} is writing to"):
         rollmill.resume(tmp_path / "run", quiet=True)
     with raises("already-holds-run-or-choose"):
         rollmill.train(graph_of("ppo"), run_dir=tmp_path / "run", **QUIET)
@@ -422,8 +422,8 @@ def test_asynchronous_trainings_stop_and_go_on(tmp_path, watched, policy):
 @pytest.mark.parametrize(
     ("name", "consequence"),
     [
-        ("actor/1", "actor/1 was replaced; the training goes on"),
-        pytest.param("learner/0", r"all workers begin again after iteration \d+", marks=pytest.mark.slow),
+        ("actor/1", "actor/1 was replaced; training continues"),
+        pytest.param("learner/0", r"all workers restart after iteration \d+", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_is_stopped_hangs_and_is_replaced(tmp_path, watched, name, consequence):
@@ -444,4 +444,4 @@ def test_an_environment_that_hangs_is_told_with_its_line_and_replaced(tmp_path, 
     assert_whole(run, LONG)
     line = r"environment/\d hangs since \d+ s stepping environments; .*/hanging\.py:\d+ in .*"
     assert watcher.has(line), watcher.lines
-    assert watcher.has(r"environment/\d was replaced; the training goes on")
+    assert watcher.has(r"environment/\d was replaced; training continues")

@@ -31,7 +31,9 @@ def train(folder, kind, *, iterations=100, **options):
 
 
 def test_one_that_raises_in_every_episode_ends_the_run(tmp_path):
-    message = r"actor/0: environment \d failed 4 times with no whole .*the arm fell off\n.*failing\.py:\d+: raise"
+    message = (
+        r"actor/0: environment \d failed 4 times without a complete .*the arm fell off\n.*failing\.py:\d+: raise"
+    )
     with pytest.raises(EnvironmentFailed, match=message) as caught:
         train(tmp_path, "Raising", place="threads", max_failures=3)
     assert caught.value.exit_code == 1
@@ -106,7 +108,9 @@ def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=terminate, daemon=True).start()
-    message = r"SIGTERM came \d+ s ago, and this is still at work: actor/0 \(stepping environments; .*failing\.py"
+    message = (
+        r"SIGTERM came \d+ s ago, and these workers are still busy: actor/0 \(stepping environments; .*failing\.py"
+    )
     with pytest.raises(StopOverdue, match=message) as caught:
         train(tmp_path, "Hanging", place="threads")
     assert caught.value.exit_code == 143
@@ -124,7 +128,7 @@ def test_sigterm_waits_for_no_host_out_of_reach(tmp_path, name, seconds, host, e
     stop = SimpleNamespace(signal_name=name, seconds=seconds, requested=True)
     training = SimpleNamespace(out_of_reach=host, waited_for="actor/1 (collecting)")
     run = SimpleNamespace(command=lambda verb: f"rollmill {verb} run")
-    message = r"SIGTERM came 0 s ago, and nothing is heard from actor/1 on 10.0.0.2\n.*\n  rollmill resume run"
+    message = r"SIGTERM came 0 s ago, and there is no response from actor/1 on 10.0.0.2\n.*\n  rollmill resume run"
     with pytest.raises(StopOverdue, match=message) if ends else contextlib.nullcontext():
         assert _is_stopping(stop, SimpleNamespace(stopping=False), training, run)
 

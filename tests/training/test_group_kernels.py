@@ -68,7 +68,7 @@ def partition_of(policy, fusion):
     try:
         return choose_plan(graph_of("ppo"), RunOptions(**placed(policy, fusion))).partition
     except UsageError as refused:
-        assert f"fusion={fusion} makes a kernel of environment and policy" in str(refused)
+        assert f"fusion={fusion} needs environment and policy in the same group" in str(refused)
         return None
 
 
@@ -168,7 +168,7 @@ def test_workers_that_begin_again_compute_with_the_same_kernels(policy, tmp_path
 
     run = rollmill.train(graph, run_dir=tmp_path / "lost", hooks=[kill_one], **{**options, "quiet": False})
     said.append(capsys.readouterr().err)
-    assert killed and "all workers begin again after iteration" in "".join(said)
+    assert killed and "all workers restart after iteration" in "".join(said)
     assert "".join(said).count("gradients are one kernel") == 1
     assert run.summary["weights_sha256"] == right.summary["weights_sha256"]
     assert launches_of(run.directory) == launches_of(right.directory)
@@ -188,7 +188,7 @@ def test_a_replaced_actor_goes_on_with_the_kernels_of_its_group(tmp_path, capsys
 
     run = rollmill.train(graph_of("ppo", iterations), run_dir=tmp_path / "run", hooks=[kill_one], **options)
     said.append(capsys.readouterr().err)
-    assert killed and "actor/0 was replaced; the training goes on" in "".join(said)
+    assert killed and "actor/0 was replaced; training continues" in "".join(said)
     assert "".join(said).count("rollouts are one kernel") == 1
     assert run.summary["status"] == "finished" and fused_parts(run.directory)["actor"] == {"rollouts"}
 
@@ -222,4 +222,4 @@ def test_environments_on_the_host_have_no_kernels_and_long_trainings_say_so(monk
     assert not said
     monkeypatch.setattr("rollmill.programs.kernels.MIN_STEPS_TO_TUNE", {"cpu": 0})
     check(SimpleNamespace(note=said.append))
-    assert len(said) == 1 and said[0].startswith("nothing is fused: these environments are stepped by Python")
+    assert len(said) == 1 and said[0].startswith("fusion is not supported for environments that Python steps")

@@ -183,7 +183,7 @@ def test_a_hook_that_exits_leaves_the_state_and_the_summary(tmp_path):
             "stop",
             (
                 "hook-failed-at",
-                "it returned 'stop' of type str. A hook returns None, rollmill.Stop(\"reason\") or",
+                "it returned 'stop' of type str. A hook must return None, rollmill.Stop(\"reason\") or",
             ),
         ),
         (True, ("hook-failed-at", "it returned True of type bool")),
@@ -249,7 +249,7 @@ def test_a_return_to_stop_at_is_kept_when_the_run_goes_on(tmp_path):
     graph = small(iterations=60)
     run = rollmill.train(graph, run_dir=tmp_path / "run", stop_at_return=5.0, checkpoint_iterations=5, **QUIET)
     assert run.summary["stopped_by"] == "stop_at_return" and run.exit_code == 0
-    assert "and 5 was to be reached" in run.summary["stop_reason"]
+    assert "which reaches the goal of 5" in run.summary["stop_reason"]
     row = next(row for row in read_metrics(run.directory / "metrics.jsonl") if _episodes(run, row) >= 100)
     assert row["iteration"] <= run.summary["iterations"] < 60
     again = rollmill.resume(run.directory, quiet=True)

@@ -15,13 +15,13 @@ SMALL = {"num_envs": 4, "num_steps": 4, "total_timesteps": 16}
 def test_environments_without_a_signal_are_named_with_a_way_out(algorithm, environment):
     sizes = SMALL if algorithm == "ppo" else {}
     note = note_on_known_failure(getattr(rollmill, algorithm)(environment, **sizes))
-    assert note is not None and note.startswith(f"note: {algorithm} is known to learn nothing of {environment}")
-    assert "hint: ppo --rnd-coef 1" in note and "a reward that grows on the way" in note
+    assert note is not None and note.startswith(f"note: {algorithm} is known to learn nothing on {environment}")
+    assert "hint: use ppo --rnd-coef 1" in note and "a reward that grows on the way" in note
 
 
 def test_values_of_thousands_are_named_with_options_that_scale_them():
     note = note_on_known_failure(rollmill.a2c("Pendulum-v1"))
-    assert note is not None and "a2c is known to learn nothing of Pendulum-v1" in note
+    assert note is not None and "a2c is known to learn nothing on Pendulum-v1" in note
     assert "hint: --normalize-values --norm-adv" in note
     assert note_on_known_failure(rollmill.a2c("Pendulum-v1", normalize_values=True)) is None
 
@@ -34,4 +34,4 @@ def test_others_have_no_note():
 
 def test_a_training_shows_the_note(tmp_path, capsys):
     rollmill.train(rollmill.ppo("MountainCar-v0", **SMALL), run_dir=tmp_path / "run", tensorboard=False)
-    assert "note: ppo is known to learn nothing of MountainCar-v0" in "".join(capsys.readouterr())
+    assert "note: ppo is known to learn nothing on MountainCar-v0" in "".join(capsys.readouterr())

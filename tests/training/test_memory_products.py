@@ -262,7 +262,7 @@ def test_a_mesh_that_loses_a_process_keeps_its_memory(name, tmp_path, capsys):
 
     run = trained(name, mesh, tmp_path / "lost", hooks=[kill_one], quiet=False, log_every=1)
     said.append(capsys.readouterr().err)
-    assert killed and "all workers begin again after iteration" in "".join(said)
+    assert killed and "all workers restart after iteration" in "".join(said)
     assert run.summary["weights_sha256"] == right.summary["weights_sha256"]
     graph = learners()[name]
     assert tree_digest(state_of(run, graph, ITERATIONS)) == tree_digest(state_of(right, graph, ITERATIONS))

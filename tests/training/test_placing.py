@@ -122,8 +122,8 @@ def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
 @pytest.mark.parametrize(
     ("algorithm", "settings", "hint"),
     [
-        ("ppo", {"normalize_observations": True}, "turn off normalize_observations, or let it be synchronous"),
-        ("dqn", {}, "or choose another policy, such as single-learner-coarse"),
+        ("ppo", {"normalize_observations": True}, "turn off normalize_observations, or leave asynchronous out"),
+        ("dqn", {}, "or choose another distribution policy, such as single-learner-coarse"),
     ],
 )
 def test_asynchronous_gradients_refuse_what_would_drift_apart(algorithm, settings, hint):

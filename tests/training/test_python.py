@@ -106,7 +106,7 @@ def test_an_environment_that_was_changed_is_not_taken_for_its_name(tmp_path):
     assert fingerprint(plain) == fingerprint(small()) != fingerprint(shorter)
     assert describe(plain)["custom"] == [] and describe(shorter)["custom"] == ["environment"]
     run = rollmill.train(shorter, run_dir=tmp_path / "run", **QUIET)
-    with pytest.raises(CheckpointError, match="made in Python with its own environment"):
+    with pytest.raises(CheckpointError, match="created in Python with its own environment"):
         rollmill.load(run.directory)
     assert rollmill.load(run.directory, algorithm=shorter)(np.zeros(4)) in (0, 1)
 

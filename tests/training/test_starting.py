@@ -186,7 +186,7 @@ def test_a_killed_run_without_a_checkpoint_begins_with_them_again(source, tmp_pa
     ("start_from", "settings", "message"),
     [
         ("nowhere", {}, "nowhere"),
-        (None, {"network": rollmill.NetworkConfig(hidden_sizes=(7,))}, "no arrays of weights with the places"),
+        (None, {"network": rollmill.NetworkConfig(hidden_sizes=(7,))}, "no weights with the same names"),
     ],
 )
 def test_nothing_to_begin_with_is_an_error_before_anything_is_written(

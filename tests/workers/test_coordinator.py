@@ -453,7 +453,7 @@ def test_failures_of_environments_are_told_and_counted():
     told = coordinate(script)
     rows = [row for rows in of_kind(told, MetricsRows) for row in rows.rows]
     assert [float(row["episodes/failed"]) for row in rows] == [0, 1, 0, 8, 0]
-    text = "actor/1: environment 7 failed in step{}: ValueError: no, at env.py:3: raise; its episode was truncated"
+    text = "actor/1: environment 7 failed in step{}: ValueError: no, at env.py:3: raise. Its episode was truncated"
     times = ["", "", "", ", for the 4th time", ", for the 8th time"]
     assert [notice.text for notice in of_kind(told, Notice)][:5] == [text.format(time) for time in times]
 
@@ -521,7 +521,7 @@ def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
         == [
             "actor/1 was lost: killed by SIGKILL",
             "actor/1 is process 7",
-            "actor/1 was replaced; the training goes on",  # not before it is at work
+            "actor/1 was replaced; training continues",  # not before it is at work
         ]
         * 2
     )
@@ -553,7 +553,7 @@ def test_after_a_lost_learner_all_begin_again_from_the_last_state():
     told = coordinate(script, on_told=wants_at_rows(1))
     (saved, _), (rewound,) = of_kind(told, Saved), of_kind(told, RolledBack)
     assert rewound.iteration == saved.iteration
-    assert f"all workers begin again after iteration {saved.iteration}" in [n.text for n in of_kind(told, Notice)]
+    assert f"all workers restart after iteration {saved.iteration}" in [n.text for n in of_kind(told, Notice)]
 
 
 def test_before_the_first_state_all_begin_again_from_the_beginning():
@@ -617,7 +617,7 @@ def test_a_worker_that_hangs_is_lost():
     assert of_kind(told, Notice)[:3] == [
         Notice("actor/1 hangs since 12 s in reset, at env.py:7", failed="worker"),
         Notice("actor/1 is process 7"),
-        Notice("actor/1 was replaced; the training goes on"),
+        Notice("actor/1 was replaced; training continues"),
     ]
     assert of_kind(told, RolledBack) == [RolledBack(0)]
 
@@ -629,8 +629,8 @@ def test_a_silent_host_is_told_with_its_worker_and_when_it_is_given_up():
         yield from ends_at(100, workers)
 
     assert [notice.text for notice in of_kind(coordinate(script), Notice)] == [
-        "nothing is heard from actor/1 on 10.0.0.2 for 10 s; it is given up after 20 s",
-        "actor/1 on 10.0.0.2 is heard again after 14 s",
+        "actor/1 on 10.0.0.2 has not responded for 10 s. It counts as lost after 20 s",
+        "actor/1 on 10.0.0.2 responds again after 14 s",
     ]
 
 
@@ -706,9 +706,9 @@ def test_each_try_waits_longer_than_the_one_before(monkeypatch):
     assert len(looks) > 1
     assert [notice.text for notice in of_kind(told, Notice)][1:5] == [
         "actor/0 was lost: killed by SIGKILL",
-        "actor/0 was lost 2 times in a row (more than 5 end the run); it is started again in 0.2 s",
+        "actor/0 was lost 2 times in a row (the limit is 5) and is restarted in 0.2 s",
         "actor/0 is process 7",
-        "actor/0 was replaced; the training goes on",
+        "actor/0 was replaced; training continues",
     ]
 
 
@@ -978,6 +978,6 @@ def test_a_stop_that_takes_long_says_what_it_waits_for(monkeypatch):
 
     (notice,) = of_kind(coordinate(script, stopping=lambda: True), Notice)
     assert notice.text == (
-        "stopping; still waiting for actor/1 (stepping environments; env.py:7 in step: sleep()). Ctrl-C once more "
-        "ends the run at once; it can be resumed from its newest checkpoint"
+        "stopping; waiting for actor/1 (stepping environments; env.py:7 in step: sleep()). Press "
+        "Ctrl-C again to end the run at once; it can be resumed from its newest checkpoint"
     )

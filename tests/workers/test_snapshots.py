@@ -122,10 +122,10 @@ def test_a_part_of_another_size_or_name_is_refused():
     blank, _ = filled()
     first, *rest = parts_of("gpu-only")
     wide = {**first.arrays, "rings.steps": np.zeros(3, np.int32)}
-    with raises("state-after-iteration-cannot-be", "rings.steps is [5] and should be [4]"):  # 3 + the other's 2
+    with raises("state-after-iteration-cannot-be", "rings.steps is [5], expected [4]"):  # 3 + the other's 2
         assemble(blank, ITERATION, [first._replace(arrays=wide), *rest])
     more = {**first.arrays, "rings.warp": np.zeros(2, np.int32)}
-    with raises("state-after-iteration-cannot-be", "all/0 sent rings.warp, which it does not have"):
+    with raises("state-after-iteration-cannot-be", "all/0 sent rings.warp, which does not belong to it"):
         assemble(blank, ITERATION, [first._replace(arrays=more), *rest])
 
 

@@ -56,18 +56,18 @@ def test_a_mesh_of_workers_that_share_gpus_lets_nccl_join_them(two_gpus):
         assert {each["NCCL_MAX_CTAS"] for each in found.environments} == {"4"}
 
 
-@pytest.mark.parametrize(("version", "had"), [(None, "there is none"), ((2, 28), "there is 2.28")])
+@pytest.mark.parametrize(("version", "had"), [(None, "it is not installed"), ((2, 28), "there is 2.28")])
 def test_a_mesh_with_an_old_nccl_takes_means_by_the_host(two_gpus, monkeypatch, version, had):
     monkeypatch.setattr(module, "nccl_version", lambda: version)
     with gpus_of_workers(4, "auto", mesh=True) as found:
         assert found.reduction == "host" and found.instances == 2
         assert found.note.endswith(
-            "means are taken in the host's memory: NCCL 2.30 or newer joins several processes of a GPU, and " + had
+            "means are computed in host memory: NCCL 2.30 or newer joins several processes of a GPU, and " + had
         )
     with gpus_of_workers(4, "auto", mesh=True, reduction="host") as found:
         assert found.reduction == "host" and "NCCL" not in found.note
     message = (
-        f"reduction=flat with 4 processes on 2 GPUs: NCCL 2.30 .*, and {had}. hint: reduction=host; or learners=2"
+        f"reduction=flat with 4 processes on 2 GPUs: NCCL 2.30 .*, and {had}. hint: reduction=host, or learners=2"
     )
     with pytest.raises(UsageError, match=message), gpus_of_workers(4, "auto", mesh=True, reduction="flat"):
         pass
@@ -80,7 +80,7 @@ def test_only_gpus_with_equally_many_workers_have_a_hierarchy(two_gpus):
         assert found.reduction == "hierarchical" and found.instances == 2
     with gpus_of_workers(5, "auto", mesh=True, reduction="hierarchical") as found:
         assert found.reduction == "flat" and found.instances == 1
-        assert "only several GPUs with equally many processes each have a hierarchy" in found.note
+        assert "only several GPUs with equally many processes form a hierarchy" in found.note
 
 
 def test_ways_are_timed_only_where_no_gpu_has_more_processes_than_others(two_gpus):

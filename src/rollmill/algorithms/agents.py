@@ -345,16 +345,16 @@ def _set_network(
     network = SetNetwork(make, static)
     if jax.tree.leaves(eqx.filter_eval_shape(lambda key: make(key).initial_memory(), jax.random.key(0))):
         raise UsageError(
-            f"the network of {group.name} is recurrent, which MAPPO and IPPO do not support yet; use a torso "
-            "without memory, such as torso='auto'."
+            f"the network of {group.name} is recurrent, which MAPPO and IPPO do not support yet. hint: use a "
+            "torso without memory, such as torso='auto'."
         )
     with attribute_to_user_code(f"the network of {group.name}"):
         value = jax.eval_shape(network.value, weights, struct(critic_space))
         jax.eval_shape(lambda w, s: network.distribution(w, s, ()).mode(), weights, struct(actor_space))
     if (value.shape, value.dtype) != ((), jnp.float32):
         raise ContractError(
-            f"the network of {group.name}: value(...) is {value.dtype}{list(value.shape)}, "
-            "expected one float32 []."
+            f"the network of {group.name}: value(...) must return one float32 [], got "
+            f"{value.dtype}{list(value.shape)}."
         )
     return network
 
@@ -368,7 +368,7 @@ def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct 
         features = jax.eval_shape(of_start, jax.random.key(0))
     is_struct = isinstance(features, jax.ShapeDtypeStruct)
     if not is_struct or len(features.shape) != 1 or features.dtype != jnp.float32:
-        raise ContractError(f"{env.name}: central returned {features}, expected one vector of float32.")
+        raise ContractError(f"{env.name}: central must return one float32 vector, got {features}.")
     return features
 
 
@@ -390,7 +390,7 @@ def require_multi_agent(env: Environment | HostEnvironment, algorithm: str) -> E
         is_game = isinstance(env, Environment) and env.num_players > 1
         other = "alphazero" if is_game else "ppo"
         raise UsageError(
-            f"{env.name} has one agent; {algorithm} is for environments with several. Use {other}, or list the "
-            "kinds of agents: rollmill.Environment(..., agents=(rollmill.AgentKind(...), ...))."
+            f"{env.name} has one agent, but {algorithm} needs a multi-agent environment. hint: use {other}, or "
+            "list the kinds of agents: rollmill.Environment(..., agents=(rollmill.AgentKind(...), ...))."
         )
     return env

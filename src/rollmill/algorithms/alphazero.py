@@ -103,7 +103,7 @@ from rollmill.dataflow import (
 from rollmill.envs import strongly_typed
 from rollmill.networks import NetworkConfig, actor_critic
 
-UNFUSED = "alphazero searches a tree before each move, and the trees of all games are larger than a kernel holds"
+UNFUSED = "alphazero searches a tree before each move, and the trees of all games do not fit into a kernel"
 
 
 @with_field_help
@@ -319,8 +319,8 @@ def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
 def _check_memory(policy: NetworkPolicy) -> None:
     if policy.recurrent:
         raise UsageError(
-            "alphazero needs a network without a memory, because a search evaluates positions in any order; "
-            "hint: another torso than gru and lstm."
+            "alphazero needs a network without memory, because a search evaluates positions in any order. hint: "
+            "use a torso other than gru and lstm."
         )
 
 
@@ -375,7 +375,8 @@ def _as_position(planner: Planner, mask: ActionMask) -> Position:
         return Position(mask, (), ())
     raise UsageError(
         f"{planner.env.name}: a search begins with the state of the environment, which an observation does not "
-        "tell. hint: rollmill.evaluate plays whole games; with num_simulations=0 the network plays alone."
+        "contain. hint: rollmill.evaluate plays whole games, and with num_simulations=0 the network plays "
+        "without a search."
     )
 
 

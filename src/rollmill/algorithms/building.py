@@ -50,7 +50,7 @@ from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, r
 
 Config = TypeVar("Config")
 
-NOT_HERE = "Options of the run, such as seed and run_dir, go to rollmill.train."
+NOT_HERE = "Options of the run, such as seed and run_dir, belong to rollmill.train."
 
 
 class Choices(NamedTuple):
@@ -128,8 +128,8 @@ def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
         return {"network": network}, None
     if network is not None and not callable(network):
         raise UsageError(
-            f"network is a {type(network).__name__}. hint: give rollmill.NetworkConfig(...), the name of a torso "
-            f"({', '.join(TORSOS)}), or a function that makes a network from a key and two spaces."
+            f"network is a {type(network).__name__}, expected rollmill.NetworkConfig(...), the name of a torso "
+            f"({', '.join(TORSOS)}), or a function that creates a network from a key and two spaces."
         )
     return {}, network
 
@@ -137,7 +137,7 @@ def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
 def _other_config(kind: type, config: Any) -> str:
     name = config.__name__ if isinstance(config, type) else type(config).__name__
     if config is kind:
-        return f"config is the class {name}. hint: give an instance, {name}(...)."
+        return f"config is the class {name}, expected an instance. hint: {name}(...)."
     algorithm = name.removesuffix("Config").lower()
     others = f", or rollmill.{algorithm}(env, config)" if name.endswith("Config") and name != kind.__name__ else ""
     return f"config is a {name}, expected a {kind.__name__}. hint: rollmill.{kind.__name__}(...){others}."
@@ -149,7 +149,7 @@ def _first_rate(schedule: Callable[[int], Any]) -> float:
     except Exception as error:  # the user's function may raise anything
         raise UsageError(
             f"learning_rate is a function that does not return a number for 0 updates ({type(error).__name__}: "
-            f"{error}). hint: give a number, or a schedule such as optax.linear_schedule returns."
+            f"{error}). hint: give a number, or a schedule such as those of Optax (optax.linear_schedule)."
         ) from error
 
 
@@ -242,8 +242,9 @@ def _gamma_of_rewards(config: Any) -> float:
     """Returns the discount factor of the returns by which rewards are normalised."""
     if isinstance(config.gamma, str):
         raise UsageError(
-            f"gamma={config.gamma!r} cannot be a schedule with normalize_rewards: environments add up "
-            "returns with one discount factor. hint: normalize_values in its place, or a number."
+            f"gamma={config.gamma!r} cannot be a schedule with normalize_rewards, because environments "
+            "accumulate returns with a constant discount factor. hint: use normalize_values instead, or give a "
+            "number."
         )
     return config.gamma
 
@@ -265,7 +266,7 @@ def environment_parts(
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
-        raise UsageError(f"{env.name} is a game for two players; train it with alphazero.")
+        raise UsageError(f"{env.name} is a two-player game. hint: train it with alphazero.")
     if isinstance(env, Environment):
         functions = environment_functions(
             env,
@@ -285,7 +286,7 @@ def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> 
     env = as_environment(env)
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
-        raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
+        raise UsageError(f"{env.name} is a multi-agent environment ({kinds}). hint: train it with mappo or ippo.")
     return env
 
 
@@ -300,7 +301,7 @@ def refuse_params(env: HostEnvironment, params: Params | None) -> None:
     """Raises a `UsageError` for parameters of a host environment."""
     if params is not None:
         raise UsageError(
-            f"{env.name} is a host environment, which takes no params; give its options by name: "
+            f"{env.name} is a host environment, which does not support params. hint: give its options by name, "
             f"rollmill.make({env.name!r}, option=value)."
         )
 

@@ -206,7 +206,7 @@ def dqn(
     )
     chosen: DQNConfig = parts.config
     check_interval("target_interval", chosen.target_interval)
-    actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
+    actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo support continuous actions")
     head = _head_of(chosen)
     outputs = module(partial(_network, parts.env.observation_space, actions, chosen, head.atoms))
     agent = value_agent(outputs, head, actions)

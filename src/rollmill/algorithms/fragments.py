@@ -195,16 +195,17 @@ def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule
     if params is not None and env.inputs:
         given = ", ".join(env.inputs)
         raise UsageError(
-            f"{env.name} was made with {given}, and params is given as well. hint: set {given} only in params."
+            f"{env.name} was created with {given}, so that params must not be given as well. hint: set {given} "
+            "only in params."
         )
     names = list(env.inputs)
     if names and not _can_be_inputs(env, names):
         names = [name for name in names if _can_be_inputs(env, (name,))]
     for name in env.inputs.keys() - set(names):
         if env.inputs[name].shape != "constant":
-            why = f"{env.name} chooses shapes or code by it"
+            why = f"its value determines shapes or code in {env.name}"
             raise UsageError(f"{name}={':'.join(map(str, env.inputs[name]))} cannot change: {why}.")
-        told = f"{env.name} chooses shapes or code by {name}, so that another value of it is compiled anew."
+        told = f"{name} determines shapes or code in {env.name}, so another value needs a new compilation."
         warnings.warn(told, stacklevel=2)
     return {name: env.inputs[name] for name in names}
 
@@ -258,7 +259,7 @@ def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, 
     """Returns the parameters of the environment with this index."""
     if jax.tree.structure(given) != jax.tree.structure(default):
         raise UsageError(
-            f"params has the structure {jax.tree.structure(given)}; expected that of the environment's own "
+            f"params has the structure {jax.tree.structure(given)}, expected that of the environment's own "
             f"params, {jax.tree.structure(default)}."
         )
 
@@ -269,7 +270,7 @@ def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, 
         if jnp.shape(leaf) == (num_envs, *shape):
             return jnp.asarray(leaf)[index]
         raise UsageError(
-            f"a leaf of params has shape {jnp.shape(leaf)}; expected {shape} for one value in all environments, "
+            f"a leaf of params has shape {jnp.shape(leaf)}, expected {shape} for one value in all environments, "
             f"or {(num_envs, *shape)} for one value in each of num_envs={num_envs}."
         )
 
@@ -483,17 +484,17 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
     for what, result in (("its value", output.value), ("value(...)", value)):
         if (result.shape, result.dtype) != ((), jnp.float32):
             raise ContractError(
-                f"the network: {what} is {result.dtype}{list(result.shape)}, expected one float32 []."
+                f"the network: {what} must return one float32 [], got {result.dtype}{list(result.shape)}."
             )
     if jax.tree.map(lambda leaf: leaf.shape, output.memory) != jax.tree.map(lambda leaf: leaf.shape, memory):
         raise ContractError(
-            f"the network: it returns the memory {output.memory}, expected that of initial_memory, {memory}."
+            f"the network returns the memory {output.memory}, expected that of initial_memory, {memory}."
         )
 
 
 def weights_and_rest(make: Callable[[Key], PyTree]) -> tuple[PyTree, PyTree]:
     """Splits a network into its weights, as shapes, and all else: functions, sizes, constant arrays."""
-    with attribute_to_user_code("making the network"):
+    with attribute_to_user_code("creating the network"):
         network = eqx.filter_eval_shape(make, jax.eval_shape(jax.random.key, 0))
     is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     is_weight = lambda leaf: is_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -162,7 +162,7 @@ def refuse_network(choices: Choices) -> None:
     """Raises a `UsageError` for a network given as a function."""
     if choices.network is not None:
         raise UsageError(
-            "this algorithm makes its own action-value networks; give network=rollmill.NetworkConfig(...)."
+            "this algorithm creates its own action-value networks. hint: give network=rollmill.NetworkConfig(...)."
         )
 
 
@@ -185,16 +185,14 @@ def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
 def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
     """Returns the action space, or raises a `UsageError` that names `alternatives` if it is not `Discrete`."""
     if not isinstance(space, spaces.Discrete):
-        raise UsageError(f"{algorithm} needs a Discrete action space; this one is {space}. hint: {alternatives}.")
+        raise UsageError(f"{algorithm} needs a Discrete action space, got {space}. hint: {alternatives}.")
     return space
 
 
 def check_continuous(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Box:
     """Returns the action space, or raises a `UsageError` that names `alternatives` if it is not a `Box`."""
     if not isinstance(space, spaces.Box):
-        raise UsageError(
-            f"{algorithm} needs a Box of continuous actions; this one is {space}. hint: {alternatives}."
-        )
+        raise UsageError(f"{algorithm} needs a Box of continuous actions, got {space}. hint: {alternatives}.")
     return space
 
 
@@ -323,7 +321,7 @@ def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
 def check_interval(name: str, interval: int) -> None:
     """Raises a `UsageError` for an interval of more updates than are counted."""
     if interval > MAX_INTERVAL:
-        raise UsageError(f"{name}={interval} is more updates than are counted, at most {MAX_INTERVAL}.")
+        raise UsageError(f"{name}={interval} exceeds the limit of {MAX_INTERVAL} updates.")
 
 
 def _count_steps(
@@ -348,8 +346,8 @@ def _loops_of(config: Any, steps_an_update: int) -> Loops:
     for name in ("num_envs", "batch_size"):
         if getattr(config, name) % shards:
             raise UsageError(
-                f"num_shards={shards} does not divide {name}={getattr(config, name)}; leave num_shards out to "
-                "have one chosen."
+                f"num_shards={shards} does not divide {name}={getattr(config, name)}. hint: leave num_shards out "
+                "to have one chosen."
             )
     return Loops(
         iterations=iterations_for(config.total_timesteps, config.num_envs, config.num_steps),
@@ -377,34 +375,34 @@ def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
     """Checks that a sample can be stored. Raises a `UsageError` with the sizes, and those that would fit."""
     if config.buffer_size > MAX_STORED:
         raise UsageError(
-            f"buffer_size={config.buffer_size} is more than a replay memory can number, which is {MAX_STORED}."
+            f"buffer_size={config.buffer_size} exceeds the limit of {MAX_STORED} steps for a replay memory."
         )
     for name, steps in {"buffer_size": replay.capacity, "learning_starts": _each(replay, loops)}.items():
         if steps > MAX_ROWS:
             raise UsageError(
                 f"{name}={getattr(config, name)} is {steps} steps of each of num_envs={loops.num_envs} "
-                f"environments; at most {MAX_ROWS} are numbered. hint: {name}={MAX_ROWS * loops.num_envs} or "
-                "less, or more environments."
+                f"environments, which exceeds the limit of {MAX_ROWS}. hint: {name}={MAX_ROWS * loops.num_envs} "
+                "or less, or more environments."
             )
     least = 2 * loops.num_steps + replay.n_step + 1
     if replay.capacity < least:
         raise UsageError(
-            f"buffer_size={config.buffer_size} keeps {replay.capacity} steps of each of num_envs={loops.num_envs} "
-            f"environments; with num_steps={loops.num_steps} at least {least} are needed. hint: "
-            f"buffer_size={least * loops.num_envs} or more."
+            f"buffer_size={config.buffer_size} holds {replay.capacity} steps of each of "
+            f"num_envs={loops.num_envs} environments, but num_steps={loops.num_steps} needs at least {least}. "
+            f"hint: buffer_size={least * loops.num_envs} or more."
         )
     if replay.minibatch_size > replay.learning_starts:
         raise UsageError(
             f"batch_size={replay.minibatch_size} is larger than learning_starts={replay.learning_starts}, the "
-            f"steps that are stored when learning begins. hint: learning_starts={replay.minibatch_size} or more."
+            f"number of steps stored when learning begins. hint: learning_starts={replay.minibatch_size} or more."
         )
     if replay.minibatch_size + loops.num_envs > config.buffer_size:
         raise UsageError(
-            f"batch_size={replay.minibatch_size} is larger than buffer_size={config.buffer_size} can give; hint: "
+            f"batch_size={replay.minibatch_size} is larger than buffer_size={config.buffer_size} allows. hint: "
             f"buffer_size={replay.minibatch_size + loops.num_envs} or more."
         )
     if replay.learning_starts > config.total_timesteps:
         raise UsageError(
-            f"learning_starts={replay.learning_starts} lies after the end, total_timesteps="
-            f"{config.total_timesteps}: nothing would be learned."
+            f"learning_starts={replay.learning_starts} must be less than "
+            f"total_timesteps={config.total_timesteps}, or nothing is learned."
         )

@@ -43,14 +43,14 @@ def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment
     plies = name.removeprefix(LOOKAHEAD)
     if not name.startswith(LOOKAHEAD) or not plies.isdecimal() or int(plies) < 1:
         raise UsageError(
-            f"unknown opponent {name!r}. hint: random, lookahead-1, lookahead-2, or the directory of a run."
+            f"unknown opponent {name!r}. hint: use random, lookahead-1, lookahead-2, or the directory of a run."
         )
     env, planned = plannable_parts(env, who=name)
     most = _most_plies(planned)
     if int(plies) > most:
         raise UsageError(
-            f"{name} would look at {_num_actions(planned)}^{plies} sequences of actions in every position of "
-            f"{env.name}, of at most {MAX_LINES}. hint: {LOOKAHEAD}{most}."
+            f"{name} would search {_num_actions(planned)}^{plies} sequences of actions in every position of "
+            f"{env.name}, more than the limit of {MAX_LINES}. hint: {LOOKAHEAD}{most}."
         )
     return partial(_best_move, planned, int(plies)), position
 

@@ -133,15 +133,19 @@ def check_schedule(schedule: optax.Schedule, updates: int) -> None:
     rates = {n: _rate_at(schedule, n) for n in sorted({0, 1, *(updates * part // 10 for part in range(11))})}
     for n, rate in rates.items():
         if not (math.isfinite(rate) and rate >= 0):
-            raise UsageError(f"learning_rate is a function that gives {rate} after {n} of {updates} updates.")
+            raise UsageError(
+                f"learning_rate is a function that returns {rate} after {n} of {updates} updates, expected a "
+                "nonnegative number."
+            )
     first, last, before = rates[0], rates[updates], rates[updates * 9 // 10]
     grows = last > before and last > first
     if grows and (first == 0 or last > 1 or last > 10 * rates[min(1, updates)]):
         raise UsageError(
-            "learning_rate is a function of the number of updates, as Optax has them, and this one grows from "
-            f"{first:g} to {last:g} over all {updates} updates. Functions of the remaining progress, as "
-            "Stable-Baselines3 takes them, have another form here. hint: learning_rate='linear:3e-4:0', or "
-            "optax.linear_schedule(3e-4, 0, updates); a rate that is to grow up to the end: 'linear:0:3e-4'."
+            "learning_rate is called with the number of updates, as Optax schedules are, and grows from "
+            f"{first:g} to {last:g} over all {updates} updates. Functions of the remaining progress, as in "
+            "Stable-Baselines3, are not supported. hint: learning_rate='linear:3e-4:0', or "
+            "optax.linear_schedule(3e-4, 0, updates). For a learning rate that really grows to the end: "
+            "'linear:0:3e-4'."
         )
 
 
@@ -151,8 +155,8 @@ def _rate_at(schedule: optax.Schedule, updates: int) -> float:
     except Exception as error:  # the user's function may raise anything
         raise UsageError(
             f"learning_rate is a function that does not return a number for {updates} updates "
-            f"({type(error).__name__}: {error}). hint: give a number, or a schedule such as optax.linear_schedule "
-            "returns."
+            f"({type(error).__name__}: {error}). hint: give a number, or a schedule such as those of Optax "
+            "(optax.linear_schedule)."
         ) from error
 
 
@@ -165,8 +169,8 @@ def check_count(updates: int) -> None:
     """Raises a `UsageError` for more updates than schedules extend over."""
     if updates > MAX_UPDATES:
         raise UsageError(
-            f"total_timesteps makes {updates:,} updates, and the learning rate is annealed over at most "
-            f"{MAX_UPDATES:,}; lower it, or turn anneal_lr off."
+            f"total_timesteps gives {updates:,} updates, but the learning rate can be annealed over at most "
+            f"{MAX_UPDATES:,}. hint: lower total_timesteps, or turn anneal_lr off."
         )
 
 

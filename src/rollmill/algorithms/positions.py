@@ -39,21 +39,20 @@ def plannable_parts(
     env = single_agent(env)
     if isinstance(env, HostEnvironment):
         raise UsageError(
-            f"{env.name} is stepped by Python on the host, so it does not support a search, which steps copies of "
-            "it from states in between. hint: use an environment of JAX functions, such as ConnectFour-v0."
+            f"{env.name} is stepped by Python on the host and does not support a search, which steps copies of "
+            "an environment from any state. hint: use an environment written in JAX, such as ConnectFour-v0."
         )
     require_discrete(env, who=who)
     planned = env.planning_env
     if planned is None or env.planning_state is None:
         raise UsageError(
-            f"{env.name} does not support a search. hint: ConnectFour-v0, TicTacToe-v0, pgx:othello and others "
-            "do; rollmill.envs.plannable(env) declares it for an environment of your own whose step follows from "
-            "state and action alone."
+            f"{env.name} does not support a search. hint: use ConnectFour-v0, TicTacToe-v0 or pgx:othello, or "
+            "call rollmill.envs.plannable(env) if each step of your environment depends only on state and action."
         )
     if planned.observation_space != env.observation_space or planned.action_space != env.action_space:
         raise UsageError(
-            f"{env.name} has other observations or actions than the environment that a search steps, which is "
-            "without its transforms. hint: call rollmill.envs.plannable after these transforms."
+            f"{env.name} has other observations or actions than the environment that a search steps, which has "
+            "no transforms. hint: call rollmill.envs.plannable after these transforms."
         )
     return env, planned
 
@@ -61,7 +60,7 @@ def plannable_parts(
 def require_discrete(env: Environment, *, who: str) -> None:
     """Raises a `UsageError`, on behalf of the algorithm or player `who`, if the action space is not `Discrete`."""
     if not isinstance(env.action_space, spaces.Discrete):
-        raise UsageError(f"{who} needs a Discrete action space; that of {env.name} is {env.action_space}.")
+        raise UsageError(f"{who} needs a Discrete action space, got {env.action_space} of {env.name}.")
 
 
 def position(env: Environment, state: State, params: Params = None) -> Position:
@@ -78,8 +77,8 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
     params = env.params if params is None else params
     if env.planning_state is None or env.planning_params is None:
         raise UsageError(
-            f"{env.name} does not support a search, so it has no position for one. hint: "
-            "rollmill.envs.plannable(env) declares it of an environment whose step follows from state and action."
+            f"{env.name} does not support a search, so no position can be created. hint: call "
+            "rollmill.envs.plannable(env) if each step of your environment depends only on state and action."
         )
     return Position(
         legal_actions(env, state, params), env.planning_state(state, params), env.planning_params(state, params)

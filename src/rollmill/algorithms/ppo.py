@@ -223,9 +223,9 @@ def _check_standardised(config: PPOConfig) -> None:
     samples = config.num_envs * config.num_steps // config.num_minibatches
     if config.norm_adv and samples == 1:
         raise UsageError(
-            f"num_minibatches={config.num_minibatches} of num_envs x num_steps = {config.num_envs} x "
-            f"{config.num_steps} leave one sample to each minibatch, and norm_adv makes the advantage of a single "
-            "sample zero, so that nothing is learned. hint: fewer minibatches, or norm_adv=False."
+            f"num_minibatches={config.num_minibatches} leaves one sample of num_envs x num_steps = "
+            f"{config.num_envs} x {config.num_steps} in each minibatch. norm_adv sets the advantage of a single "
+            "sample to zero, so that nothing is learned. hint: use fewer minibatches, or norm_adv=False."
         )
 
 
@@ -238,19 +238,21 @@ def _adaptive(choices: Choices) -> Choices:
     given = {name: value for name in ADAPTIVE if (value := getattr(config, name)) is not None}
     if config.desired_kl is None:
         if given:
-            raise UsageError(f"{', '.join(given)} without desired_kl adapt nothing. hint: give desired_kl, too.")
+            raise UsageError(
+                f"{', '.join(given)} has no effect without desired_kl. hint: give desired_kl as well."
+            )
         return choices
     if config.anneal_lr or isinstance(config.learning_rate, str) or choices.schedule is not None:
         raise UsageError(
-            f"desired_kl={config.desired_kl} adapts the learning rate, which is annealed or a schedule here. "
-            "hint: anneal_lr=False and a number, or no desired_kl."
+            f"desired_kl={config.desired_kl} adapts the learning rate, so it cannot be combined with anneal_lr "
+            "or a schedule. hint: anneal_lr=False and a number as learning_rate, or leave desired_kl out."
         )
     config = replace(config, **{**ADAPTIVE, **given})
     low, rate, high = config.min_learning_rate, config.learning_rate, config.max_learning_rate
     if not low <= rate <= high:
         raise UsageError(
-            f"learning_rate={rate:g} has to be between min_learning_rate={low:g} and max_learning_rate={high:g}, "
-            "because desired_kl adapts it. hint: other bounds, or another rate to begin with."
+            f"learning_rate={rate:g} must lie between min_learning_rate={low:g} and max_learning_rate={high:g}, "
+            "because desired_kl adapts it. hint: change the bounds or the initial rate."
         )
     return choices._replace(config=config)
 
@@ -265,8 +267,8 @@ def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> Sa
     has_means = choices.network is None and not config.network.squash_actions and config.network.name is None
     if not has_means or not isinstance(space, spaces.Box) or not space.is_bounded():
         raise UsageError(
-            f"bound_coef={config.bound_coef} is for means of a Box of actions with bounds, of a network by "
-            f"NetworkConfig that does not squash them; the action space is {space}. hint: leave bound_coef out."
+            f"bound_coef={config.bound_coef} needs a Box of actions with bounds, and a NetworkConfig that does "
+            f"not squash them. The action space is {space}. hint: leave bound_coef out."
         )
     center, half = 0.5 * (space.high + space.low), 0.5 * (space.high - space.low)
     return partial(_bounded_loss, center - BEYOND * half, center + BEYOND * half)

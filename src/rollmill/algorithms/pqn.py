@@ -160,7 +160,9 @@ def pqn(
     refuse_network(choices)
     env, environment, host = environment_parts(env, choices.config, params=params, final_mask=True)
     chosen = with_layout(choices.config, env)
-    actions = check_discrete("pqn", env.action_space, "ppo takes all actions, sac and td3 continuous ones")
+    actions = check_discrete(
+        "pqn", env.action_space, "ppo supports all action spaces, sac and td3 continuous actions"
+    )
     make = partial(
         action_values,
         observation_space=env.observation_space,

@@ -32,9 +32,7 @@ def numbers_of_roles(config: Any, sets: tuple[ParameterSet, ...]) -> dict[str, f
                 what = "kind of agents" if option in OF_KINDS else "parameter set"
                 raise unknown_name(f"{what} in {option}", name, roles)
     if not set(names) - set(config.frozen):
-        raise UsageError(
-            f"frozen={config.frozen} leaves no parameter set that learns. hint: name fewer of {names}."
-        )
+        raise UsageError(f"frozen={config.frozen} leaves no parameter set to learn. hint: name fewer of {names}.")
     numbers = {}
     for option in (*OF_SETS, *OF_KINDS):
         numbers |= {_key(option, name): value for name, value in getattr(config, option).items()}
@@ -45,9 +43,9 @@ def check_rates(config: Any, *, is_function: bool) -> None:
     """Raises a `UsageError` if `learning_rates` is set although `learning_rate` is a schedule."""
     if config.learning_rates and (is_function or isinstance(config.learning_rate, str)):
         raise UsageError(
-            f"learning_rates={config.learning_rates} are numbers, which are annealed like learning_rate, and "
-            f"learning_rate={'a function' if is_function else config.learning_rate} is a schedule. hint: a number "
-            "as learning_rate, with or without anneal_lr."
+            f"learning_rates={config.learning_rates} cannot be combined with a schedule, "
+            f"learning_rate={'a function' if is_function else config.learning_rate}, because they are annealed "
+            "in the same way. hint: give a number as learning_rate, with or without anneal_lr."
         )
 
 

@@ -242,11 +242,12 @@ def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
     observation_space, space, config = parts.env.observation_space, parts.env.action_space, parts.config
     if not isinstance(space, spaces.Box | spaces.Discrete):
         raise UsageError(
-            f"sac needs a Discrete action space or a bounded Box; this one is {space}. hint: ppo takes others."
+            f"sac needs a Discrete action space or a bounded Box, got {space}. hint: ppo supports others."
         )
     if isinstance(space, spaces.Box) and not np.all(space.low < space.high):
         raise UsageError(
-            f"sac needs actions between two bounds; some bounds are equal in {space}. hint: leave these out."
+            "sac needs a lower and a different upper bound for every action, but some bounds are equal in "
+            f"{space}. hint: leave these actions out."
         )
     actor = partial(
         stochastic_actor, observation_space=observation_space, action_space=space, config=config.network

@@ -68,14 +68,14 @@ def _check_compatible(name: str, kinds: list[AgentKind], sharing: Mapping[str, s
         if _independent(first, sharing) or _independent(other, sharing):
             independent = first.name if _independent(first, sharing) else other.name
             raise UsageError(
-                f"sharing={dict(sharing)} gives each {independent} weights of its own, and other kinds a set of "
-                "the same name. Give that set another name."
+                f"sharing={dict(sharing)} gives each {independent} weights of its own, but other kinds share a "
+                "set with the same name. hint: give that set another name."
             )
         for attribute in ("observation_space", "action_space"):
             space, other_space = getattr(first, attribute), getattr(other, attribute)
             if space != other_space:
                 raise UsageError(
                     f"sharing={dict(sharing)} gives {first.name} and {other.name} the parameters {name!r}, but "
-                    f"their {attribute}s differ: {space} and {other_space}. Give them sets of different names, or "
-                    "equal spaces."
+                    f"their {attribute}s differ: {space} and {other_space}. hint: give their sets different "
+                    "names, or give them equal spaces."
                 )

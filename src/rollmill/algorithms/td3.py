@@ -241,7 +241,7 @@ class _Optimisers(NamedTuple):
 
 
 def _agent_of(name: str, parts: OffPolicyParts, num_critics: int, delay: int) -> _DeterministicAgent:
-    space = check_continuous(name, parts.env.action_space, "dqn, sac and ppo take discrete ones")
+    space = check_continuous(name, parts.env.action_space, "dqn, sac and ppo support discrete actions")
     make = {
         "observation_space": parts.env.observation_space,
         "action_space": space,

@@ -193,7 +193,7 @@ def value_head(
         if value is not None:
             readers = {"huber": "none", "num_atoms": "c51 or quantiles"}.get(name, "c51")
             raise UsageError(
-                f"{name}={value} is not read with value_distribution={kind}. hint: leave {name} out, or "
+                f"{name}={value} has no effect with value_distribution={kind}. hint: leave {name} out, or use "
                 f"value_distribution={readers}."
             )
     if kind == "none":
@@ -203,5 +203,7 @@ def value_head(
         return Quantiles(size)
     low, high = (default if end is None else end for end, default in zip((low, high), SUPPORT, strict=True))
     if not low < high:
-        raise UsageError(f"min_value={low:g} has to be less than max_value={high:g}, the ends of all returns.")
+        raise UsageError(
+            f"min_value={low:g} must be less than max_value={high:g}. They are the ends of the range of returns."
+        )
     return CategoricalReturns(size, low, high)

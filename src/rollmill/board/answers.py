@@ -75,7 +75,7 @@ class Answers:
         """Returns the answer to a request by its path and the values of its query."""
         way = self._ways.get(path)
         if way is None:
-            return _error(404, "there is nothing at this address")
+            return _error(404, "this page does not exist")
         try:
             return way(query)
         except Exception as error:  # the page shows it: a damaged run must not look as if the board had ended
@@ -137,7 +137,7 @@ class Answers:
     def _details(self, query: Query) -> Answer:
         items = self._items(query)
         if not items:
-            return _error(404, "the run is no longer there")
+            return _error(404, "the run no longer exists")
         return _json({"html": details(self._contents, self._cache, items[0])})
 
     def _items(self, query: Query) -> list[Item]:
@@ -149,13 +149,13 @@ class Answers:
         path = PurePosixPath(_one(query, "path", ""))
         kind = TYPES.get(path.suffix)
         if kind is None or path.is_absolute() or any(part.startswith(".") for part in path.parts):
-            return _error(404, "there is no such page or picture")
+            return _error(404, "this page or picture does not exist")
         folder = self._contents.folder(str(path.parent))
         try:
             with folder.reading(path.name) as opened:
                 file = os.fdopen(os.dup(opened.fileno()), "rb")
         except (RollmillError, OSError, ValueError):
-            return _error(404, "there is no such page or picture")
+            return _error(404, "this page or picture does not exist")
         return Answer(200, kind, file, os.fstat(file.fileno()).st_size, PAGE_POLICY)
 
 

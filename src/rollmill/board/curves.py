@@ -122,7 +122,7 @@ def settings_table(items: Sequence[Item]) -> str:
     ]
     shown = [*results, *((name, *texts[name]) for name in differing)]
     alike = [(name, *texts[name][:1]) for name in names if name not in differing]
-    rest = [folded(f"{len(alike)} settings in which they are alike", [table(("", "value"), alike)])]
+    rest = [folded(f"{len(alike)} settings that are equal in all of them", [table(("", "value"), alike)])]
     return "\n".join([table(columns, shown), *(rest if alike else [])])
 
 

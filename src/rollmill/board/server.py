@@ -55,7 +55,7 @@ class BoardServer(ThreadingHTTPServer):
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
-            hint = "hint: --port 0 takes a free one."
+            hint = "hint: --port 0 chooses a free port."
             raise UsageError(f"--port {port} cannot be used: {error.strerror or error}. {hint}") from error
 
     @property
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._begin(HTTPStatus.NO_CONTENT, "image/x-icon", 0)
             self.end_headers()
         elif not self._is_own_host():
-            self._refuse(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost alone")
+            self._refuse(HTTPStatus.FORBIDDEN, "this server accepts only requests to 127.0.0.1 and localhost")
         elif address.path == "/" and _equal(next(iter(query.get("token", ())), ""), self.server.token):
             self._send_page(with_cookie=True)
         elif not _equal(self._cookie(), self.server.token):

@@ -44,6 +44,6 @@ def _positive(leaf: LeafLayout, axis: int) -> int:
     rank = len(leaf.shape)
     if not -rank <= axis < rank:
         raise UsageError(
-            f"{leaf} has no axis {axis} to concatenate messages along. Send it as an array of more axes."
+            f"{leaf} has no axis {axis} to concatenate messages along. hint: send an array with more axes."
         )
     return axis % rank

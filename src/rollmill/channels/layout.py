@@ -97,7 +97,9 @@ class Layout:
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:
-            raise UsageError(f"a tree of structure {structure} was given, the layout has {self.structure}.")
+            raise UsageError(
+                f"the layout has the structure {self.structure}, got a tree with the structure {structure}."
+            )
         for leaf in leaves:
             if isinstance(leaf, jax.Array) and leaf.platform() != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
                 leaf.copy_to_host_async()  # so that transfers from a device overlap
@@ -122,19 +124,21 @@ def fresh_buffer(nbytes: int) -> np.ndarray:
 
 def _numeric(name: str, leaf: Any) -> np.dtype:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        raise UsageError(f"{name} is a {type(leaf).__name__}: channels carry arrays, make it one.")
+        raise UsageError(f"{name} is a {type(leaf).__name__}, but channels carry only arrays. hint: convert it.")
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise UsageError(
-            f"{name} is a typed random key of {leaf.dtype}: channels carry numbers. "
-            "Send `jax.random.key_data(key)`, and call `jax.random.wrap_key_data` at the other end."
+            f"{name} is a typed random key of {leaf.dtype}, but channels carry only numeric arrays. hint: send "
+            "`jax.random.key_data(key)`, and call `jax.random.wrap_key_data` at the other end."
         )
     dtype = np.dtype(leaf.dtype)
     if dtype.kind in NOT_NUMERIC or dtype.fields or not dtype.isnative:
-        raise UsageError(f"{name} is an array of {dtype}: channels carry numbers in the machine's byte order.")
+        raise UsageError(
+            f"{name} is an array of {dtype}, but channels carry only numeric arrays in the machine's byte order."
+        )
     return dtype
 
 
 def _checked(array: np.ndarray, layout: LeafLayout) -> np.ndarray:
     if array.shape != layout.shape or array.dtype != layout.dtype:
-        raise UsageError(f"{layout} was expected, {array.dtype.name}{list(array.shape)} was given.")
+        raise UsageError(f"expected {layout}, got {array.dtype.name}{list(array.shape)}.")
     return array

@@ -77,6 +77,6 @@ class Waiter:
 def check_waiting(deadline: Deadline, abandon: Abandon, what: str) -> None:
     """Raises `TimedOut` if the deadline has passed, and `Abandoned` if the run is being stopped."""
     if abandon():
-        raise Abandoned(f"{what} was given up, because the run is being stopped.")
+        raise Abandoned(f"{what} was aborted, because the run is being stopped.")
     if deadline.left() <= 0:
         raise TimedOut(f"{what}: nothing happened within {deadline.timeout:g} s.")

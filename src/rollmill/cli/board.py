@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     """Serves the page until Ctrl-C."""
     options = parse(Board, arguments, prog="rollmill board")
     if not 0 <= options.port <= 65535:
-        raise UsageError(f"--port {options.port} has to lie between 0 and 65535.")
+        raise UsageError(f"--port {options.port} must be between 0 and 65535.")
     check_folder(options.folder)
     with (
         BoardServer(options.folder, port=options.port) as server,
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> int:
         print(f"runs of {printable(str(options.folder))}: {server.url}", flush=True)
         print("Ctrl-C ends the board. Training continues.", file=sys.stderr)
         if page is not None and not webbrowser.open(page.as_uri()):
-            print("note: there is no browser here; open the address above.", file=sys.stderr)
+            print("note: no browser was found on this machine. Open the address above.", file=sys.stderr)
         elif page is not None:
             print("If the browser cannot read the file, open the address above.", file=sys.stderr)
         while not stop.requested:

@@ -71,8 +71,8 @@ class ConfigFile:
         if modules := sorted(named.modules - trusted - {*given.get("import", ())}):
             options = " ".join(f"--import {module}" for module in modules)
             raise UsageError(
-                f"{self.path} was not made here, and names code that would be imported: {', '.join(modules)}. "
-                f"hint: if you trust it, add {options}."
+                f"{self.path} was created elsewhere and names modules that would be imported: "
+                f"{', '.join(modules)}. hint: if you trust it, add {options}."
             )
         if stores := sorted(named.stores - trusted):
             url = stores[0].removeprefix(START)
@@ -83,7 +83,7 @@ class ConfigFile:
         if clusters := sorted(named.clusters - trusted):
             address = clusters[0].removeprefix(CLUSTER)
             raise UsageError(
-                f"{self.path} was not made here, and names a cluster, whose code would run here: {address!r}. "
+                f"{self.path} was created elsewhere and names a cluster that would run its code: {address!r}. "
                 f"hint: if you trust it, add --cluster {address}."
             )
 
@@ -101,8 +101,8 @@ class ConfigFile:
         """Returns which of the algorithm and the environment the command leaves to the file."""
         if len(named) > len(POSITIONAL):
             raise UsageError(
-                f"{named[2]!r} is one name too many: a training takes an algorithm, here {named[0]!r}, an "
-                f"environment, here {named[1]!r}, and options, which begin with --."
+                f"unexpected argument {named[2]!r}: expected one algorithm (got {named[0]!r}), one environment "
+                f"(got {named[1]!r}) and options, which begin with --."
             )
         return POSITIONAL[len(named) :]
 
@@ -110,8 +110,8 @@ class ConfigFile:
         """Returns the algorithm or the environment. Raises a `UsageError` if the file does not name it."""
         if not isinstance(name := self.content.get(which), str):
             raise UsageError(
-                f"neither the command nor {self.path} names the {which}. hint: {which} = ... at the top of the "
-                "file."
+                f"{self.path} and the command line do not name the {which}. hint: add {which} = ... at the top "
+                "of the file."
             )
         return name
 
@@ -151,14 +151,17 @@ def read_config_file(path: Path) -> ConfigFile:
     if path.suffix == ".json":
         content = parse_object(text, where=str(path), error=UsageError)
         if not isinstance(content.get("graph"), dict) or not isinstance(content.get("options"), dict):
-            raise UsageError(f"{path} is not the config.json of a run. hint: other files are TOML, NAME.toml.")
+            raise UsageError(
+                f"{path} is not a run's config.json. hint: any other configuration file must be TOML, with a "
+                "name that ends in .toml."
+            )
         return ConfigFile(path, _of_run(content, where=str(path)), is_of_run=True)
     try:
         content = tomllib.loads(text)
     except RecursionError:
         raise UsageError(f"{path} cannot be read: it is nested too deeply.") from None
     except ValueError as error:
-        raise UsageError(f"{path} is not TOML: {error}.") from error
+        raise UsageError(f"{path} is not valid TOML: {error}.") from error
     check_limits(content, where=str(path), error=UsageError)
     return ConfigFile(path, content)
 
@@ -220,7 +223,7 @@ def _hint(entry: _FileEntry, option: Option) -> str:
         option.coerce(read, name=entry.key)
     except (tomllib.TOMLDecodeError, UsageError):
         return ""
-    return f" hint: leave out the quotes: {entry.key.rpartition('.')[2]} = {entry.value}"
+    return f" hint: remove the quotes: {entry.key.rpartition('.')[2]} = {entry.value}"
 
 
 def _texts(value: Any) -> list[str]:

@@ -23,11 +23,11 @@ from rollmill.runs.diagnosis import examine, kept_fault, replay
 
 EXTRAS = {
     "llvmlite": ("kernels on CPUs", install_command("fusion")),
-    "triton": ("kernels on NVIDIA's GPUs", install_command("fusion")),
+    "triton": ("kernels on NVIDIA GPUs", install_command("fusion")),
     "ray": ("clusters", install_command("cluster")),
     "ale_py": ("ale:... environments", install_command("ale")),
     "envpool": ("envpool:... environments", install_command("envpool")),
-    "mujoco": ("robots:... and Gymnasium's MuJoCo environments", install_command("mujoco")),
+    "mujoco": ("robots:... and the MuJoCo environments of Gymnasium", install_command("mujoco")),
     "brax": ("brax:... environments", install_command("brax")),
     "craftax": ("craftax:... environments", install_command("craftax")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
@@ -37,7 +37,7 @@ EXTRAS = {
     "mpe2": ("pettingzoo:mpe/... environments", install_command("pettingzoo")),
     "pgx": ("pgx:... environments", install_command("pgx")),
     "xminigrid": ("xminigrid:... environments", install_command("xminigrid")),
-    "optuna": ("samplers of sweeps", install_command("optuna")),
+    "optuna": ("Optuna samplers in sweeps", install_command("optuna")),
     "httptools": ("rollmill serve", install_command("serve")),
     "jax2onnx": ("rollmill export --format onnx", install_command("onnx")),
     "PIL": ("rollmill render", install_command("render")),
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
     for complaint in examined.complaints:
         print(f"rollmill: {complaint}", file=sys.stderr)
     if not examined.complaints:
-        print("  no fault to replay: all numbers that it computed were finite, and its files are intact")
+        print("  nothing to replay: all computed numbers were finite, and the run's files are intact")
     return 2 if examined.complaints else 0
 
 
@@ -96,13 +96,17 @@ def _installation() -> int:
         what, command = EXTRAS[name]
         print(f"missing: {name}, for {what}: {command}")
     if _has_idle_gpu(machine):
-        print(f"missing: JAX's CUDA plugin, though there is an NVIDIA GPU: {install_command('cuda')}")
+        print(f"missing: the JAX CUDA plugin, although this machine has an NVIDIA GPU: {install_command('cuda')}")
     return 0
 
 
 def _computes() -> str:
     x = jax.numpy.arange(16.0).reshape(4, 4)
-    return "yes" if bool(jax.numpy.allclose(x @ jax.numpy.eye(4), x)) else "no: a matrix product is wrong"
+    return (
+        "yes"
+        if bool(jax.numpy.allclose(x @ jax.numpy.eye(4), x))
+        else ("no: a matrix product gave a wrong result")
+    )
 
 
 def _has_idle_gpu(machine: dict) -> bool:
@@ -113,7 +117,7 @@ def _has_idle_gpu(machine: dict) -> bool:
 def _device(device: dict) -> str:
     """Returns the line of a device. A CPU has the kind `cpu` and the memory of the machine."""
     if device["platform"] == "cpu" and device["memory_bytes"] is None:
-        return "  cpu, with the memory of the machine"
+        return "  cpu, which uses the machine's main memory"
     return f"  {device['platform']} {device['kind']}, {_memory(device['memory_bytes'])}"
 
 

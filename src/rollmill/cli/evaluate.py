@@ -127,18 +127,20 @@ def _check_watch(options: Evaluate) -> None:
     """Rejects options that have no effect on an evaluation of every checkpoint."""
     if options.checkpoint != "last":
         raise UsageError(
-            f"--watch evaluates every checkpoint, and --checkpoint {options.checkpoint} one. hint: leave it out."
+            "--watch evaluates every checkpoint, so it cannot be combined with --checkpoint "
+            f"{options.checkpoint}. hint: leave one of the two out."
         )
     if options.against is not None:
         raise UsageError(
-            "--watch plays episodes, and --against a match. hint: one for each --checkpoint, without --watch."
+            "--watch cannot be combined with --against. hint: run --against once per --checkpoint, without "
+            "--watch."
         )
     if options.record is not None:
         raise UsageError("--record is of one policy's episodes, and --watch evaluates many. hint: leave one out.")
     if options.env is None and (options.env_options or options.transforms):
         raise UsageError(
-            "options and transforms are for another environment, and none is named; the run's own has those that "
-            "it was trained with. hint: --env ID."
+            "--env-option and --transform have no effect without --env, because the run's own environment keeps "
+            "the options of its training. hint: add --env ID."
         )
 
 

@@ -44,7 +44,7 @@ AlgorithmName: TypeAlias = Annotated[
     str,
     Arg(
         metavar="NAME",
-        help="Algorithm whose policy and gradients are meant: mappo or ippo where there are agents.",
+        help="Algorithm whose policy and gradients are compiled. Multi-agent environments need mappo or ippo.",
     ),
 ]
 
@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
         return 0
     subject, *rest = arguments
     if subject not in SUBJECTS:
-        raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
+        raise UsageError(f"unknown subject {subject!r}. `rollmill explain` knows {', '.join(SUBJECTS)}.")
     named = parse_known(_Named, rest, prog="rollmill explain fusion").options
     find_own_algorithm(named.algorithm, None if HELP & set(rest) else RunOptions(), named.imports, environment="")
     kind = _arguments(named.algorithm)
@@ -174,7 +174,10 @@ def _arguments(algorithm: str) -> Any:
         frozen=True,
     )
     arguments.__module__ = __name__
-    arguments.__doc__ = "Whether policy and environment become one kernel, its needs, and its speed at best."
+    arguments.__doc__ = (
+        "Shows whether policy and environment become one kernel, the resources it needs, and its highest "
+        "possible speed."
+    )
     return arguments
 
 

@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     if arguments[:1] == ["partition"]:
         chosen = parse(_Partition, arguments[1:], prog="rollmill gpu partition")
         if chosen.slices is None:
-            raise UsageError("rollmill gpu partition needs --slices N, from 1 to 7.")
+            raise UsageError("rollmill gpu partition needs --slices N, with N between 1 and 7.")
         return _partition(chosen.gpu, chosen.slices, confirmed=chosen.yes)
     return _list(parse(_Listing, arguments, prog="rollmill gpu").seconds)
 
@@ -56,15 +56,17 @@ def _help() -> str:
         {"options": options_of(_Listing), "options of partition": options_of(_Partition)},
         prog="rollmill gpu",
         usage="rollmill gpu [--seconds FLOAT]\n       rollmill gpu partition --slices INT [--gpu INT] [--yes]",
-        description="List the GPUs, how busy each is, and how several processes would share them. `partition` "
-        "prints the commands that divide a GPU into equal slices by MIG, and runs them with --yes. They need the "
-        "rights of an administrator, and a GPU that nobody uses. Slices that exist are removed.",
+        description=(
+            "List the GPUs, their load, and how several processes would share them. `partition` prints the "
+            "commands that divide a GPU into equal MIG slices, and runs them with --yes. This needs "
+            "administrator rights and an idle GPU, and removes existing slices."
+        ),
     )
 
 
 def _list(seconds: float) -> int:
     if not 0 < seconds <= 3600:
-        raise UsageError(f"--seconds {seconds:g} has to be above 0 and at most 3600.")
+        raise UsageError(f"--seconds {seconds:g} must be greater than 0 and at most 3600.")
     with open_nvml() as nvml:
         gpus = find_gpus(nvml)
         with contextlib.ExitStack() as stack:
@@ -83,7 +85,7 @@ def _list(seconds: float) -> int:
 
 def _print_slices(gpu: Gpu) -> None:
     if gpu.mig:
-        print(f"  MIG is on, with {len(gpu.slices)} slices")
+        print(f"  MIG is enabled, with {len(gpu.slices)} slices")
     for part in gpu.slices:
         print(f"  {part.uuid}: {format_bytes(part.memory_bytes)}, {part.multiprocessors} multiprocessors")
 
@@ -93,14 +95,14 @@ def _partition(index: int, slices: int, *, confirmed: bool) -> int:
     with open_nvml() as nvml:
         gpus = {gpu.index: gpu for gpu in find_gpus(nvml)}
         if index not in gpus:
-            raise UsageError(f"--gpu {index}: there are GPUs {', '.join(map(str, gpus))}.")
+            raise UsageError(f"--gpu {index} does not exist. This machine has GPUs {', '.join(map(str, gpus))}.")
         layout = mig_layout(nvml, gpus[index], slices)
     print(f"# {layout}")
     commands = mig_commands(layout)
     for line in commands:
         print(line, flush=True)
         if confirmed and (code := run_program(*shlex.split(line), stdin=None).returncode):
-            raise UsageError(f"`{line}` ended with exit code {code}; what came before it stays as it is.")
+            raise UsageError(f"`{line}` failed with exit code {code}. The commands before it are not undone.")
     if not confirmed:
-        print("# nothing was changed: --yes runs these commands")
+        print("# nothing was changed. Add --yes to run these commands.")
     return 0

@@ -72,7 +72,7 @@ def help_text(
         [
             described(first, prog=prog, description=description, usage=usage),
             "",
-            f"more options, which `{prog} --help-all` describes:",
+            f"more options, described by `{prog} --help-all`:",
             *two_columns(rows),
             "",
             "`rollmill help WORD` searches the options of all commands.",

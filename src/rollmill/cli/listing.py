@@ -64,18 +64,21 @@ def run(arguments: list[str]) -> int:
 def _parts() -> tuple[dict[Kind, Sequence[tuple[str, str]]], list[str]]:
     """Returns names and summaries by kind, and the problems of packages that offer further ones."""
     adapted = [
-        ("brax:ID", f"environments of Brax, with `{install_command('brax')}`"),
+        ("brax:ID", f"Brax environments, with `{install_command('brax')}`"),
         ("craftax:ID", f"Craftax and Craftax-Classic, with `{install_command('craftax')}`"),
-        ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
-        ("jaxmarl:ID", f"particles and battles of JaxMARL, with `{install_command('jaxmarl')}`"),
-        ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
-        ("playground:ID", f"environments of MuJoCo Playground, with `{install_command('playground')}`"),
-        ("robots:ID", f"robots in our own physics, with `{install_command('robots')}`"),
-        ("xminigrid:ID", f"grid worlds of XLand-MiniGrid, with `{install_command('xminigrid')}`"),
+        ("gymnax:ID", f"gymnax environments, with `{install_command('gymnax')}`"),
+        ("jaxmarl:ID", f"JaxMARL particle and battle environments, with `{install_command('jaxmarl')}`"),
+        ("pgx:ID", f"Pgx games for one or two players, with `{install_command('pgx')}`"),
+        ("playground:ID", f"MuJoCo Playground environments, with `{install_command('playground')}`"),
+        ("robots:ID", f"robots simulated by Rollmill's own physics, with `{install_command('robots')}`"),
+        ("xminigrid:ID", f"XLand-MiniGrid grid worlds, with `{install_command('xminigrid')}`"),
         ("ale:GAME", f"Atari 2600 games, on the host CPU, with `{install_command('ale')}`"),
-        ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
-        ("pettingzoo:ID", f"PettingZoo, several agents, on the host CPU, with `{install_command('pettingzoo')}`"),
-        ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
+        ("gymnasium:ID", "Gymnasium environments, on the host CPU"),
+        (
+            "pettingzoo:ID",
+            (f"multi-agent PettingZoo environments, on the host CPU, with `{install_command('pettingzoo')}`"),
+        ),
+        ("envpool:ID", f"EnvPool environments, on the host CPU, with `{install_command('envpool')}`"),
     ]
     found = [registry.load_plugins() for registry in (ALGORITHMS, ENVIRONMENTS, NETWORKS)]
     algorithms = [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()]
@@ -83,7 +86,7 @@ def _parts() -> tuple[dict[Kind, Sequence[tuple[str, str]]], list[str]]:
     kinds: dict[Kind, Sequence[tuple[str, str]]] = {
         "algorithms": _with_packages(algorithms, found[0]),
         "environments": [*_with_packages(registered(), found[1]), *adapted],
-        "networks": [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or IMPALA's network"), *networks],
+        "networks": [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or the IMPALA network"), *networks],
         "transforms": [(n, (inspect.getdoc(make) or "").partition("\n")[0]) for n, make in TRANSFORMS.items()],
         "recipes": [(name, make().summary) for name, make in RECIPES.items()],
     }

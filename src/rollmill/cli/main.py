@@ -31,43 +31,41 @@ COMMANDS = {
     "train": Command(
         "train", "train an algorithm on an environment: rollmill train ppo CartPole-v1", records=True
     ),
-    "resume": Command("resume", "continue a run that stopped: rollmill resume RUN", records=True),
+    "resume": Command("resume", "resume a stopped run: rollmill resume RUN", records=True),
     "sweep": Command(
-        "sweep", "train with many values of options: rollmill sweep ppo CartPole-v1 --over seed=0..4", records=True
+        "sweep",
+        "train with several values of some options: rollmill sweep ppo CartPole-v1 --over seed=0..4",
+        records=True,
     ),
-    "plan": Command("plan", "show where the groups of a run are placed, and the edges between them"),
-    "warm": Command("warm", "compile a run for later starts: rollmill warm ppo CartPole-v1"),
-    "profile": Command("profile", "show where the time of a run goes: rollmill profile ppo CartPole-v1"),
-    "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
+    "plan": Command("plan", "show the placement of a run's groups, and the edges between them"),
+    "warm": Command("warm", "compile a run ahead of time, for later starts: rollmill warm ppo CartPole-v1"),
+    "profile": Command("profile", "show where a run spends its time: rollmill profile ppo CartPole-v1"),
+    "explain": Command(
+        "explain", "show whether an environment can be fused into one kernel: explain fusion CartPole-v1"
+    ),
     "evaluate": Command(
         "evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN", only_acts=True
     ),
     "render": Command(
         "render",
-        "show a run's policy at play, as GIF, MP4, PNGs or in the terminal: rollmill render RUN",
+        "show a run's policy in its environment, as GIF, MP4, PNGs or in the terminal: rollmill render RUN",
         only_acts=True,
     ),
-    "runs": Command("runs", "list the runs and sweeps of a folder, with their states: rollmill runs [FOLDER]"),
-    "board": Command(
-        "board", "show the runs and sweeps of a folder in the browser, live: rollmill board [FOLDER]"
-    ),
+    "runs": Command("runs", "list the runs and sweeps in a folder, with their status: rollmill runs [FOLDER]"),
+    "board": Command("board", "follow the runs and sweeps in a folder in the browser: rollmill board [FOLDER]"),
     "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
-    "play": Command(
-        "play", "play a game for two players against a run's policy: rollmill play RUN", only_acts=True
-    ),
-    "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
-    "serve": Command(
-        "serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN", only_acts=True
-    ),
+    "play": Command("play", "play a two-player game against a run's policy: rollmill play RUN", only_acts=True),
+    "gpu": Command("gpu", "list GPUs, their load and how they can be shared, or divide one by MIG"),
+    "serve": Command("serve", "serve a run's policy over HTTP: rollmill serve RUN", only_acts=True),
     "export": Command(
-        "export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx", only_acts=True
+        "export", "export a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx", only_acts=True
     ),
     "list": Command("listing", "list algorithms, environments, networks, transforms and recipes"),
-    "completion": Command(
-        "completion", "write the script by which a shell completes commands: rollmill completion bash"
-    ),
+    "completion": Command("completion", "print the completion script for a shell: rollmill completion bash"),
     "help": Command("searching_help", "search the options of all commands: rollmill help WORD"),
-    "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
+    "doctor": Command(
+        "doctor", "check the installation; doctor RUN replays the step in which a NaN first appeared"
+    ),
 }
 
 

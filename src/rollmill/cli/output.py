@@ -107,5 +107,5 @@ def code_after_output(code: int, output: ForgivingFile | None) -> int:
         return code
     if failure.errno in GONE:
         return LOST_READER
-    print(f"rollmill: the output cannot be written: {failure.strerror}.", file=sys.stderr)
+    print(f"rollmill: output cannot be written: {failure.strerror}.", file=sys.stderr)
     return UNWRITTEN

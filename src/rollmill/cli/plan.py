@@ -46,10 +46,10 @@ class Showing:
         Raises a `UsageError` if one is out of bounds or has no effect, or if the file cannot be written.
         """
         if self.rate <= 0:
-            raise UsageError(f"rate={self.rate} steps a second must be greater than 0.")
+            raise UsageError(f"rate={self.rate} steps per second must be greater than 0.")
         if self.memory and searches:
             raise UsageError(
-                "--memory has no effect beside --search-plan, whose table shows it. hint: leave it out."
+                "--memory has no effect with --search-plan, whose table already shows memory. hint: leave it out."
             )
         if self.output is not None:
             check_new_file(self.output, force=self.force)
@@ -113,12 +113,12 @@ def _memory_text(request: TrainingRequest) -> str:
     need = memory_need(prepared)
     if need is None:
         where = (
-            "on this device XLA does not tell it"
+            "on this device XLA does not report it"
             if prepared.program is not None
             else (f"the workers of {request.options.distribution} compile programs of their own")
         )
         raise UsageError(
-            f"--memory tells the memory of one program, and {where}. hint: `--search-plan` measures it."
+            f"--memory shows the memory of a single program, and {where}. hint: `--search-plan` measures it."
         )
     return described(need)
 
@@ -130,29 +130,32 @@ def described(need: MemoryNeed) -> str:
         found = f"memory: {memory_text(need.device)} {of_what}"
     else:
         count = f"{need.devices} x " if need.devices > 1 else ""
-        parts = f"{count}{memory_text(need.device)} of the training, {memory_text(need.process)} of the process"
+        parts = f"{count}{memory_text(need.device)} for training, {memory_text(need.process)} for the process"
         found = f"memory: {memory_text(need.total)} ({parts})"
     if need.limit is None:
         return found
     warning = (
-        "\nit will not fit. hint: lower num_envs, num_steps or buffer_size." if need.total > need.limit else ""
+        "\nThis does not fit. hint: lower num_envs, num_steps or buffer_size." if need.total > need.limit else ""
     )
-    return f"{found}, of {memory_text(need.limit)} that there are{warning}"
+    return f"{found}, of {memory_text(need.limit)} available{warning}"
 
 
 def _print(table: PlanTable, *, is_stored: bool, budget: float) -> None:
     print(draw_table(table))
     chosen = table.chosen
     assert chosen is not None, "a search without a choice is an error"
-    when = ", by an earlier search; --fresh searches anew" if is_stored else ""
+    when = ", by an earlier search. --fresh repeats it." if is_stored else ""
     print(f"\nsearched {table.seconds:.0f} s{when}")
     if left := sum(row.status == "not reached" for row in table.rows):
         longer = f"{'--fresh ' if is_stored else ''}--budget {MORE * budget:g}"
-        print(f"{left} of {len(table.rows)} candidates were not reached; {longer} might find a faster one")
+        print(f"{left} of {len(table.rows)} candidates were not measured. {longer} might find a faster one.")
     print(f"chosen: {chosen.candidate}, {speed_text(chosen.measured_speed)} steps/s: {chosen.reason}")
     print(f"        {' '.join(chosen.candidate.words)}")
     if chosen.candidate.num_envs is not None:
-        print(f"        num_envs={chosen.candidate.num_envs}: a larger batch is another learning problem")
+        print(
+            f"        num_envs={chosen.candidate.num_envs}: a different batch size changes how the algorithm "
+            "learns"
+        )
 
 
 def _usage() -> str:

@@ -8,7 +8,7 @@ from rollmill.cli.shared_options import PolicyOptions, chosen_environment_option
 from rollmill.core.errors import UsageError
 from rollmill.policies.playing import GameAgainstPolicy
 
-HELP = "Type the number of an action; ? shows the policy's choice, q quits."
+HELP = "Type the number of an action, ? for the policy's choice, or q to quit."
 
 MAX_LISTED = 12
 """Legal actions that the prompt lists."""
@@ -75,7 +75,7 @@ def _persons_move(game: GameAgainstPolicy) -> bool:
 def _listed(actions: list[int]) -> str:
     """Returns the legal actions in few characters."""
     if len(actions) > MAX_LISTED:
-        return f"{len(actions)} actions of {actions[0]} to {actions[-1]}"
+        return f"{len(actions)} actions between {actions[0]} and {actions[-1]}"
     return ", ".join(map(str, actions))
 
 

@@ -51,7 +51,8 @@ def run(arguments: list[str]) -> int:
     )
     if curves.left_out:
         print(
-            f"without values of {curves.metric} yet: {', '.join(map(printable, curves.left_out))}", file=sys.stderr
+            f"without values of {curves.metric} so far: {', '.join(map(printable, curves.left_out))}",
+            file=sys.stderr,
         )
     print("\n".join(_lines(curves)))
     print(f"wrote {options.output}")
@@ -66,7 +67,7 @@ def _baseline(text: str) -> tuple[str, float]:
             return name, float(value)
     except ValueError:
         pass
-    raise UsageError(f"--baseline {text} has to be NAME=NUMBER, such as random=22.5.")
+    raise UsageError(f"--baseline {text} must be NAME=NUMBER, such as random=22.5.")
 
 
 def _lines(curves: Curves) -> list[str]:

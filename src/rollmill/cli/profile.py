@@ -50,7 +50,7 @@ class Profiling(ProfileOptions):
     """Also writes profile.png, a figure for papers; drawn by matplotlib, which the extra `plot` installs."""
 
 
-_BEFORE = Arg(metavar="BEFORE", help="A directory of `rollmill profile`.", positional=True)
+_BEFORE = Arg(metavar="BEFORE", help="Directory written by `rollmill profile`.", positional=True)
 _AFTER = Arg(metavar="AFTER", help="Another one.", positional=True)
 
 
@@ -78,10 +78,14 @@ def run(arguments: list[str]) -> int:
     )
     profiling: Profiling = parsed.more
     if parsed.searching.search_plan:
-        raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
+        raise UsageError(
+            "--search-plan cannot be combined with profiling. hint: search with `rollmill plan`, then profile "
+            "with --plan FILE."
+        )
     if "run_dir" in parsed.request.settings:
         raise UsageError(
-            "--run-dir has no effect: the run is temporary. hint: the result's directory is --output."
+            "--run-dir has no effect, because the profiled run is temporary. hint: use --output for the "
+            "directory of the result."
         )
     if profiling.png:
         require_matplotlib()
@@ -146,9 +150,9 @@ def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
     output = profiling.output or Path("profiles") / name
     with _refused_by_the_system(output):
         if output.exists() and not output.is_dir():
-            raise UsageError(f"output={output} is a file; name a directory.")
+            raise UsageError(f"output={output} is a file, expected a directory. hint: name another.")
         if output.exists() and any(output.iterdir()):
-            raise UsageError(f"output={output} exists and is not empty; name another directory.")
+            raise UsageError(f"output={output} exists and is not empty. hint: name another directory.")
     return output
 
 
@@ -232,10 +236,10 @@ def _usage() -> str:
             "usage: rollmill profile ALGORITHM ENVIRONMENT [--output DIR] [OPTIONS]",
             "       rollmill profile compare A B",
             "",
-            "Trains for a bounded time and shows where it goes, by operation, on hosts and",
-            "devices.",
+            "Trains for a limited time and shows where that time is spent, by operation, on",
+            "hosts and devices.",
             "",
-            "`rollmill profile ALGORITHM --help` lists the options, which are those of",
-            "`rollmill train` and more.",
+            "`rollmill profile ALGORITHM --help` lists the options, which include those of",
+            "`rollmill train`.",
         ]
     )

@@ -96,7 +96,7 @@ class Tally:
         """Returns a sentence on the written file and the outcomes of the episodes."""
         height, width = self._last[0].picture.shape[:2]
         returns = ", ".join(f"{frame.episode_return:.5g} in {frame.step} steps" for frame in self._last.values())
-        frames = f"{self._count} frames of {width} x {height} pixels at {fps:g} a second"
+        frames = f"{self._count} frames of {width} x {height} pixels at {fps:g} frames per second"
         return f"{output}: {frames}; return {returns}"
 
 

@@ -58,7 +58,7 @@ def parse_training(
     named += [file.name(name) for name in lacking] if file else []
     if not named:
         raise UsageError(
-            f"the algorithm comes before {arguments[0]}: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]"
+            f"the algorithm must come before {arguments[0]}: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]"
         )
     algorithm, *words = [*named, *arguments[len(named) - len(lacking) :]]
     prog = f"rollmill {command} {algorithm}"
@@ -154,8 +154,10 @@ def _kind(algorithm: str, recipe: str | None, more: Field | None) -> type:
 _ENVIRONMENT = Arg(
     metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.", positional=True
 )
-_CONFIG = "Options from a TOML file or from a run's config.json; those given here come before them."
-_RECIPE = "Start from a recipe's hyperparameters and options of the environment; `rollmill list` shows them."
+_CONFIG = (
+    "Reads options from a TOML file or from a run's config.json. Options on the command line take precedence."
+)
+_RECIPE = "Starts from the hyperparameters and environment options of a recipe. `rollmill list` shows the recipes."
 
 
 def _note_recipe(request: TrainingRequest) -> None:
@@ -165,6 +167,6 @@ def _note_recipe(request: TrainingRequest) -> None:
     recipe = find_recipe(request.recipe)
     if recipe.environment != request.environment:
         print(
-            f"note: the recipe {request.recipe} was made for {recipe.environment}, not for {request.environment}",
+            f"note: the recipe {request.recipe} was tuned for {recipe.environment}, not for {request.environment}",
             file=sys.stderr,
         )

@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     """Prints the table."""
     options = parse(Runs, arguments, prog="rollmill runs")
     if options.limit is not None and options.limit < 1:
-        raise UsageError(f"--limit {options.limit} has to be at least 1.")
+        raise UsageError(f"--limit {options.limit} must be at least 1.")
     where = dict(_pair(text) for text in options.where)
     entries = find_entries(options.folder, trials=options.trials or bool(where))
     check_settings(entries, options.show)
@@ -69,15 +69,15 @@ def run(arguments: list[str]) -> int:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise UsageError(f"--where {text} has to be NAME=VALUE, such as learning_rate=0.001.")
+        raise UsageError(f"--where {text} must be NAME=VALUE, such as learning_rate=0.001.")
     return name.replace("-", "_"), value
 
 
 def _note_hidden(folder: Path, *, found: int, fitting: int, shown: int) -> None:
     """Says on the standard error that rows are left out, or that there are none."""
     if not found:
-        print(f"note: there are no runs in {folder}.", file=sys.stderr)
+        print(f"note: {folder} contains no runs.", file=sys.stderr)
     elif not fitting:
-        print(f"note: none of the {found} runs and sweeps in {folder} fits.", file=sys.stderr)
+        print(f"note: none of the {found} runs and sweeps in {folder} matches.", file=sys.stderr)
     elif shown < fitting:
-        print(f"note: {fitting - shown} more; --limit shows {shown}.", file=sys.stderr)
+        print(f"note: {fitting - shown} more are not shown. hint: raise --limit {shown}.", file=sys.stderr)

@@ -41,7 +41,7 @@ class SearchOptions:
         for name in sorted({*given} & {*ELSEWHERE}):
             raise UsageError(
                 f"--{name} has no effect with --search-plan, which chooses a plan for this machine. hint: leave "
-                "one of the two out."
+                "one of them out."
             )
 
 
@@ -49,7 +49,7 @@ class PlanSearchFailed(RollmillError):
     """The search ended without a plan, and has printed the reason."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__("the search for a plan failed, see above; nothing was written.")
+        super().__init__("the search found no plan (see above). Nothing was written.")
         self.exit_code = exit_code
 
 

@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
         main([*words, "--help"])
     found = find_options([word.lower() for word in words])
     if not found:
-        print(f"No option has {' and '.join(map(repr, words))} in its name or meaning.")
+        print(f"No option contains {' and '.join(map(repr, words))} in its name or description.")
         return 1
     rows = [(_form(one.option), f"{meaning_of(one.option)} [{', '.join(one.owners)}]") for one in found]
     print("\n".join(two_columns(rows)))

@@ -42,7 +42,7 @@ from rollmill.serving import (
 GAVE_UP = 1
 """Exit code if batches failed one after the other."""
 
-GAVE_UP_SENTENCE = "rollmill: the server gave up: batches failed one after the other."
+GAVE_UP_SENTENCE = "rollmill: the server stopped because one batch after another failed."
 
 MAX_WORKERS = 256
 
@@ -104,11 +104,11 @@ class Serve:
         for name, (least, most) in bounds.items():
             if not least <= (value := getattr(self, name)) <= most:
                 option = name.replace("_", "-")
-                raise UsageError(f"--{option} {value} has to lie between {least} and {most:,}.")
+                raise UsageError(f"--{option} {value} must be between {least} and {most:,}.")
         if not 0 <= self.seed < 2**32:
-            raise UsageError(f"--seed {self.seed} has to lie between 0 and {2**32 - 1}.")
+            raise UsageError(f"--seed {self.seed} must be between 0 and {2**32 - 1}.")
         if not 0 < self.session_seconds < float("inf"):
-            raise UsageError(f"--session-seconds {self.session_seconds:g} has to be positive and finite.")
+            raise UsageError(f"--session-seconds {self.session_seconds:g} must be positive and finite.")
 
     def policy(self, worker: int = 0) -> BatchedPolicy:
         """Loads and compiles the run's policy. Workers draw different actions."""
@@ -124,8 +124,9 @@ class Serve:
         )
         if policy.recurrent and self.workers > 1:
             raise UsageError(
-                f"--workers {self.workers}: this policy is recurrent, and its sessions live in one process. "
-                "hint: --workers 1, or several servers, whose clients stay with one of them."
+                f"--workers {self.workers} is not supported for a recurrent policy, because its sessions live in "
+                "one process. hint: use --workers 1, or start several servers and send each client to the same "
+                "one."
             )
         policy.compile()
         return policy

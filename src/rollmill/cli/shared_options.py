@@ -27,8 +27,10 @@ NetworkName: TypeAlias = Annotated[
     Arg(
         name="network",
         metavar="NAME",
-        help="Registered network instead of the one that --network.torso and its like describe; `rollmill list` "
-        "shows them.",
+        help=(
+            "Registered network, used instead of the one that --network.torso and related options describe. "
+            "`rollmill list` shows the networks."
+        ),
     ),
 ]
 
@@ -41,8 +43,10 @@ EnvOptions: TypeAlias = Annotated[
     Arg(
         name="env-option",
         metavar="KEY=VALUE",
-        help="Option of the environment, such as max_steps=100; true, false, null, numbers, lists and objects are "
-        "parsed as JSON, all else is text. May be given several times.",
+        help=(
+            "Option of the environment, such as max_steps=100. true, false, null, numbers, lists and objects are "
+            "parsed as JSON, and anything else is a string. Can be repeated."
+        ),
         repeated=True,
     ),
 ]
@@ -52,8 +56,10 @@ Transforms: TypeAlias = Annotated[
     Arg(
         name="transform",
         metavar="NAME[:ARGUMENT]",
-        help="Change of the environment's observations, actions or rewards, such as frame-stack:4; "
-        "`rollmill list` shows them. May be given several times, the innermost first.",
+        help=(
+            "Transform of the environment's observations, actions or rewards, such as frame-stack:4. `rollmill "
+            "list` shows the transforms. Can be repeated, the innermost first."
+        ),
         repeated=True,
     ),
 ]
@@ -75,7 +81,9 @@ def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[
     from rollmill.envs.named_transforms import OPTION, parse_transforms
 
     if OPTION in options:
-        raise UsageError(f"--transform and --env-option {OPTION} give the same; leave one of them out.")
+        raise UsageError(
+            f"--transform and --env-option {OPTION} set the same option. hint: leave one of them out."
+        )
     return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]}
 
 

@@ -31,9 +31,9 @@ from rollmill.training.evolution import DEFAULT_SHARE
 USAGE = """rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
        rollmill sweep --resume SWEEP [OPTIONS]"""
 DESCRIPTION = (
-    "Trains with combinations of some options' values, several at a time. Each trial is an ordinary run in "
-    "SWEEP/trials; SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. All other "
-    "options are those of `rollmill train ALGORITHM`, among them --gpu-sharing."
+    "Trains with combinations of values of some options, several at a time. Each trial is an ordinary run in "
+    "SWEEP/trials. SWEEP/table.csv compares the trials, and SWEEP/report.html shows their learning curves. All "
+    "other options are those of `rollmill train ALGORITHM`, including --gpu-sharing."
 )
 
 
@@ -47,17 +47,17 @@ def run(arguments: list[str]) -> int:
 
 
 _SAMPLER = (
-    f"grid: all combinations, the default; random: draws; {', '.join(SAMPLERS)}: proposals of Optuna from the "
-    "results so far."
+    f"grid: all combinations, the default; random: random draws; {', '.join(SAMPLERS)}: Optuna proposals, based "
+    "on the results so far."
 )
-_SHARE = f"Share of the trials that take over at a rung; {DEFAULT_SHARE} if left out."
-_FACTOR = f"One in so many trials goes on at each rung; {DEFAULT_FACTOR} if left out."
+_SHARE = f"Fraction of the trials that take over from better ones at a rung. Default: {DEFAULT_SHARE}."
+_FACTOR = f"One trial in this many continues at each rung. Default: {DEFAULT_FACTOR}."
 _AT_ONCE = (
-    "Most trials at a time. If left out: one for each core, and under MPS no more than fit into the GPUs' memory; "
-    "one for each slice of MIG; one for each GPU in turns."
+    "Maximum number of trials at a time. Default: one per core; under MPS no more than fit into GPU memory; one "
+    "per MIG slice; one per GPU when taking turns."
 )
 _TOGETHER = (
-    "auto: trials that differ in seeds and hyperparameters alone share a program; off: each trial is a process of "
+    "auto: trials that differ only in seeds and hyperparameters share a program; off: each trial is a process of "
     "its own."
 )
 
@@ -118,7 +118,7 @@ def _help() -> str:
     new = options_of(_New)
     resumed = [option for option in options_of(_Resumed) if option.name not in {one.name for one in new}]
     return described(
-        {"options of a new sweep": new, "options of a sweep that goes on": resumed},
+        {"options of a new sweep": new, "options of a resumed sweep": resumed},
         prog="rollmill sweep",
         usage=USAGE,
         description=DESCRIPTION,
@@ -129,12 +129,15 @@ def _created(arguments: list[str]) -> int:
     """Runs a new sweep."""
     for name, why in _ONLY_RESUMED.items():
         if f"--{name}" in arguments:
-            raise UsageError(f"--{name} is for --resume SWEEP: {why}.")
+            raise UsageError(f"--{name} applies only to --resume SWEEP: {why}.")
     more = ("sweeping", Annotated[_New, MERGED], _New())
     parsed = parse_training(arguments, command="sweep", more=more)
     new: _New = parsed.more
     if parsed.searching.search_plan:
-        raise UsageError("--search-plan: search first with `rollmill plan`, and sweep with --plan FILE.")
+        raise UsageError(
+            "--search-plan cannot be combined with a sweep. hint: search with `rollmill plan`, then sweep with "
+            "--plan FILE."
+        )
     request = parsed.request
     sharing = request.options.gpu_sharing
     _check_how(new.at_once, sharing)
@@ -162,8 +165,8 @@ def _created(arguments: list[str]) -> int:
 
 
 _ONLY_RESUMED = {
-    "trust": "what you name yourself is trusted",
-    "all": "it goes on with trials that were stopped early",
+    "trust": "the modules that you name in this command are trusted",
+    "all": "it continues trials that were stopped early",
 }
 
 
@@ -176,7 +179,7 @@ def _resumed(arguments: list[str]) -> int:
     if sweep.spec.sampler is not None:
         check_sampler(sweep.spec.sampler)
     if own.all and sweep.spec.early_stopping is None:
-        raise UsageError(f"--all: no trial of {sweep.root} is stopped early.")
+        raise UsageError(f"--all has no effect: {sweep.root} does not stop trials early.")
     metric = own.metric or sweep.spec.metric
     return _run(
         sweep,
@@ -193,17 +196,15 @@ def _parsed_resume(arguments: Sequence[str]) -> Parsed:
     try:
         return parse_given(_Resumed, arguments, prog="rollmill sweep")
     except UsageError as error:
-        if not str(error).startswith(("unknown option", "rollmill sweep has no use")):
+        if not str(error).startswith(("unknown option", "rollmill sweep does not accept")):
             raise
-        raise UsageError(
-            f"--resume goes on with the trials as they were given, without other options of train: {error}"
-        ) from None
+        raise UsageError(f"--resume keeps the options that the trials began with: {error}") from None
 
 
 def _check_how(at_once: int | None, sharing: GpuSharing) -> None:
     """Checks how trials are to run, before anything is written."""
     if at_once is not None and at_once < 1:
-        raise UsageError(f"--at-once {at_once} has to be at least 1.")
+        raise UsageError(f"--at-once {at_once} must be at least 1.")
     check_sharing(sharing)
 
 
@@ -234,7 +235,7 @@ def _run(
         how += [] if sharing == "auto" else ["--gpu-sharing", sharing]
         how += [] if together == "auto" else ["--together", together]
         imports = sorted(code_of(sweep).modules)
-        print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, *how, imports=imports)}")
+        print(f"stopped. Resume with\n  {command('sweep', '--resume', sweep.root, *how, imports=imports)}")
     return code
 
 
@@ -254,12 +255,13 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
         )
     elif missing := sorted(code.clusters - allowed):
         raise UsageError(
-            f"{sweep.root} was not made here, and its trials use {', '.join(missing)}, by which others choose "
-            "what runs here. hint: if you trust it, add --trust, which is remembered for this directory."
+            f"{sweep.root} was created elsewhere, and its trials use {', '.join(missing)}, through which others "
+            "can run code on this machine. hint: if you trust it, add --trust, which is remembered for this "
+            "directory."
         )
     elif missing := sorted(code.modules - allowed):
         raise UsageError(
-            f"The trials of {sweep.root} import {', '.join(missing)}. If you trust them, name them again: "
+            f"the trials of {sweep.root} import {', '.join(missing)}. hint: if you trust them, name them again: "
             + " ".join(f"--import {module}" for module in missing)
         )
 

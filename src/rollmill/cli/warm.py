@@ -15,15 +15,18 @@ def run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     parsed = parse_training(arguments, command="warm")
     if parsed.searching.search_plan:
-        raise UsageError("--search-plan: search first with `rollmill plan`, and warm with --plan FILE.")
+        raise UsageError(
+            "--search-plan cannot be combined with warm. hint: search with `rollmill plan`, then warm with "
+            "--plan FILE."
+        )
     if "run_dir" in parsed.request.settings:
-        raise UsageError("--run-dir has no effect: nothing is trained. hint: leave it out.")
+        raise UsageError("--run-dir has no effect, because nothing is trained. hint: leave it out.")
     program = prepare_request(parsed.request).program
     if program is None:
         raise UsageError(
-            "only trainings in one program can be compiled ahead; those of this plan are compiled by their "
-            "workers. hint: leave the options of the placement out."
+            "only a run in a single program can be compiled ahead of time, and this plan has workers that "
+            "compile their own programs. hint: leave the placement options out."
         )
-    print(f"compiled in {program.compile_seconds:.1f} s; the next start of this training finds it in:")
+    print(f"compiled in {program.compile_seconds:.1f} s; the next start of this run finds it in:")
     print(cache_root())
     return 0

@@ -70,7 +70,7 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
     if missing:
         raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
     if rest:
-        raise UsageError(f"{prog} has no use for {rest[0]!r}. hint: options begin with --.")
+        raise UsageError(f"{prog} does not accept the argument {rest[0]!r}. hint: options begin with --.")
     return given
 
 
@@ -100,7 +100,7 @@ def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, e
     option = form.option
     if option.is_flag:
         if equals:
-            raise UsageError(f"{shown} is on or off, and takes no value. hint: leave out ={texts[0]}.")
+            raise UsageError(f"{shown} is a switch and takes no value. hint: leave out ={texts[0]}.")
         given[option.name] = form.on
         return
     value = read_value(shown, option.value_hint, texts)

@@ -44,7 +44,10 @@ class FarBox(NamedTuple):
     def _effect(self) -> str:
         gaussian = f"a Gaussian policy, which begins with mean 0 and standard deviation {self.std:g},"
         if self.inside < MIN_INSIDE:
-            return f"and {gaussian} draws only {self.inside:.1%} of its actions from there: the others are clipped"
+            return (
+                f"and only {self.inside:.1%} of the actions of {gaussian} fall into this range. The others are "
+                "clipped"
+            )
         return f"and {gaussian} explores only a small part of that range"
 
     @property

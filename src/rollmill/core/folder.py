@@ -129,7 +129,7 @@ class Folder:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
                 raise ForeignFileError(
-                    f"{self.path / name} cannot be read: it has {size:,} bytes, and at most {limit:,} are read."
+                    f"{self.path / name} cannot be read: its {size:,} bytes exceed the limit of {limit:,}."
                 )
             return file.read(limit)
 
@@ -200,7 +200,7 @@ def read_named(path: Path, *, limit: int) -> bytes:
     with opened_named(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise ForeignFileError(f"{path} cannot be read: it has more than {limit:,} bytes.")
+        raise ForeignFileError(f"{path} cannot be read: it exceeds the limit of {limit:,} bytes.")
     return data
 
 
@@ -234,7 +234,7 @@ def _check_plain(descriptor: int, path: Path, *, alone: bool = False) -> None:
         raise _foreign(path, _kind(status.st_mode))
     if alone and status.st_nlink > 1:
         raise ForeignFileError(
-            f"{path} has another hard link, whose content would be overwritten too. hint: delete {path}."
+            f"{path} has another hard link, and writing to it would overwrite that file too. hint: delete {path}."
         )
 
 
@@ -245,7 +245,7 @@ def _foreign(path: Path, kind: str) -> ForeignFileError:
             "itself there, or delete the link."
         )
     names = {"file": "a file", "folder": "a folder", "other": "a pipe, a socket or a device"}
-    return ForeignFileError(f"{path} is {names[kind]}, which is not expected there. hint: move it away.")
+    return ForeignFileError(f"{path} is {names[kind]}, which is not supported here. hint: move it away.")
 
 
 def _kind(mode: int) -> str:

@@ -29,8 +29,8 @@ def import_named(name: str) -> ModuleType:
     allowed = os.environ.get(ONLY)
     if allowed is not None and not any(_is_within(name, module) for module in allowed.split(",")):
         raise ImportRefused(
-            f"the module {name!r} is not imported, because the sweep was not allowed to. hint: name it when the "
-            f"sweep goes on: --import {name}."
+            f"the module {name!r} is not imported, because the sweep was not allowed to import it. hint: name it "
+            f"when you resume the sweep: --import {name}."
         )
     return importlib.import_module(name)
 

@@ -40,14 +40,16 @@ def _check_writers(root: Path) -> None:
         status = root.stat()
     except OSError:  # there is none yet, or none that can be used
         return
-    danger = "and compiled programs in it run as this user's code. hint: ROLLMILL_CACHE_DIR names another folder"
+    danger = (
+        "and the compiled programs in it run with your permissions. hint: set ROLLMILL_CACHE_DIR to another folder"
+    )
     if status.st_mode & stat.S_IWOTH:
         raise UsageError(
-            f"every user can write to the cache {root}, {danger}, or `chmod o-w {shlex.quote(str(root))}`."
+            f"every user can write to the cache {root}, {danger}, or run `chmod o-w {shlex.quote(str(root))}`."
         )
     user = os.geteuid() if hasattr(os, "geteuid") else 0
     if user != 0 and status.st_uid not in (0, user):
-        raise UsageError(f"the cache {root} belongs to another user (number {status.st_uid}), {danger}.")
+        raise UsageError(f"the cache {root} belongs to another user (uid {status.st_uid}), {danger}.")
 
 
 def folder_in_cache(file: Path) -> Folder:

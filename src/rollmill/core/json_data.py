@@ -40,7 +40,7 @@ def parse_json(
     with a message that begins with `where`, the document's source, if it is not JSON or exceeds a limit.
     """
     if len(data) > limit:
-        raise error(f"{where} cannot be read: it has {len(data):,} bytes, and at most {limit:,} are read.")
+        raise error(f"{where} cannot be read: its {len(data):,} bytes exceed the limit of {limit:,}.")
     try:
         value = msgspec.json.decode(data)
     except RecursionError:
@@ -62,7 +62,7 @@ def parse_object(
     """Parses a JSON document that must be an object, with the arguments and errors of `parse_json`."""
     value = parse_json(data, where=where, limit=limit, depth=depth, error=error)
     if not isinstance(value, dict):
-        raise error(f"{where} cannot be read: it holds {short_json(value)} instead of a JSON object.")
+        raise error(f"{where} cannot be read: expected a JSON object, got {short_json(value)}.")
     return value
 
 
@@ -122,5 +122,9 @@ def _parts(value: Any) -> Iterable[Any]:
 def _described(problem: Exception) -> str:
     text = str(problem).rstrip(".")
     return (
-        text if "JSON" in text else f"it is not JSON ({text[0].lower()}{text[1:]})" if text else "it is not JSON"
+        text
+        if "JSON" in text
+        else (f"it is not valid JSON ({text[0].lower()}{text[1:]})")
+        if text
+        else ("it is not valid JSON")
     )

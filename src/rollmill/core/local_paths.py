@@ -25,11 +25,11 @@ def local_path(name: str, path: str | PathLike[str]) -> Path:
     rest = text[scheme.end() :].lstrip("/")
     url = f"{scheme.group()}/{rest}"
     if scheme.group().lower() == "file:/":
-        raise UsageError(f"{name}={url} is a URL, expected a path. hint: /{rest.removeprefix('localhost/')}")
+        raise UsageError(f"{name}={url} is a URL, expected a path. hint: use /{rest.removeprefix('localhost/')}")
     raise UsageError(
-        f"{name}={url} is a URL, and Rollmill reads and writes files and folders of this machine only; runs alone "
-        "may be in a bucket (s3://, gs://, az://). hint: name a local folder and copy it (aws s3 sync, gcloud "
-        "storage rsync, rclone sync), or mount the storage as a folder (s3fs, gcsfuse, rclone mount)."
+        f"{name}={url} is a URL, but only local files and folders are supported here. Only runs may be in a "
+        "bucket (s3://, gs://, az://). hint: name a local folder and copy it (aws s3 sync, gcloud storage rsync, "
+        "rclone sync), or mount the bucket as a folder (s3fs, gcsfuse, rclone mount)."
     )
 
 
@@ -48,7 +48,7 @@ def check_folder(folder: Path) -> None:
     """Raises a `UsageError` if a folder that is searched for runs does not exist, or is a file."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
-        raise UsageError(f"{folder} {problem}. hint: name the folder that holds your runs, such as runs.")
+        raise UsageError(f"{folder} {problem}. hint: name the folder that contains your runs, such as runs.")
 
 
 ALSO_IN_PYTHON = "--force (force=True) replaces it, --output (output=) names another."
@@ -65,11 +65,11 @@ def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LIN
         if path.is_dir():
             raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
         if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+            raise UsageError(f"{path} cannot be written: the folder {path.parent} does not exist.")
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is a pipe, a socket or a device. hint: give the name of a file.")
         if path.exists() and not force:
-            raise UsageError(f"{path} exists already. hint: {way_out}")
+            raise UsageError(f"{path} already exists. hint: {way_out}")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

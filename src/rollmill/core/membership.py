@@ -25,8 +25,8 @@ _SYSTEMS = (
 """Names of the variables of rank and number of processes. The last ones may be set by hand, and are read first."""
 
 HINT = (
-    "hint: start the command by `srun`, or give each process RANK, WORLD_SIZE and MASTER_ADDR, the address of the "
-    "host with rank 0"
+    "hint: start the command with `srun`, or set RANK, WORLD_SIZE and MASTER_ADDR (the address of the host with "
+    "rank 0) for each process"
 )
 
 
@@ -54,15 +54,17 @@ def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
     rank, count = _rank_and_count(variables)
     first = variables.get("MASTER_ADDR") or _first_of_slurm(variables)
     if not first:
-        raise UsageError(f"cluster={HOSTS}: no variable says where the host with rank 0 is. {HINT}.")
+        raise UsageError(
+            f"cluster={HOSTS}: no environment variable gives the address of the host with rank 0. {HINT}."
+        )
     port = variables.get("MASTER_PORT", str(PORT))
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(f"MASTER_PORT={port} must be a port, from 1 to 65535.")
+        raise UsageError(f"MASTER_PORT={port} must be a port between 1 and 65535.")
     secret = variables.get(TOKEN, "")
     if len(secret) < MIN_TOKEN:
         raise UsageError(
-            f"cluster={HOSTS} needs a secret of {MIN_TOKEN} characters or more in {TOKEN}, the same on all hosts. "
-            f"hint: export {TOKEN}=$(openssl rand -hex 16) in the job's script, before srun."
+            f"cluster={HOSTS} needs a secret of at least {MIN_TOKEN} characters in {TOKEN}, the same on all "
+            f"hosts. hint: add export {TOKEN}=$(openssl rand -hex 16) to the job script, before srun."
         )
     return Membership(rank, count, _resolved(first), int(port), hashlib.sha256(secret.encode()).digest())
 
@@ -81,9 +83,12 @@ def _rank_and_count(variables: Mapping[str, str]) -> tuple[int, int]:
             texts = variables[rank], variables[count]
             if all(text.isdecimal() for text in texts) and int(texts[0]) < int(texts[1]):
                 return int(texts[0]), int(texts[1])
-            raise UsageError(f"{rank}={texts[0]} with {count}={texts[1]}: a rank is from 0 to below the count.")
+            raise UsageError(f"{rank}={texts[0]} must be at least 0 and less than {count}={texts[1]}.")
     systems = ", ".join(system for system, _, _ in _SYSTEMS)
-    raise UsageError(f"cluster={HOSTS}: no variable of {systems} says which process this is. {HINT}.")
+    raise UsageError(
+        f"cluster={HOSTS}: the environment variables of {systems} that give the rank of this process are not "
+        f"set. {HINT}."
+    )
 
 
 def _first_of_slurm(variables: Mapping[str, str]) -> str:
@@ -97,4 +102,6 @@ def _resolved(host: str) -> str:
     try:
         return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]  # pyright: ignore[reportReturnType]
     except OSError as error:
-        raise UsageError(f"cluster={HOSTS}: the host with rank 0, {host}, has no address: {error}.") from error
+        raise UsageError(
+            f"cluster={HOSTS}: the address of the host with rank 0, {host}, cannot be resolved: {error}."
+        ) from error

@@ -105,9 +105,7 @@ class operation:
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str) or not name or set(name) & set('/:"()'):
-            raise UsageError(
-                f'operation({name!r}): a name is a text that is not empty, and has none of / : " ( and ).'
-            )
+            raise UsageError(f'operation({name!r}): the name must be a nonempty string without / : " ( and ).')
         self._name = name
 
     def __enter__(self) -> None:

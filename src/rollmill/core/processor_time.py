@@ -109,5 +109,5 @@ def _idle_time() -> float:
     lines = [line.split() for line in (PROC / "stat").read_text().splitlines()]
     found = [(int(line[4]) + int(line[5])) / tick for line in lines if line and line[0] in ours]
     if len(found) < len(ours):
-        raise ValueError("the system does not tell of each core")
+        raise ValueError("the system does not report the time of each core")
     return sum(found)

@@ -41,14 +41,16 @@ class Registry(dict[str, T]):
             )
         if not name or name.startswith("-") or ":" in name or not name.isprintable() or " " in name:
             raise UsageError(
-                f"cannot register {name!r}: the name of {kind} is one word, without a colon and without a dash in "
-                "front."
+                f"cannot register {name!r}: the name of {kind} must be a single word without a colon or a "
+                "leading dash."
             )
         if name in self and not overwrite:
-            raise UsageError(f"{kind} {name!r} is already registered; choose another name or pass overwrite=True.")
+            raise UsageError(
+                f"{kind} {name!r} is already registered. hint: choose another name, or pass overwrite=True."
+            )
         if not callable(function):
             raise UsageError(
-                f"cannot register {name!r}: {kind} needs a function that makes it, not a "
+                f"cannot register {name!r}: {kind} needs a function that creates it, got a "
                 f"{type(function).__name__}."
             )
 
@@ -100,7 +102,10 @@ class Registry(dict[str, T]):
             return str(error)
         if plugin.module in self.origin(plugin.name):
             return ""
-        return f"the name {plugin.name!r} of the package {plugin.package} is taken: it is not used."
+        return (
+            f"the name {plugin.name!r}, which the package {plugin.package} provides, is already taken, so that "
+            "the package is ignored."
+        )
 
     def _load(self, name: str) -> bool:
         """Imports the module of the package that offers a name. Returns False if there is none."""
@@ -108,21 +113,21 @@ class Registry(dict[str, T]):
         if len(offered) > 1:
             packages = " and ".join(f"{plugin.package} ({plugin.module})" for plugin in offered)
             raise UsageError(
-                f"the {self._kind} {name!r} is offered by several packages: {packages}. hint: --import MODULE "
-                "chooses one (import it in Python), or uninstall the other."
+                f"several packages provide the {self._kind} {name!r}: {packages}. hint: choose one by --import "
+                "MODULE (in Python, import it), or uninstall the other."
             )
         for plugin in offered:
             self._import(plugin)
         return bool(offered)
 
     def _import(self, plugin: Plugin) -> None:
-        what = f"the package {plugin.package}, which offers the {plugin.kind} {plugin.name!r}, cannot be used"
+        what = f"the package {plugin.package}, which provides the {plugin.kind} {plugin.name!r}, cannot be used"
         try:
             import_module(plugin.module)
         except (Exception, SystemExit) as error:  # whatever the package does
             raise UsageError(f"{what}: {type(error).__name__}: {error}, at {user_frame(error)}.") from error
         if plugin.name not in self:
             raise UsageError(
-                f"{what}: importing {plugin.module} does not register the name. hint: in that module, "
-                f"rollmill.{REGISTER[plugin.kind]}({plugin.name!r}, ...)."
+                f"{what}: importing {plugin.module} does not register this name. hint: call "
+                f"rollmill.{REGISTER[plugin.kind]}({plugin.name!r}, ...) in that module."
             )

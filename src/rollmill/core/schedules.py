@@ -11,7 +11,7 @@ from rollmill.core.errors import UsageError
 
 EXPECTED_SCHEDULE = (
     "a number or a schedule: constant:VALUE, linear:FIRST:LAST or cosine:FIRST:LAST, such as linear:1e-3:0, from "
-    "the beginning to the end of the training"
+    "the beginning to the end of training"
 )
 _NUMBERS = {"constant": 1, "linear": 2, "cosine": 2}
 

@@ -50,9 +50,9 @@ ALIASES = {
 }
 """Names of settings in other libraries, with their names in Rollmill."""
 
-_MINIBATCHES = "the number of minibatches that num_envs * num_steps samples are cut into, not their size."
+_MINIBATCHES = "the number of minibatches into which num_envs * num_steps samples are divided, not their size."
 NOTES = {
-    "verbose": ("quiet", "does the opposite: progress is shown unless it is given."),
+    "verbose": ("quiet", "does the opposite: progress is printed unless it is set."),
     "batch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
     "minibatch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
 }

@@ -140,7 +140,7 @@ def repeated(space: spaces.Space, count: int) -> spaces.Space:
 def unsupported(space: spaces.Space) -> UsageError:
     """Returns the error for a kind of space without a fixed-shape JAX form."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
-    return UsageError(f"the space {space} has no fixed-shape JAX form; supported: {names}.")
+    return UsageError(f"the space {space} has no fixed-shape JAX form. Supported spaces: {names}.")
 
 
 def _dtype(space: spaces.Space) -> np.dtype:

@@ -45,9 +45,14 @@ def run_folder(name: str, path: str | PathLike[str]) -> Path:
     key = key.strip("/")
     folder = quote(key, safe="")
     if not key or any(part in ("", ".", "..") for part in key.split("/")):
-        raise UsageError(f"{name}={scheme}://{bucket}/{key} names no folder. hint: {scheme}://{bucket}/runs/mine")
+        raise UsageError(
+            f"{name}={scheme}://{bucket}/{key} names no folder in the bucket. hint: use "
+            f"{scheme}://{bucket}/runs/mine"
+        )
     if len(folder) > MAX_NAME:
-        raise UsageError(f"{name}={scheme}://{bucket}/{key} has more than {MAX_NAME} characters after its bucket.")
+        raise UsageError(
+            f"{name}={scheme}://{bucket}/{key} has more than {MAX_NAME} characters after the bucket's name."
+        )
     return cache_root() / FOLDER / scheme / quote(bucket, safe="") / folder
 
 

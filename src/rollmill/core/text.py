@@ -32,7 +32,7 @@ def check_is_text(option: str, value: str | Path) -> None:
         str(value).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{option} {printable(str(value))} has bytes that are not UTF-8. hint: choose another name."
+            f"{option} {printable(str(value))} contains bytes that are not valid UTF-8. hint: choose another name."
         ) from None
 
 

@@ -17,12 +17,15 @@ from rollmill.core.errors import ContractError, RollmillError, first_line
 _ROLLMILL = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 HINTS: dict[type[Exception], str] = {
-    jax.errors.ConcretizationTypeError: "Python's `if`, `int` and `float` need a value that is known while "
-    "tracing; use jnp.where or jax.lax.cond on observations, states, actions and params.",
-    jax.errors.TracerArrayConversionError: "NumPy cannot work on traced values; use jax.numpy.",
-    jax.errors.NonConcreteBooleanIndexError: "a boolean index has no fixed shape; use jnp.where.",
-    jax.errors.UnexpectedTracerError: "a value of an earlier call was kept outside the state; "
-    "keep everything that changes in the state.",
+    jax.errors.ConcretizationTypeError: (
+        "Python's `if`, `int` and `float` need concrete values, but this value is traced. Use jnp.where or "
+        "jax.lax.cond on observations, states, actions and params."
+    ),
+    jax.errors.TracerArrayConversionError: "NumPy cannot operate on traced values. Use jax.numpy.",
+    jax.errors.NonConcreteBooleanIndexError: "a boolean index has no fixed shape. Use jnp.where.",
+    jax.errors.UnexpectedTracerError: (
+        "a value of an earlier call was kept outside the state. Keep everything that changes in the state."
+    ),
     jax.dtypes.TypePromotionError: "cast one side with .astype.",
 }
 
@@ -57,12 +60,12 @@ def failed_import(module: str, error: BaseException) -> str:
     here = next((path for path in (Path(f"{top}.py"), Path(top)) if os.path.exists(path)), None)
     if here is not None:
         return (
-            f"{cause} {here} lies in the current directory, where Python does not look by itself: put "
-            "PYTHONPATH=. in front of the command, as in `PYTHONPATH=. rollmill ...`."
+            f"{cause} {here} is in the current directory, which Python does not search by default. Run the "
+            "command with PYTHONPATH=., as in `PYTHONPATH=. rollmill ...`."
         )
     return (
-        f"{cause} put PYTHONPATH=DIRECTORY in front of the command, with the directory in which {top}.py or the "
-        f"package {top} lies, or PYTHONPATH=. if you run the command in that directory."
+        f"{cause} run the command with PYTHONPATH=DIRECTORY, the directory that contains {top}.py or the package "
+        f"{top}, or with PYTHONPATH=. in that directory."
     )
 
 
@@ -74,8 +77,8 @@ def _path_for_module(text: str) -> str:
     while not names or (folder / "__init__.py").is_file():
         names, folder = [folder.resolve().name, *names], folder.parent
     return (
-        f"cannot import {text!r}: it is a path, expected the name of a module. hint: write {'.'.join(names)}, and "
-        f"put PYTHONPATH={shlex.quote(str(folder))} in front of the command, or of python."
+        f"cannot import {text!r}: expected the name of a module, got a path. hint: write {'.'.join(names)}, and "
+        f"set PYTHONPATH={shlex.quote(str(folder))} for the command."
     )
 
 

@@ -119,7 +119,9 @@ def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tup
     """
     leaves, structure = jax.tree.flatten(arguments)
     if structure != program.structure:
-        raise ContractError(f"arguments of structure {structure} were given, {program.structure} were traced.")
+        raise ContractError(
+            f"the program was traced with arguments of structure {program.structure}, got {structure}."
+        )
     found = yield from walk_leaves(program, leaves, run=run)
     return jax.tree.unflatten(program.result, found)
 
@@ -197,8 +199,8 @@ def _next_crossing(equations: Sequence[core.JaxprEqn]) -> int | None:
             return n
         if any(_holds_crossing(inner) for inner in _inner_programs(equation)):
             raise ContractError(
-                f"a crossing to another group lies inside {equation.primitive.name}; the loop or branch around it "
-                "has to run on the host."
+                f"a crossing to another group lies inside {equation.primitive.name}. The loop or branch around "
+                "it must run on the host."
             )
     return None
 
@@ -300,7 +302,7 @@ def _operands(crossing: Crossing, values: Mapping[int, Any]) -> tuple[str, PyTre
 def _answer(crossing: Crossing, answer: PyTree) -> list[Any]:
     leaves, structure = jax.tree.flatten(answer)
     if structure != crossing.given:
-        raise ContractError(f"{crossing.name!r} answered with {structure}; {crossing.given} was announced.")
+        raise ContractError(f"{crossing.name!r} returned {structure}, expected {crossing.given}.")
     return leaves
 
 
@@ -309,7 +311,7 @@ def _answer(crossing: Crossing, answer: PyTree) -> list[Any]:
 
 @_cross.def_impl
 def _refuse(*_: Any, name: str, **__: Any) -> None:
-    raise ContractError(f"the fragment {name!r} lives outside of this program; run it in pieces.")
+    raise ContractError(f"the fragment {name!r} belongs to another program. Run this program in pieces.")
 
 
 @_cross.def_abstract_eval

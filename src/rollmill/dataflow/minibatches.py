@@ -50,8 +50,8 @@ def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> U
     nearest = sorted(sorted(divisors, key=lambda n: abs(n - num_minibatches))[:2])
     kind = "sequences (num_envs)" if by_sequence else "samples (num_envs x num_steps)"
     return UsageError(
-        f"{rows} {kind} do not divide into num_minibatches={num_minibatches} equal parts; "
-        f"nearest that do: {' or '.join(map(str, nearest))}."
+        f"{rows} {kind} cannot be divided into num_minibatches={num_minibatches} equal parts. Nearest "
+        f"values that divide them: {' or '.join(map(str, nearest))}."
     )
 
 

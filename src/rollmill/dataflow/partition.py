@@ -102,50 +102,51 @@ def _check_fragments(partition: Partition) -> None:
     placed: dict[str, str] = {}
     names = [group.name for group in partition.groups]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"{partition.name}: two groups are called {', '.join(sorted(twice))}.")
+        raise UsageError(f"{partition.name}: two groups have the name {', '.join(sorted(twice))}.")
     for group in partition.groups:
         for fragment in group.fragments:
             if fragment not in FRAGMENTS:
-                raise unknown_name("fragment", fragment, FRAGMENTS, hint=f"It stands in group {group.name!r}.")
+                raise unknown_name("fragment", fragment, FRAGMENTS, hint=f"It belongs to group {group.name!r}.")
             if placed.get(fragment) == group.name:
-                raise UsageError(f"{partition.name}: {fragment!r} stands twice in group {group.name!r}.")
+                raise UsageError(f"{partition.name}: {fragment!r} occurs twice in group {group.name!r}.")
             if fragment in placed:
                 raise UsageError(
-                    f"{partition.name}: {fragment!r} is in two groups, {placed[fragment]!r} and {group.name!r}; "
-                    "a fragment belongs to one group, which may have several replicas."
+                    f"{partition.name}: {fragment!r} is in two groups, {placed[fragment]!r} and {group.name!r}. "
+                    "A fragment belongs to one group, which may have several replicas."
                 )
             placed[fragment] = group.name
     if missing := [fragment for fragment in FRAGMENTS if fragment not in placed]:
-        raise UsageError(f"{partition.name}: no group holds {', '.join(missing)}.")
+        raise UsageError(f"{partition.name}: no group contains {', '.join(missing)}.")
 
 
 def _check_group(partition: Partition, group: Group) -> None:
     where = f"{partition.name}: group {group.name!r}"
     if not group.fragments:
-        raise UsageError(f"{where} holds no fragment; leave it out.")
+        raise UsageError(f"{where} contains no fragment. hint: leave it out.")
     if group.replicas < 1:
-        raise UsageError(f"{where} has replicas={group.replicas}; the least is 1.")
+        raise UsageError(f"{where} has replicas={group.replicas}, which must be at least 1.")
     if group.device not in ("any", "cpu", "gpu"):
         raise unknown_name("kind of device", group.device, ("any", "cpu", "gpu"))
     alone = group.has("update") and not group.has("gradients")
     if alone and len(group.fragments) > 1:
         others = " and ".join(fragment for fragment in group.fragments if fragment != "update")
         raise UsageError(
-            f"{where} holds update with {others}, but not gradients; let the update be alone, or put the "
-            "gradients into the group."
+            f"{where} contains update with {others}, but not gradients. hint: give update a group of its own, or "
+            "add gradients to this one."
         )
     if alone and group.replicas > 1:
         raise UsageError(
-            f"{where} has replicas={group.replicas}, but the update alone is one place where gradients meet; "
-            "use replicas=1, or put the gradients into the group."
+            f"{where} has replicas={group.replicas}, but an update without gradients needs exactly one replica, "
+            "where all gradients meet. hint: use replicas=1, or add gradients to the group."
         )
     if group.has("update") and not group.synchronous:
         raise UsageError(
-            f"{where} makes the weights, so it cannot take them asynchronously; let it be synchronous."
+            f"{where} computes the weights, so it cannot receive them asynchronously. hint: make it synchronous."
         )
     if not group.synchronous and not group.has("policy"):
         raise UsageError(
-            f"{where} is asynchronous, but only a group with the policy takes weights; let it be synchronous."
+            f"{where} is asynchronous, but only a group with the policy receives weights. hint: make it "
+            "synchronous."
         )
 
 
@@ -158,8 +159,8 @@ def _check_counts(partition: Partition) -> None:
         if more % fewer:
             raise UsageError(
                 f"{partition.name}: group {source.name!r} has replicas={source.replicas} and {target.name!r} "
-                f"replicas={target.replicas}; one must be a multiple of the other, so that whole shares pass "
-                f"along {edge.name!r}."
+                f"replicas={target.replicas}. One must be a multiple of the other, so that the data along "
+                f"{edge.name!r} can be divided equally."
             )
 
 
@@ -173,6 +174,6 @@ def _check_share(group: Group, loops: Loops) -> None:
     nearest = fewer[-1:] + more[:1]
     what = f"num_shards={loops.num_shards}" if learns else f"num_envs={loops.num_envs}"
     raise UsageError(
-        f"group {group.name!r} has replicas={group.replicas}, which cannot hold equal shares of {what}; "
-        f"nearest that can: {' or '.join(map(str, nearest))}."
+        f"group {group.name!r} has replicas={group.replicas}, which cannot hold equal shares of {what}. "
+        f"Nearest values that can: {' or '.join(map(str, nearest))}."
     )

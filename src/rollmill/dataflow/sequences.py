@@ -129,13 +129,13 @@ class SequenceReplay(NamedTuple):
     def _check(self, loops: Loops) -> None:
         if self.num_steps != loops.num_steps:
             raise UsageError(
-                f"num_steps={self.num_steps} of the store has to be that of the rollouts, {loops.num_steps}."
+                f"num_steps={self.num_steps} of the store must equal that of the rollouts, {loops.num_steps}."
             )
         if self.minibatch_size % loops.num_shards:
             raise UsageError(
-                f"minibatch_size={self.minibatch_size} of the store is not divided by "
-                f"num_shards={loops.num_shards}. "
-                f"hint: minibatch_size={-(-self.minibatch_size // loops.num_shards) * loops.num_shards}."
+                f"minibatch_size={self.minibatch_size} of the store must be divisible by "
+                f"num_shards={loops.num_shards}. hint: "
+                f"minibatch_size={-(-self.minibatch_size // loops.num_shards) * loops.num_shards}."
             )
 
 

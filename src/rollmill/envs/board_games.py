@@ -49,10 +49,13 @@ def check_opening(name: str, random_plies: int, fewest_random_plies: int | None,
     Raises a `UsageError` if it is negative or above `most`, or if its least length is above its greatest.
     """
     if not 0 <= random_plies <= most:
-        raise UsageError(f"{name}: random_plies={random_plies} has to be in 0 to {most}, so that a move is left.")
+        raise UsageError(
+            f"{name}: random_plies={random_plies} must lie between 0 and {most}, so that a move is left."
+        )
     if fewest_random_plies is not None and not 0 <= fewest_random_plies <= random_plies:
         raise UsageError(
-            f"{name}: fewest_random_plies={fewest_random_plies} has to be in 0 to random_plies={random_plies}."
+            f"{name}: fewest_random_plies={fewest_random_plies} must lie between 0 and "
+            f"random_plies={random_plies}."
         )
 
 

@@ -68,9 +68,13 @@ def check_environment(
     _warn_of_far_actions(env)
     if isinstance(env, HostEnvironment):
         ended = check_host(env, seed=seed, num_steps=num_steps)
-        hint = "" if ended else "; if none ever does, limit the time: gymnasium.make(..., max_episode_steps=500)"
+        hint = (
+            ""
+            if ended
+            else (". If no episode ever ends, limit the time: gymnasium.make(..., max_episode_steps=500)")
+        )
         print(
-            f"{env.name} keeps the contract: {num_steps} random steps of {NUM_COPIES} copies, {ended} episodes "
+            f"{env.name} passed all checks: {num_steps} random steps of {NUM_COPIES} copies, {ended} episodes "
             f"ended{hint}."
         )
         return
@@ -85,7 +89,7 @@ def check_environment(
         ended = _count_episodes(last)
     if not ended:
         _warn_of_no_end(env.name, num_steps + more)
-    print(f"{env.name} keeps the contract: {num_steps + more} random steps, {ended} episodes ended.")
+    print(f"{env.name} passed all checks: {num_steps + more} random steps, {ended} episodes ended.")
     if env.compare is not None:
         print(f"{env.name}: {env.compare(num_steps, seed)}")
 
@@ -121,8 +125,8 @@ def _warn_of_far_actions(env: Environment | HostEnvironment) -> None:
 
 def _warn_of_no_end(name: str, num_steps: int) -> None:
     warnings.warn(
-        f"{name}: no episode ended in {num_steps} random steps. A training knows no return before an episode "
-        "ends, and an evaluation waits for one: let step say terminated, or limit the time, as by "
+        f"{name}: no episode ended in {num_steps} random steps. A run has no return before an episode ends, and "
+        "an evaluation waits for one. hint: let step return terminated, or limit the time, as in "
         f"rollmill.time_limit(env, {TYPICAL_LIMIT}).",
         stacklevel=3,
     )

@@ -95,5 +95,5 @@ def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.n
         if not contains(env.observation_space, row):
             raise ContractError(
                 f"{env.name}: {what} returned the observation {row}, which is not in the space "
-                f"{env.observation_space}: fix one of them (NaN, bounds)."
+                f"{env.observation_space}. hint: fix the observation (NaN, bounds) or the space."
             )

@@ -110,7 +110,8 @@ def check_bounds(env: Environment, record: Rollout) -> None:
             observation = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first]).tolist(), observations)
             raise ContractError(
                 f"{env.name}: the observation {when} {start + first} is {observation}, outside of "
-                f"observation_space {env.observation_space}: widen the space's bounds or clip the observation."
+                f"observation_space {env.observation_space}. hint: widen the bounds of the space, or clip the "
+                "observation."
             )
 
 
@@ -126,7 +127,7 @@ def check_legal_actions(env: Environment, record: Rollout) -> None:
             number = record.first_step + int(np.argmin(has_legal))
             raise ContractError(
                 f"{env.name}: action_mask{jax.tree_util.keystr(path)} allows no action before step {number}, "
-                "expected at least one: end the episode if none is left."
+                "expected at least one. hint: end the episode if no action is left."
             )
 
 
@@ -154,7 +155,7 @@ def check_no_auto_reset(env: Environment, record: Rollout) -> None:
     if _return_first_ones(record, done) or _return_first_ones(_without_clock(record), terminated):
         raise ContractError(
             f"{env.name}: every step that ended an episode returned a state and an observation like those of "
-            "reset, expected the final ones: leave resets to rollmill.envs.auto_reset."
+            "reset, expected the final ones. hint: leave resets to rollmill.envs.auto_reset."
         )
 
 
@@ -191,8 +192,8 @@ def check_vmapped(env: Environment, record: Rollout) -> None:
     different = _first_difference(batched, steps.timestep)
     if different is not None:
         raise ContractError(
-            f"{env.name}: Timestep{different} differs between step alone and step under jax.vmap, expected the "
-            "same: look for operations that mix environments or for custom_vmap."
+            f"{env.name}: Timestep{different} differs between a single step and a step under jax.vmap, expected "
+            "the same. hint: look for operations that mix environments, or for custom_vmap."
         )
 
 
@@ -213,9 +214,9 @@ def check_planning(env: Environment, record: Rollout) -> None:
     different = _first_difference(planned, steps.timestep)
     if different is not None:
         raise ContractError(
-            f"{env.name}: Timestep{different} differs between a step and the same from planning_state with "
-            "another key, expected no difference: leave planning_state out where steps are random or depend on "
-            "what a player does not know."
+            f"{env.name}: Timestep{different} differs between a step and the same step from planning_state with "
+            "another key, expected no difference. hint: leave planning_state out if steps are random or depend "
+            "on what a player does not know."
         )
 
 
@@ -320,8 +321,8 @@ def _check_numbers(name: str, what: str, values: Any, when: str, start: int) -> 
             value = "NaN" if np.isnan(np.asarray(leaf[first], np.float64)).any() else "infinite"
             where = f"{what}{jax.tree_util.keystr(path)}"
             raise ContractError(
-                f"{name}: {where} is {value} {when} {start + first}, expected a number: look for a "
-                "division by zero, a root of a negative number, or a missing clip."
+                f"{name}: {where} is {value} {when} {start + first}, expected a finite number. hint: look for a "
+                "division by zero, the root of a negative number, or a missing clip."
             )
 
 

@@ -89,8 +89,9 @@ def check_params(env: Environment) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(env.params):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)):
             raise ContractError(
-                f"{env.name}: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}, expected an "
-                "array or a number: make it a static field or an argument of what builds the environment."
+                f"{env.name}: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}, expected an array "
+                "or a number. hint: make it a static field, or an argument of the function that creates the "
+                "environment."
             )
 
 
@@ -121,8 +122,8 @@ def check_flags(env: Environment, traced: Traced) -> None:
                     "observation_space, action_space), ...)."
                 )
             raise ContractError(
-                f"{env.name}: {field} is {outline(actual)}, expected {outline(expected)}: "
-                f"reduce it to this shape and cast it with .astype(jnp.{kind})."
+                f"{env.name}: {field} is {outline(actual)}, expected {outline(expected)}. hint: reduce it to "
+                f"this shape and cast it with .astype(jnp.{kind})."
             )
 
 
@@ -130,7 +131,7 @@ def check_info(env: Environment, traced: Traced) -> None:
     """Checks that info is a dictionary, to which transforms can add entries."""
     if not isinstance(traced.timestep.info, dict):
         raise ContractError(
-            f"{env.name}: info is a {type(traced.timestep.info).__name__}, expected a dict: return {{}}."
+            f"{env.name}: info is a {type(traced.timestep.info).__name__}, expected a dict. hint: return {{}}."
         )
 
 
@@ -141,13 +142,13 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
     if jax.tree.structure(observation) != jax.tree.structure(expected):
         raise ContractError(
             f"{env.name}: the observation is {outline(observation)}, but observation_space "
-            f"{env.observation_space} means {outline(expected)}: make the two equal."
+            f"{env.observation_space} means {outline(expected)}. hint: make them equal."
         )
     for path, leaf, space_leaf in _paired_leaves(observation, expected):
         if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
             raise ContractError(
                 f"{env.name}: observation{path} is {type_of(leaf)}, but observation_space means "
-                f"{type_of(space_leaf)}: change the space or cast the observation."
+                f"{type_of(space_leaf)}. hint: change the space or cast the observation."
             )
 
 
@@ -162,8 +163,8 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
     possible = possible_masks(env)
     if possible is None:
         raise ContractError(
-            f"{env.name}: an action_mask was given for the action space {env.action_space}, expected a "
-            "Discrete or MultiDiscrete one: leave action_mask out."
+            f"{env.name}: action_mask was given for the action space {env.action_space}, expected a Discrete or "
+            "MultiDiscrete space. hint: leave action_mask out."
         )
     expected = jax.tree.map(lambda choices: jax.ShapeDtypeStruct(choices.shape, jnp.bool_), possible)
     if env.agents and isinstance(mask, dict):
@@ -179,19 +180,21 @@ def check_kinds(env: Environment) -> None:
     """Checks that kinds of agents have different names and agents, and that both spaces are their joint spaces."""
     if not env.agents:
         if env.active is not None or env.central is not None:
-            raise ContractError(f"{env.name}: active or central was given, expected agents to be listed as well.")
+            raise ContractError(
+                f"{env.name}: active and central have no effect without agents. hint: list the agents as well."
+            )
         return
     names = [kind.name for kind in env.agents]
     if len(set(names)) < len(names) or any(kind.count < 1 for kind in env.agents):
         counts = ", ".join(f"{kind.name}: {kind.count}" for kind in env.agents)
-        raise ContractError(f"{env.name}: agents are {counts}; expected different names, and counts from 1.")
+        raise ContractError(f"{env.name}: agents are {counts}, expected different names and counts of at least 1.")
     expected = dict(zip(("observation_space", "action_space"), joint_spaces(env.agents), strict=True))
     for what, space in expected.items():
         types = _struct_of(env, what, getattr(env, what))
         if not _same_types(types, struct(space)):
             raise ContractError(
                 f"{env.name}: {what} means {outline(types)}, but the agents' spaces mean "
-                f"{outline(struct(space))}: take it from rollmill.envs.joint_spaces(agents)."
+                f"{outline(struct(space))}. hint: use rollmill.envs.joint_spaces(agents)."
             )
 
 
@@ -210,18 +213,19 @@ def check_players(env: Environment, traced: Traced) -> None:
     """Checks that there are one or two players, and that `to_move` returns one int32 exactly if there are two."""
     if env.num_players not in (1, 2):
         raise ContractError(
-            f"{env.name}: num_players is {env.num_players}, expected 1 or 2: agents may be more, and act at once."
+            f"{env.name}: num_players is {env.num_players}, expected 1 or 2. hint: agents that act at the same "
+            "time may be more."
         )
     if env.num_players == 2 and env.agents:
         raise ContractError(
-            f"{env.name}: agents and num_players=2 were given, expected one of them: players act by turns, agents "
-            "at once."
+            f"{env.name}: agents and num_players=2 were given, expected one of them. Players take turns, and "
+            "agents act at the same time."
         )
     if (env.to_move is None) != (env.num_players == 1):
         given = "no to_move" if env.to_move is None else "to_move"
         raise ContractError(
-            f"{env.name}: num_players={env.num_players} and {given} were given; expected to_move, which maps "
-            "state and params to the player whose turn it is, if there are two players."
+            f"{env.name}: num_players={env.num_players} and {given} were given. A two-player environment needs "
+            "to_move, which maps state and params to the player to move, and others must not have it."
         )
     if env.to_move is None:
         return
@@ -255,9 +259,9 @@ def check_no_callbacks(env: Environment, traced: Traced) -> None:
             name = equation.primitive.name
             if any(part in name for part in HOST_PRIMITIVES):
                 raise ContractError(
-                    f"{env.name}: {what} calls the host ({name}), expected a function of its arguments "
-                    "alone: remove it, or make the environment a HostEnvironment. "
-                    f"At {user_frame_of(equation)}"
+                    f"{env.name}: {what} calls the host ({name}), expected a function of its arguments alone. "
+                    "hint: remove the call, or make the environment a HostEnvironment. At "
+                    f"{user_frame_of(equation)}"
                 )
 
 
@@ -274,9 +278,9 @@ def check_purity(env: Environment, traced: Traced) -> None:
     for what, (first, second) in again.items():
         if not _same_program(first, second):
             raise ContractError(
-                f"{env.name}: {what} is not a pure function: two calls with the same arguments differ. It "
-                "reads something that changes outside its arguments (a Python attribute, NumPy's or Python's "
-                "random numbers, the time): keep that in the state, and draw from the key."
+                f"{env.name}: {what} is not a pure function: two calls with the same arguments differ. It reads "
+                "a value that changes outside its arguments (a Python attribute, random numbers of NumPy or "
+                "Python, the time). hint: keep that value in the state, and draw random numbers from the key."
             )
 
 
@@ -313,9 +317,9 @@ def warn_of_weak_types(env: Environment) -> None:
     ]
     if weak:
         warnings.warn(
-            f"{env.name}: weakly typed, because they come from Python numbers: {', '.join(weak)}. They are cast "
-            "to fixed dtypes, and training works; write jnp.asarray(value, jnp.float32), or another dtype, to "
-            "choose it yourself.",
+            f"{env.name}: these parts are weakly typed, because they come from Python numbers: "
+            f"{', '.join(weak)}. They are cast to fixed dtypes, and training works. hint: write "
+            "jnp.asarray(value, jnp.float32), or another dtype, to choose the type yourself.",
             stacklevel=4,
         )
 
@@ -346,16 +350,16 @@ def _struct_of(env: Environment, what: str, space: spaces.Space) -> Any:
 def _check_same_structure(name: str, what: str, reset: Any, step: Any) -> None:
     if jax.tree.structure(reset) != jax.tree.structure(step):
         raise ContractError(
-            f"{name}: the {what}'s structure changes: reset returns {outline(reset)}, "
-            f"step returns {outline(step)}; expected the same."
+            f"{name}: the structure of the {what} changes: reset returns {outline(reset)}, step returns "
+            f"{outline(step)}. Expected the same."
         )
 
 
 def _check_same_leaf(name: str, where: str, reset: Any, step: Any) -> None:
     if (reset.shape, reset.dtype) != (step.shape, step.dtype):
         raise ContractError(
-            f"{name}: {where} is {type_of(reset)} after reset and {type_of(step)} after step, expected the "
-            f"same: {_advice(reset, step)}."
+            f"{name}: {where} is {type_of(reset)} after reset and {type_of(step)} after step, expected the same. "
+            f"hint: {_advice(reset, step)}."
         )
 
 

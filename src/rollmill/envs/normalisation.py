@@ -193,7 +193,9 @@ def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, .
     means = structure.flatten_up_to(statistics.mean)
     shapes = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}
     if len(shapes) > 1:
-        raise UsageError(f"the batch's leaves have different leading axes: {sorted(shapes)}; expected the same.")
+        raise UsageError(
+            f"the leaves of the batch have different leading axes: {sorted(shapes)}. Expected the same for all."
+        )
     return shapes.pop() if shapes else None
 
 

@@ -57,15 +57,15 @@ def _course(env: Environment, name: str, value: Any) -> NumberSchedule:
         return _parsed(env, name, value, default)
     value = like(env.name, name, value, default)
     if not math.isfinite(value):
-        raise UsageError(f"{env.name}: {name}={value!r} has to be finite.")
+        raise UsageError(f"{env.name}: {name}={value!r} must be finite.")
     if isinstance(value, int) and abs(value) > MAX_WHOLE:
-        raise UsageError(f"{env.name}: {name}={value!r} has to lie between -{MAX_WHOLE} and {MAX_WHOLE}.")
+        raise UsageError(f"{env.name}: {name}={value!r} must lie between -{MAX_WHOLE} and {MAX_WHOLE}.")
     return NumberSchedule("constant", value, value)
 
 
 def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSchedule:
     if not isinstance(default, float):
-        raise UsageError(f"{env.name}: {name}={text!r} has to be one whole number, as {default!r} is.")
+        raise UsageError(f"{env.name}: {name}={text!r} must be an integer, like its default {default!r}.")
     shape, _, ends = text.partition(":")
     try:
         course = parse_schedule(name, f"linear:{ends}" if shape == UNIFORM else text)
@@ -73,7 +73,7 @@ def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSched
         hint = "hint: uniform:LOW:HIGH draws a number for each episode."
         raise UsageError(f"{env.name}: {error} {hint}") from None
     if shape == UNIFORM and course.first > course.last:
-        raise UsageError(f"{env.name}: {name}={text!r} has its low end above its high end.")
+        raise UsageError(f"{env.name}: {name}={text!r} has a lower bound above its upper bound.")
     return course._replace(shape=UNIFORM) if shape == UNIFORM else course
 
 

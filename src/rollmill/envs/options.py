@@ -49,10 +49,10 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
     """Returns a `UsageError` that lists the options of an environment, and suggests the nearest one."""
     names = sorted(known)
     if not names:
-        return UsageError(f"{environment} has no options; {option!r} was given.")
+        return UsageError(f"{environment} has no options, got {option!r}.")
     near = difflib.get_close_matches(option, names, n=1)
-    suggestion = f"did you mean {near[0]}? " if near else ""
-    return UsageError(f"{environment} has no option {option!r}; {suggestion}its options: {', '.join(names)}.")
+    suggestion = f"Did you mean {near[0]}? " if near else ""
+    return UsageError(f"{environment} has no option {option!r}. {suggestion}Its options are {', '.join(names)}.")
 
 
 def like(environment: str, option: str, value: Any, default: Any) -> Any:
@@ -66,7 +66,8 @@ def like(environment: str, option: str, value: Any, default: Any) -> Any:
         return tuple(like(environment, option, *pair) for pair in zip(value, default, strict=True))
     if isinstance(default, bool | int | float | str | tuple) and type(value) is not type(default):
         raise UsageError(
-            f"{environment}: {option}={value!r} has to be of type {type(default).__name__}, as {default!r} is."
+            f"{environment}: {option}={value!r} must be of type {type(default).__name__}, like its default "
+            f"{default!r}."
         )
     return value
 
@@ -86,9 +87,9 @@ def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not (equals and key.isidentifier()):
-            raise UsageError(f"{flag} {text!r} has to be KEY=VALUE, such as max_steps=100.")
+            raise UsageError(f"{flag} {text!r} must be KEY=VALUE, such as max_steps=100.")
         if key in options:
-            raise UsageError(f"{flag} {key} is given twice, as {options[key]!r} and as {value!r}.")
+            raise UsageError(f"{flag} {key} was given twice, as {options[key]!r} and as {value!r}.")
         options[key] = _value(flag, text, value)
     return options
 
@@ -97,7 +98,9 @@ def _value(flag: str, option: str, text: str) -> Any:
     if text in NOT_JSON:
         json_form = NOT_JSON[text]
         hint = f"write {json_form}, or " if json_form else ""
-        raise UsageError(f'{flag} {option}: {text} is not JSON; {hint}"{text}" in double quotes for the text.')
+        raise UsageError(
+            f'{flag} {option}: {text} is not valid JSON. hint: {hint}write "{text}" in double quotes for a string.'
+        )
     try:
         json.loads(text)
     except ValueError:

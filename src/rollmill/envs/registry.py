@@ -138,7 +138,7 @@ def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
 
 
 def _find(name: str) -> Factory:
-    hint = f"Others: {_prefixes()}. One of your own: --import MODULE, or import it in Python."
+    hint = f"Others: {_prefixes()}. For one of your own: --import MODULE, or import it in Python."
     return _imported(ENVIRONMENTS.find(name, hint=hint))
 
 
@@ -199,7 +199,7 @@ def from_gymnasium(
         else:
             env = host_environment(named, partial(_one_more, named, source, []), reset_options=options)
     if not isinstance(env, HostEnvironment):
-        raise UsageError(f"from_gymnasium takes Gymnasium's environments; {env.name} is one of JAX functions.")
+        raise UsageError(f"from_gymnasium needs a Gymnasium environment, but {env.name} is written in JAX.")
     transformed: Any = _transformed(env, _parsed(transforms))
     return transformed if name is None else transformed._replace(name=name)
 
@@ -248,11 +248,9 @@ def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasi
     """Returns a new environment of a function. `last` holds a weak reference to the one before."""
     made = factory()
     if not isinstance(made, gymnasium.Env):
-        raise UsageError(f"{name} returned {_described(made)}; it has to return a gymnasium.Env.")
+        raise UsageError(f"{name} returned {_described(made)}, expected a gymnasium.Env.")
     if last and last[0]() is made:
-        raise UsageError(
-            f"{name} returned the same environment twice; it must make a new environment at each call."
-        )
+        raise UsageError(f"{name} returned the same environment twice, expected a new one at each call.")
     last[:] = [weakref.ref(made)]
     return made
 
@@ -273,8 +271,7 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
         return as_environment(make(env, **options))
     if options:
         raise UsageError(
-            f"the options {', '.join(options)} are for an environment given by its id, not for a "
-            f"{type(env).__name__}."
+            f"the options {', '.join(options)} need an environment given by its id, got a {type(env).__name__}."
         )
     match env:
         case Environment():
@@ -286,7 +283,7 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
             return _of_spec(env, NO_OPTIONS)
     raise UsageError(
         f"expected an environment, got {_described(env)}. hint: give an id (rollmill.registered() lists them; "
-        f"{_prefixes()}), what rollmill.make returns, a rollmill.Environment or a gymnasium.Env."
+        f"{_prefixes()}), the result of rollmill.make, a rollmill.Environment or a gymnasium.Env."
     )
 
 
@@ -294,7 +291,7 @@ def _described(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, VectorEnv):
-        return "a gymnasium VectorEnv (a function that makes one takes num_envs)"
+        return "a gymnasium VectorEnv (pass a function of num_envs that creates one)"
     return f"a {type(value).__name__}"
 
 
@@ -324,7 +321,7 @@ def _named(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEn
     if isinstance(env, Environment):
         return env._replace(name=name, options=options)
     raise UsageError(
-        f"{name}: its factory returned {type(env).__name__}; it has to return a rollmill.Environment or "
+        f"{name}: its factory returned {type(env).__name__}, expected a rollmill.Environment or "
         "rollmill.HostEnvironment."
     )
 

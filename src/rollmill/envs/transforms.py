@@ -108,13 +108,13 @@ def auto_reset(env: Environment) -> Environment:
     Examples:
         >>> env = rollmill.auto_reset(rollmill.make("CartPole-v1"))
     """
-    _check_compiled("auto_reset", env, "use it unchanged; it resets itself")
+    _check_compiled("auto_reset", env, "use it unchanged, because it resets itself")
     restart = _reset_always(env) if env.reset_ratio == 1 else rare_reset(env, env.reset_ratio)
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         timestep = as_timestep(env.name, env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params))
         if "final_observation" in timestep.info:
-            raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
+            raise UsageError(f"{env.name} already resets itself. hint: leave out one of the two auto_reset.")
         done = jnp.asarray(timestep.terminated | timestep.truncated)
         with traced("reset"):
             observation, state = restart(done, key, params, (timestep.observation, timestep.state))
@@ -239,7 +239,7 @@ def plannable(env: Environment) -> Environment:
     Returns:
         The environment whose `planning_state` is the state itself. Later transforms take their own parts off it.
     """
-    _check_compiled("plannable", env, "plan in an environment of JAX functions")
+    _check_compiled("plannable", env, "plan in an environment written in JAX")
     return env._replace(
         planning_state=lambda state, params: state,
         planning_params=lambda state, params: params,
@@ -254,13 +254,13 @@ def _check_compiled(transform: str, env: Any, alternative: str) -> None:
     """
     if isinstance(env, HostEnvironment):
         raise UsageError(
-            f"{transform} takes an environment of JAX functions; {env.name} is stepped by Python on the host. "
+            f"{transform} needs an environment written in JAX, but {env.name} is stepped by Python on the host. "
             f"hint: {alternative.format(env.name)}."
         )
     if not isinstance(env, Environment):
         raise UsageError(
-            f"{transform} takes an environment, got a {type(env).__name__}. "
-            "hint: rollmill.make makes one from an id."
+            f"{transform} needs an environment, got a {type(env).__name__}. hint: rollmill.make creates one from "
+            "an id."
         )
 
 
@@ -317,8 +317,8 @@ def _params_axes(env: Environment, params: Params, num_envs: int) -> list[int | 
     expected, structure = jax.tree_util.tree_flatten_with_path(env.params)
     if jax.tree.structure(params) != structure:
         raise UsageError(
-            f"{env.name}: params has the structure {jax.tree.structure(params)}, "
-            f"expected {structure}, that of the environment's own params."
+            f"{env.name}: params has the structure {jax.tree.structure(params)}, expected {structure}, that of "
+            "the environment's own params."
         )
     return [
         _leaf_axis(env.name, jax.tree_util.keystr(path), jnp.shape(shared), jnp.shape(given), num_envs)
@@ -332,8 +332,8 @@ def _leaf_axis(name: str, path: str, shared: tuple[int, ...], given: tuple[int, 
     if given == (num_envs, *shared):
         return 0
     raise UsageError(
-        f"{name}: params{path} has shape {given}, expected {shared} (shared by all copies) "
-        f"or {(num_envs, *shared)} (one value for each of the {num_envs} copies)."
+        f"{name}: params{path} has shape {given}, expected {shared} (shared by all copies) or "
+        f"{(num_envs, *shared)} (one value for each of the {num_envs} copies)."
     )
 
 

@@ -41,7 +41,9 @@ class Claim:
     """The process has it by now, so that the driver counts it."""
 
     def __str__(self) -> str:
-        return f"{self.program or 'a program'} (process {self.pid}) is about to take {format_bytes(self.bytes)}"
+        return (
+            f"{self.program or 'a program'} (process {self.pid}) is about to allocate {format_bytes(self.bytes)}"
+        )
 
 
 @dataclass
@@ -178,7 +180,7 @@ def _check_folder(folder: Path) -> None:
     """Raises a PermissionError if others could write into a folder, or it is a link."""
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{folder} is a link, or others can write to it")
+        raise PermissionError(f"{folder} is a link, or other users can write to it")
 
 
 def _default_folder() -> Path:

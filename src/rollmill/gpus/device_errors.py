@@ -35,7 +35,7 @@ LOST = "CUDA_ERROR_"
 
 
 def known_device_error(
-    error: BaseException, *, what: str = "the memory of the device does not suffice", starting: bool = False
+    error: BaseException, *, what: str = "the device does not have enough memory", starting: bool = False
 ) -> RollmillError | None:
     """Translates an error of JAX about a device, or returns None for any other error.
 
@@ -52,7 +52,9 @@ def known_device_error(
         if not memory or any(each.free < HANDLE_BYTES for each in memory):
             return DeviceMemoryError(_memory_message(what, line, memory))
     if LOST in text:
-        return DeviceLostError(f"a GPU was lost: {line}. Go on from the newest checkpoint with `rollmill resume`.")
+        return DeviceLostError(
+            f"a GPU failed: {line}. hint: resume from the newest checkpoint with `rollmill resume`."
+        )
     return None
 
 

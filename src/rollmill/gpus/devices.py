@@ -62,14 +62,14 @@ def open_nvml() -> Iterator[Any]:
         import pynvml
     except ImportError as error:
         raise UsageError(
-            f"the package nvidia-ml-py, which asks the driver about GPUs, is missing: {install_command('cuda')}"
+            f"the package nvidia-ml-py, which queries the driver, is not installed: {install_command('cuda')}"
         ) from error
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise UsageError(
-            f"there is no NVIDIA GPU that this process can use: {error}. hint: it takes NVIDIA's driver, and a "
-            "GPU that is visible here; `nvidia-smi` lists those."
+            f"this process cannot use an NVIDIA GPU: {error}. hint: install the NVIDIA driver, and make a GPU "
+            "visible to this process; `nvidia-smi` lists them."
         ) from error
     try:
         yield pynvml
@@ -110,8 +110,9 @@ def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
     computing = tuple(gpu for gpu in gpus if gpu.slices or not gpu.mig)
     if not computing:
         raise UsageError(
-            f"GPU {gpus[0].index} has MIG on and no slices, so that no program runs on it. hint: `rollmill gpu "
-            "partition --slices 7` prints the commands that make some; `nvidia-smi -mig 0` turns MIG off."
+            f"GPU {gpus[0].index} has MIG enabled but no slices, so that no program can run on it. hint: "
+            "`rollmill gpu partition --slices 7` prints the commands that create slices, and `nvidia-smi -mig 0` "
+            "disables MIG."
         )
     return computing
 

@@ -18,8 +18,8 @@ def check_jax() -> None:
     """
     if jax.config.values["jax_enable_x64"]:
         raise UsageError(
-            "JAX computes in 64 bits here (JAX_ENABLE_X64, or jax_enable_x64), and Rollmill trains in 32. "
-            "hint: unset JAX_ENABLE_X64, or jax.config.update('jax_enable_x64', False)."
+            "JAX is set to 64 bits (JAX_ENABLE_X64, or jax_enable_x64), but Rollmill trains in 32 bits. hint: "
+            "unset JAX_ENABLE_X64, or call jax.config.update('jax_enable_x64', False)."
         )
     check_platform()
 
@@ -40,8 +40,9 @@ def check_platform() -> None:
         name = "JAX_PLATFORMS" if chosen == os.environ.get("JAX_PLATFORMS") else "jax_platforms"
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
-            "install JAX's CUDA packages, `pip install -e '.[cuda]'`, and look for free memory by nvidia-smi."
+            f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu. For NVIDIA GPUs, "
+            "install the JAX CUDA packages by `pip install -e '.[cuda]'`, and check for free memory with "
+            "nvidia-smi."
         ) from error
 
 
@@ -49,8 +50,8 @@ def check_compiled() -> None:
     """Raises a `UsageError` if JAX_DISABLE_JIT is set, so that every operation would be interpreted."""
     if jax.config.values["jax_disable_jit"]:
         raise UsageError(
-            "JAX_DISABLE_JIT is set, so that each operation would run by itself, thousands of times slower. "
-            "hint: unset it; rollmill.check_environment and `rollmill doctor RUN` find the line of a fault."
+            "JAX_DISABLE_JIT is set, which runs each operation separately and thousands of times slower. hint: "
+            "unset it. rollmill.check_environment and `rollmill doctor RUN` find the line of an error."
         )
 
 

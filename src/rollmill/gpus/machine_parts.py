@@ -109,7 +109,9 @@ def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
     """
     found = _usable_gpus(required=sharing != "auto")
     if sharing != "auto" and not found:
-        raise UsageError(f"--gpu-sharing {sharing} has no effect: JAX uses no GPU here. hint: leave it out.")
+        raise UsageError(
+            f"--gpu-sharing {sharing} has no effect, because JAX uses no GPU here. hint: leave it out."
+        )
     return found
 
 

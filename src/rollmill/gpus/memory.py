@@ -30,7 +30,7 @@ NOT_NAMED = 256 * MEBIBYTE
 
 HINT = (
     "hint: wait for these processes or stop them; choose another GPU by CUDA_VISIBLE_DEVICES=NUMBER; or train on "
-    "the cores by JAX_PLATFORMS=cpu."
+    "the CPU by JAX_PLATFORMS=cpu."
 )
 
 
@@ -45,7 +45,7 @@ class Holder(NamedTuple):
     """The driver does not name it. It is a training that said what it would take."""
 
     def __str__(self) -> str:
-        held = "an unknown part" if self.bytes is None else format_bytes(self.bytes)
+        held = "an unknown amount" if self.bytes is None else format_bytes(self.bytes)
         if self.pid == os.getpid():
             return f"this process holds {held}"
         return (
@@ -73,7 +73,7 @@ class GpuMemory(NamedTuple):
         """Describes the processes that hold the rest."""
         named = [str(holder) for holder in self.holders[:MAX_NAMED]]
         if (others := len(self.holders) - len(named)) > 0:
-            named.append(f"so do {others} more processes")
+            named.append(f"so do {others} other processes")
         rest = self.total - self.free - sum(holder.bytes or 0 for holder in self.holders)
         is_reported = all(holder.bytes is not None for holder in self.holders)
         if is_reported and rest > NOT_NAMED:

@@ -33,7 +33,7 @@ def check_slices(slices: int) -> None:
     """Raises a `UsageError` if MIG divides no GPU into this number of slices."""
     if not 1 <= slices <= MAX_SLICES:
         raise UsageError(
-            f"--slices {slices} has to be from 1 to {MAX_SLICES}, which is what MIG divides a GPU into."
+            f"--slices {slices} must be between 1 and {MAX_SLICES}, the maximum number of MIG slices."
         )
 
 
@@ -46,8 +46,8 @@ def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
     layouts = list(_layouts(nvml, gpu, slices))
     if not layouts:
         raise UsageError(
-            f"GPU {gpu.index} ({gpu.name}) cannot be divided into {slices} equal slices: it has no MIG, or no "
-            "such profile. hint: `rollmill sweep` shares a GPU by MPS without any."
+            f"GPU {gpu.index} ({gpu.name}) cannot be divided into {slices} equal slices: it does not support "
+            "MIG, or has no such profile. hint: `rollmill sweep` can share the GPU by MPS without MIG."
         )
     return max(layouts, key=lambda layout: (layout.multiprocessors, layout.memory_bytes))
 

@@ -58,7 +58,7 @@ class MpsDaemon:
 def find_mps() -> str | None:
     """Returns the reason why MPS cannot be used here, or None if it can."""
     if not sys.platform.startswith("linux"):
-        return "MPS exists on Linux only"
+        return "MPS is available only on Linux"
     if shutil.which(mps_owner.CONTROL) is None:
         return f"the program {mps_owner.CONTROL}, which comes with the driver, is not on the PATH"
     return None
@@ -120,7 +120,7 @@ def _in_use(folder: Path) -> Iterator[int]:
     deadline = time.monotonic() + START_SECONDS
     while (lock := _locked(folder)) is None:
         if time.monotonic() > deadline:
-            raise MpsUnavailable(f"an MPS daemon in {folder} has not ended for {START_SECONDS:.0f} s.")
+            raise MpsUnavailable(f"an MPS daemon in {folder} did not end within {START_SECONDS:.0f} s.")
         time.sleep(POLL_SECONDS)
     try:
         yield lock
@@ -153,7 +153,7 @@ def _make_private(root: Path) -> None:
         root.mkdir(mode=0o700)
     facts = root.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        raise UsageError(f"{root} is not a folder of this user; remove it, or set TMPDIR to another folder.")
+        raise UsageError(f"{root} is not a folder of this user. hint: remove it, or set TMPDIR to another folder.")
 
 
 def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
@@ -174,7 +174,9 @@ def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
             start_new_session=True,
         )
         if owner.wait():
-            raise MpsUnavailable(f"the process of the MPS daemon of {gpu} ended with {owner.returncode}.")
+            raise MpsUnavailable(
+                f"the process of the MPS daemon of {gpu} ended with exit code {owner.returncode}."
+            )
         deadline = time.monotonic() + START_SECONDS
         while not daemon_answers(environment):
             if failed.exists() or time.monotonic() > deadline:

@@ -45,14 +45,14 @@ def choose_fraction(fraction: float) -> None:
     global _chosen
     name = f"memory_fraction={fraction:g}"
     if not takes_gpus():
-        raise UsageError(f"{name} has no effect: JAX uses no NVIDIA GPU here. hint: leave it out.")
+        raise UsageError(f"{name} has no effect, because JAX uses no NVIDIA GPU here. hint: leave it out.")
     for variable in FRACTIONS:
         if os.environ.get(variable) not in (None, f"{fraction:g}"):
             raise UsageError(f"{name} contradicts {variable}={os.environ[variable]}. hint: leave one of them out.")
     if backend_has_started() and _chosen != fraction:
         raise UsageError(
-            f"{name} comes too late: JAX has started, and has its memory. hint: set {FRACTION}={fraction:g} in "
-            "the environment of this program."
+            f"{name} has no effect, because JAX has already started and allocated its memory. hint: set "
+            f"{FRACTION}={fraction:g} in the environment of this program."
         )
     _chosen = fraction
 
@@ -88,7 +88,7 @@ def memory_variables(
     """
     for each in memory:
         if each.free < MIN_FREE:
-            needed = f"a program needs {format_bytes(MIN_FREE)} of a GPU before it has any array"
+            needed = f"a program needs {format_bytes(MIN_FREE)} of GPU memory before it allocates any array"
             raise DeviceMemoryError(f"{needed}, and {each}. {HINT}")
     given = next((environment[name] for name in FRACTIONS if name in environment), None)
     if fraction is not None:
@@ -118,8 +118,8 @@ def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> N
         if fraction * each.total > each.free - MIN_FREE / 2:
             fits = max(0.0, free_share(each))
             raise DeviceMemoryError(
-                f"{name} takes {format_bytes(int(fraction * each.total))} at once, and {each}. hint: {fits:.2f} "
-                "would fit; without a share, memory is taken as it is needed."
+                f"{name} allocates {format_bytes(int(fraction * each.total))} at once, and {each}. hint: "
+                f"{fits:.2f} would fit, and without this option memory is allocated on demand."
             )
 
 
@@ -144,7 +144,7 @@ def takes_as_needed() -> bool:
 def memory_notes() -> list[str]:
     """Describes each GPU in use by other processes when the JAX backend started."""
     return [
-        f"{each}; what is free is taken as it is needed" if _as_needed else str(each)
+        f"{each}; free memory is allocated on demand" if _as_needed else str(each)
         for each in _memory
         if each.total - each.free > MIN_FREE
     ]

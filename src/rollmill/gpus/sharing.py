@@ -92,14 +92,14 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
     if wanted == "mig" and not sliced:
         raise UsageError(
             "gpu_sharing=mig: no GPU has slices. hint: `rollmill gpu partition --slices 7` prints the commands "
-            "that make some; gpu_sharing=mps needs none."
+            "that create them, and gpu_sharing=mps needs none."
         )
     if wanted == "mps" and missing is not None:
-        raise UsageError(f"gpu_sharing=mps: {missing}. hint: gpu_sharing=turns needs nothing.")
+        raise UsageError(f"gpu_sharing=mps: {missing}. hint: gpu_sharing=turns has no requirements.")
     if wanted != "auto":
         return wanted, "as asked"
     if sliced:
-        return "mig", "MIG is on and there are slices"
+        return "mig", "MIG is enabled and has slices"
     return ("mps", "kernels of several processes run side by side") if missing is None else ("turns", missing)
 
 
@@ -146,7 +146,7 @@ def divide_gpus(
     counts = {device: sum(other[1] == device for other in ordered) for _, device, *_ in devices}
     if way == "mps" and max(counts.values()) > MAX_CLIENTS:
         raise UsageError(
-            f"{instances} processes on {len(gpus)} GPUs are more than {MAX_CLIENTS} on one, the limit of MPS."
+            f"{instances} processes on {len(gpus)} GPUs exceed the MPS limit of {MAX_CLIENTS} per GPU."
         )
     made = []
     for gpu, device, memory, free in ordered:

@@ -65,7 +65,7 @@ class _CsvTable:
         columns, rows = self._read()
         if rows and ITERATION not in columns:
             raise UsageError(
-                f"{self._path} is there already, and has no column {ITERATION!r}. hint: another path."
+                f"{self._path} already exists, and has no column {ITERATION!r}. hint: choose another path."
             )
         kept = [row for row in rows if (row[ITERATION] or "").isdecimal() and int(row[ITERATION]) <= iteration]
         self._write(columns if kept else [ITERATION], kept)

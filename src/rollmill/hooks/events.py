@@ -115,8 +115,8 @@ class Stop:
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str) or not self.reason.strip():
             raise UsageError(
-                f"Stop({self.reason!r:.60}) needs a reason in words, such as "
-                'rollmill.Stop("the return no longer rises").'
+                f'Stop({self.reason!r:.60}) needs a reason as a nonempty string, such as rollmill.Stop("the '
+                'return no longer rises").'
             )
 
 

@@ -43,8 +43,8 @@ def _stop_at_return(value: float, episodes: int, evaluated: bool, event: Trainin
     if reached is None or reached < value:
         return None
     return Stop(
-        f"the mean return of {'the evaluation' if evaluated else 'training'} is {reached:.6g}, "
-        f"and {value:.6g} was to be reached"
+        f"the mean return of {'the evaluation' if evaluated else 'training'} is {reached:.6g}, which reaches the "
+        f"goal of {value:.6g}"
     )
 
 

@@ -76,8 +76,8 @@ def _own(name: str) -> Hook:
         raise UsageError(failed_import(module, error)) from error
     if not callable(function):
         raise UsageError(
-            f"track={name}: the module {module} has no function {attribute!r}. hint: "
-            f"def {attribute}(directory, line)"
+            f"track={name}: the module {module} has no function {attribute!r}. hint: def {attribute}(directory, "
+            "line)"
         )
     return partial(_pass_on, function, [])
 
@@ -111,7 +111,7 @@ class _Background:
                 self._events.put_nowait(None)
                 self._thread.join(MAX_SECONDS)
                 if self._thread.is_alive():
-                    self._give_up(f"it has not written everything within {MAX_SECONDS:.0f} s")
+                    self._give_up(f"it did not write everything within {MAX_SECONDS:.0f} s")
         except Full:
             self._give_up(f"it is {MAX_WAITING:,} lines behind")
 
@@ -126,4 +126,4 @@ class _Background:
     def _give_up(self, reason: str) -> None:
         if not self._given_up:
             self._given_up = True
-            self._note(f"warning: the tracker {self._name} gets no more lines, because {reason}")
+            self._note(f"warning: the tracker {self._name} receives no more lines, because {reason}")

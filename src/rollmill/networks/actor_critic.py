@@ -226,7 +226,9 @@ def actor_critic(
     )
     if config.shared_torso:
         if critic_space not in (None, observation_space):
-            raise UsageError("shared_torso=True needs a critic with the actor's observations; leave it off.")
+            raise UsageError(
+                "shared_torso=True needs a critic with the same observations as the actor. hint: leave it off."
+            )
         return SharedActorCritic(torso, actor, linear(critic_key, torso.out_features, 1, gain=1.0))
     critic_torso = _torso(critic_torso_key, space=critic_space or observation_space, config=config)
     critic = linear(critic_key, critic_torso.out_features, 1, gain=1.0)
@@ -241,9 +243,12 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         if (value := getattr(config, name)) not in choices:
             raise unknown_name(name, value, choices)
     if config.state_dependent_std and not config.learn_std:
-        raise UsageError("state_dependent_std=True is a learned standard deviation; leave learn_std on.")
+        raise UsageError(
+            "state_dependent_std=True learns the standard deviation, so it cannot be combined with "
+            "learn_std=False. hint: leave learn_std on."
+        )
     if config.residual and config.layer_norm:
-        raise UsageError("residual=True normalises already; leave layer_norm out.")
+        raise UsageError("residual=True already normalises its layers. hint: leave layer_norm out.")
     sizes = (
         *config.hidden_sizes,
         config.recurrent_size,
@@ -253,11 +258,11 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         *(n for layer in config.convolutions for n in layer),
     )
     if min(sizes) < 1:
-        raise UsageError(f"the sizes of a network must be at least 1; got {min(sizes)} in {config}.")
+        raise UsageError(f"the sizes of a network must be at least 1, got {min(sizes)} in {config}.")
     if config.torso in ("cnn", "resnet", "impala") and not any(leaf.image for leaf in leaves(observation_space)):
         raise UsageError(
-            f"torso={config.torso!r} needs a Box of rank 3 (an image); the observation space is "
-            f"{observation_space}. Use torso='auto'."
+            f"torso={config.torso!r} needs a Box of rank 3 (an image), got the observation space "
+            f"{observation_space}. hint: use torso='auto'."
         )
 
 
@@ -275,7 +280,8 @@ def _check_beside_own(config: NetworkConfig, name: str) -> None:
         refused.remove("torso")
     if refused:
         raise UsageError(
-            f"{', '.join(refused)} cannot be given with the network {name!r}, which its own function makes."
+            f"{', '.join(refused)} has no effect with the network {name!r}, which is created by its own "
+            "function. hint: leave it out."
         )
 
 

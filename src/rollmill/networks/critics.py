@@ -126,7 +126,10 @@ def stochastic_actor(
 ) -> StochasticActor:
     """Makes a policy with state-dependent standard deviations, and squashed continuous actions."""
     if not config.learn_std:
-        raise UsageError("learn_std=False: this policy learns a standard deviation for each state; leave it on.")
+        raise UsageError(
+            "learn_std=False is not supported, because this policy learns a standard deviation for each state. "
+            "hint: leave it on."
+        )
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config)
     head = action_head(
@@ -156,14 +159,15 @@ def _torso(
 ) -> FeedForwardTorso | OwnTorso:
     if config.torso in CELLS:
         raise UsageError(
-            f"torso={config.torso!r} needs whole sequences; algorithms with a replay memory, and pqn, learn from "
-            "single steps."
+            f"torso={config.torso!r} needs whole sequences, but pqn and algorithms with a replay memory learn "
+            "from single steps. hint: use torso='auto'."
         )
     if config.name is not None and not is_torso(config.name):
         raise UsageError(
-            f"network={config.name!r} is registered as an actor-critic; algorithms with a replay memory make "
-            "their own networks from NetworkConfig(hidden_sizes, activation, torso, convolutions). hint: register "
-            "a torso, which serves every algorithm: rollmill.register_network(name, factory, torso=True)."
+            f"network={config.name!r} is registered as an actor-critic, but algorithms with a replay memory "
+            "create their own networks from NetworkConfig(hidden_sizes, activation, torso, convolutions). hint: "
+            "register a torso, which every algorithm supports: rollmill.register_network(name, factory, "
+            "torso=True)."
         )
     check_config(config, space)
     return configured_torso(key, space, config, action_space=action_space)

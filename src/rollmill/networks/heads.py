@@ -190,8 +190,8 @@ def action_head(
             log_std = FixedLogStd(log_std.weight) if isinstance(log_std, FreeLogStd) and not learn_std else log_std
             return GaussianHead(mean, log_std, space.shape, finite_bounds(space) if squash else None)
     raise UsageError(
-        f"the action space {space} has no policy; supported: Discrete, MultiDiscrete, MultiBinary and Box of "
-        "floats. Flatten a Dict or Tuple into one of these in the environment."
+        f"the action space {space} is not supported. Supported: Discrete, MultiDiscrete, MultiBinary and Box of "
+        "floats. hint: flatten a Dict or Tuple into one of these in the environment."
     )
 
 
@@ -212,8 +212,8 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
     # A span that overflows float32 means "unbounded": some environments give the largest float as a bound.
     if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
         raise UsageError(
-            "actions can only be squashed into an action space with a finite low and a larger high in every "
-            f"dimension; got {space}. Give the Box bounds, or leave squash_actions off."
+            "actions can only be squashed if every dimension has a finite lower and a larger upper bound, got "
+            f"{space}. hint: give the Box bounds, or leave squash_actions off."
         )
     return tuple(low.tolist()), tuple(high.tolist())
 
@@ -223,13 +223,13 @@ def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Flo
     if mask is None:
         return logits
     if mask.shape != logits.shape:
-        raise UsageError(f"the action mask has shape {mask.shape}; the logits have {logits.shape}.")
+        raise UsageError(f"the action mask has shape {mask.shape}, expected that of the logits, {logits.shape}.")
     return jnp.where(mask, logits, MASKED_LOGIT)
 
 
 def _refuse_mask(mask: Bool[Array, "..."] | None, kind: str) -> None:
     if mask is not None:
-        raise UsageError(f"an action mask needs a Discrete or MultiDiscrete action space; this one is {kind}.")
+        raise UsageError(f"an action mask needs a Discrete or MultiDiscrete action space, got {kind}.")
 
 
 def _integers(values: np.ndarray) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def find_network(name: str) -> NetworkFactory:
     Raises:
         UsageError: there is none, or its package cannot be used.
     """
-    hint = "hint: rollmill.register_network registers networks; --import MODULE imports the module that does."
+    hint = "hint: rollmill.register_network registers a network; --import MODULE imports the module that calls it."
     return NETWORKS.find(name, hint=hint)
 
 

@@ -278,8 +278,8 @@ def residual_mlp(
     """
     if len(set(hidden_sizes)) != 1:
         raise UsageError(
-            f"hidden_sizes={hidden_sizes}: residual blocks need one width or more, all the same. "
-            "hint: hidden_sizes=(128, 128) are two blocks of width 128."
+            f"hidden_sizes={hidden_sizes}: residual blocks need at least one width, all of them equal. hint: "
+            "hidden_sizes=(128, 128) gives two blocks of width 128."
         )
     width = hidden_sizes[0]
     stem_key, *block_keys = jax.random.split(key, len(hidden_sizes) + 1)
@@ -315,8 +315,9 @@ def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -
     for layer_key, (out_channels, size, stride) in zip(jax.random.split(key, len(sizes)), sizes, strict=True):
         if min(height, width) < size:
             raise UsageError(
-                f"the convolutions {sizes} do not fit images of {shape[0]} x {shape[1]}: a kernel of {size} "
-                f"meets {height} x {width}. Give smaller kernels or strides, or torso='mlp'."
+                f"the convolutions {sizes} do not fit images of {shape[0]} x {shape[1]}: a kernel of {size} is "
+                f"larger than its input of {height} x {width}. hint: use smaller kernels or strides, or "
+                "torso='mlp'."
             )
         layers.append(convolution(layer_key, channels, out_channels, size=size, stride=stride))
         height, width = (height - size) // stride + 1, (width - size) // stride + 1
@@ -423,7 +424,7 @@ def own_torso(
         own = factory(own_key, space)
         features = eqx.filter_eval_shape(own, struct(space))
     if not isinstance(features, jax.ShapeDtypeStruct) or (len(features.shape), features.dtype) != (1, jnp.float32):
-        raise ContractError(f"the torso {name} returned {features}, expected a vector of float32.")
+        raise ContractError(f"the torso {name} must return one float32 vector, got {features}.")
     action = () if action_space is None else tuple(leaves(action_space))
     in_features = features.shape[0] + sum(leaf.size for leaf in action)
     layers = make_mlp(mlp_key, in_features, hidden_sizes, activation=activation)

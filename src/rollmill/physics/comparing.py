@@ -32,12 +32,14 @@ class PhysicsComparison(NamedTuple):
 
     def __str__(self) -> str:
         """Returns a sentence for people."""
-        sentence = f"{self.agreeing} of {self.steps} steps under random controls are those of C MuJoCo"
+        sentence = f"{self.agreeing} of {self.steps} steps under random controls agree with C MuJoCo"
         if self.agreeing < self.steps:
             at = f"in joint {self.joint!r}, with {self.contacts} contacts"
             sentence += f"; accelerations differ by up to {self.worst:.1g} {at}"
         if self.unstable is not None:
-            sentence += f"; MuJoCo itself is unstable at step {self.unstable}: take a smaller timestep or damping"
+            sentence += (
+                f"; MuJoCo itself becomes unstable at step {self.unstable}: use a smaller timestep or more damping"
+            )
         return sentence + "."
 
 
@@ -54,7 +56,7 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
         UsageError: MuJoCo rejects the source, or `steps` is less than 1.
     """
     if steps < 1:
-        raise UsageError(f"steps has to be at least 1, got {steps}.")
+        raise UsageError(f"steps must be at least 1, got {steps}.")
     mujoco, compiled = compile_source(source)
     mujoco.set_mju_user_warning(lambda message: None)  # MuJoCo would write it to a file in the working directory
     try:
@@ -107,6 +109,6 @@ def _visited(
         contacts.append(int(data.ncon))
     if not after:
         raise UsageError(
-            "MuJoCo finds the robot unstable in its first step: take a smaller timestep or more damping."
+            "MuJoCo becomes unstable in the first step of the robot. hint: use a smaller timestep or more damping."
         )
     return [np.array(values) for values in seen], np.array(after), contacts, unstable

@@ -41,7 +41,9 @@ def _body_equality(read: Reader, index: int, *, is_weld: bool) -> BodyEquality:
     if owners[0] == WORLD:  # the constraint is the same seen from its other side
         sides, owners = sides[::-1], owners[::-1]
     if owners[0] == WORLD:
-        raise UsageError(f"the equality constraint {name!r} is between two bodies that do not move: remove it.")
+        raise UsageError(
+            f"the equality constraint {name!r} connects two bodies that cannot move. hint: remove it."
+        )
     bodies = [body for body, _, _ in sides]
     weights = m.body_invweight0[bodies].sum(axis=0)
     first, second = sides

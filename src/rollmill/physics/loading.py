@@ -48,7 +48,7 @@ def load(
     """
     for name, count in (("iterations", iterations), ("line_search_iterations", line_search_iterations)):
         if not 1 <= count <= 100:
-            raise UsageError(f"{name} has to be between 1 and 100, got {count}.")
+            raise UsageError(f"{name} must be between 1 and 100, got {count}.")
     mujoco, compiled = compile_source(source)
     read = Reader(mujoco, compiled)
     try:
@@ -144,16 +144,18 @@ def _compiled(mujoco: Any, source: Any) -> Any:
     if isinstance(source, mujoco.MjModel):
         return source
     if not isinstance(source, str | Path):
-        raise UsageError(f"a robot is given as text, path or mujoco.MjModel, not as a {type(source).__name__}.")
+        raise UsageError(f"a robot must be a string, a path or a mujoco.MjModel, got a {type(source).__name__}.")
     is_text = isinstance(source, str) and source.lstrip().startswith("<")
     if not is_text and not Path(source).is_file():
-        raise UsageError(f"no robot at {str(source)!r}: give the path of an MJCF or URDF file, or its text.")
+        raise UsageError(
+            f"there is no robot at {str(source)!r}. hint: give the path of an MJCF or URDF file, or its content."
+        )
     try:
         if is_text:
             return mujoco.MjModel.from_xml_string(source)
         return mujoco.MjModel.from_xml_path(str(source))
     except ValueError as error:
-        raise UsageError(f"MuJoCo rejects the robot: {error}") from None
+        raise UsageError(f"MuJoCo cannot load the robot: {error}") from None
 
 
 def _body(read: Reader, index: int) -> Body:

@@ -78,17 +78,17 @@ def _refuse_uncovered(read: Reader, first: int, second: int) -> None:
     types = [
         read.mujoco.mjtGeom(int(m.geom_type[index])).name.removeprefix("mjGEOM_") for index in (first, second)
     ]
-    way_out = "Leave their contacts out by contype and conaffinity or by an exclude, or give them other shapes."
+    way_out = "hint: disable these contacts with contype and conaffinity or with an exclude, or use other shapes."
     if tuple(KINDS.get(kind) for kind in types) not in COVERED:
         kinds = " and a ".join(kind.lower() for kind in types)
-        raise UsageError(f"contacts of the geoms {names}, a {kinds}, are not covered. {way_out}")
+        raise UsageError(f"contacts between the geoms {names}, a {kinds}, are not supported. {way_out}")
     if m.geom_type[first] == read.mujoco.mjtGeom.mjGEOM_PLANE and read.owner(int(m.geom_bodyid[first])) != WORLD:
-        raise UsageError(f"the plane {read.name('GEOM', first)!r} moves, which is not covered. {way_out}")
+        raise UsageError(f"the plane {read.name('GEOM', first)!r} moves, which is not supported. {way_out}")
     dimension = _dimension(read, first, second)
     if dimension not in (1, 3):
         raise UsageError(
-            f"contacts of the geoms {names} have condim={dimension}, torsional or rolling friction, which is not "
-            "covered: give them condim 1 or 3."
+            f"contacts between the geoms {names} have condim={dimension} (torsional or rolling friction), which "
+            "is not supported. hint: use condim 1 or 3."
         )
 
 

@@ -24,16 +24,16 @@ _ZEROS = {
     "dof_dampingpoly": ("DOF", "a nonlinear damper"),
     "tendon_frictionloss": ("TENDON", "dry friction"),
     "tendon_armature": ("TENDON", "armature"),
-    "tendon_actfrclimited": ("TENDON", "a limit of its actuators' force"),
+    "tendon_actfrclimited": ("TENDON", "a limit on actuator force"),
     "tendon_stiffnesspoly": ("TENDON", "a nonlinear spring"),
     "tendon_dampingpoly": ("TENDON", "a nonlinear damper"),
     "actuator_armature": ("ACTUATOR", "armature"),
     "actuator_damping": ("ACTUATOR", "damping"),
     "actuator_dampingpoly": ("ACTUATOR", "a nonlinear damper"),
     "actuator_delay": ("ACTUATOR", "a delay"),
-    "geom_surfacevel": ("GEOM", "a surface that moves"),
+    "geom_surfacevel": ("GEOM", "a moving surface"),
     "geom_adhesion": ("GEOM", "adhesion"),
-    "geom_fluid": ("GEOM", "forces of a fluid"),
+    "geom_fluid": ("GEOM", "fluid forces"),
     "jnt_springyield": ("JOINT", "a spring that yields"),
     "tendon_springyield": ("TENDON", "a spring that yields"),
     "sensor_delay": ("SENSOR", "a delay"),
@@ -59,13 +59,15 @@ def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
     """Raises a UsageError if a model has parts that are not covered; pairs of geoms are checked elsewhere."""
     for field, what in _COUNTS.items():
         if getattr(compiled, field, 0):
-            raise UsageError(f"the robot has {what} ({field}={getattr(compiled, field)}), which are not covered.")
+            raise UsageError(
+                f"the robot has {what} ({field}={getattr(compiled, field)}), which are not supported."
+            )
     for field, (kind, what) in _ZEROS.items():
         values = np.asarray(getattr(compiled, field, ()))
         if values.size and np.any(values):
             index = int(np.nonzero(values)[0][0])
             name = f"degree of freedom {index}" if kind == "DOF" else repr(name_of(mujoco, compiled, kind, index))
-            raise UsageError(f"{name} has {what} ({field}), which is not covered.")
+            raise UsageError(f"{name} has {what} ({field}), which is not supported.")
     _refuse_compensation(mujoco, compiled)
     _refuse_options(mujoco, compiled.opt)
     _refuse_joints(mujoco, compiled)
@@ -80,12 +82,12 @@ def _refuse_options(mujoco: Any, option: Any) -> None:
     integrators = (int(mujoco.mjtIntegrator.mjINT_EULER), int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST))
     if int(option.integrator) not in integrators:
         name = mujoco.mjtIntegrator(option.integrator).name.removeprefix("mjINT_")
-        raise UsageError(f"the integrator {name} is not covered: take Euler or implicitfast.")
+        raise UsageError(f"the integrator {name} is not supported. hint: use Euler or implicitfast.")
     if option.cone != mujoco.mjtCone.mjCONE_PYRAMIDAL:
-        raise UsageError("elliptic friction cones are not covered: take cone='pyramidal'.")
+        raise UsageError("elliptic friction cones are not supported. hint: use cone='pyramidal'.")
     for name in ("density", "viscosity", "wind", "noslip_iterations"):
         if np.any(getattr(option, name)):
-            raise UsageError(f"the option {name}={getattr(option, name)} is not covered: set it to 0.")
+            raise UsageError(f"the option {name}={getattr(option, name)} is not supported. hint: set it to 0.")
     _refuse_flags(mujoco.mjtDisableBit, "disable", int(option.disableflags), DISABLED)
     _refuse_flags(mujoco.mjtEnableBit, "enable", int(option.enableflags), ENABLED)
 
@@ -95,7 +97,7 @@ def _refuse_flags(bits: Any, state: str, flags: int, covered: set[str]) -> None:
         _, prefix, name = member.partition("_")
         if prefix and flags & int(bit) and name not in covered:
             raise UsageError(
-                f"the option <flag {name.lower()}={state!r}/> is not covered: leave the flag at its default."
+                f"the option <flag {name.lower()}={state!r}/> is not supported. hint: leave the flag at its default."
             )
 
 
@@ -111,12 +113,12 @@ def _refuse_compensation(mujoco: Any, compiled: Any) -> None:
             continue
         name = name_of(mujoco, compiled, "BODY", int(index))
         raise UsageError(
-            f"the body {name!r} has gravcomp={compiled.body_gravcomp[index]:g}; gravity compensation is supported "
-            "only if all bodies in its tree have gravcomp=1."
+            f"the body {name!r} has gravcomp={compiled.body_gravcomp[index]:g}, but gravity compensation is "
+            "supported only if all bodies in its tree have gravcomp=1."
         )
     for index in np.flatnonzero(compiled.jnt_actgravcomp):
         name = name_of(mujoco, compiled, "JOINT", int(index))
-        raise UsageError(f"the joint {name!r} has actuatorgravcomp, which is not supported: leave it out.")
+        raise UsageError(f"the joint {name!r} has actuatorgravcomp, which is not supported. hint: leave it out.")
 
 
 def _refuse_joints(mujoco: Any, compiled: Any) -> None:
@@ -125,9 +127,9 @@ def _refuse_joints(mujoco: Any, compiled: Any) -> None:
         if kind in _scalar_joints(mujoco):
             continue
         if np.any(compiled.jnt_stiffness[index]):
-            raise UsageError(f"the spring of the free or ball joint {name!r} is not covered.")
+            raise UsageError(f"springs of free and ball joints are not supported, but {name!r} has one.")
         if compiled.jnt_limited[index]:
-            raise UsageError(f"the limit of the ball joint {name!r} is not covered.")
+            raise UsageError(f"limits of ball joints are not supported, but {name!r} has one.")
 
 
 def _refuse_equalities(mujoco: Any, compiled: Any) -> None:
@@ -136,7 +138,8 @@ def _refuse_equalities(mujoco: Any, compiled: Any) -> None:
         name = name_of(mujoco, compiled, "EQUALITY", index)
         if kind not in ("connect", "weld", "joint"):
             raise UsageError(
-                f"the equality constraint {name!r} of kind {kind} is not covered: connect, weld and joint are."
+                f"the equality constraint {name!r} of kind {kind} is not supported. Supported: connect, weld and "
+                "joint."
             )
 
 
@@ -146,14 +149,14 @@ def _refuse_tendons(mujoco: Any, compiled: Any) -> None:
         places = slice(first, first + compiled.tendon_num[index])
         name = name_of(mujoco, compiled, "TENDON", index)
         if np.any(compiled.wrap_type[places] != mujoco.mjtWrap.mjWRAP_JOINT):
-            raise UsageError(f"the tendon {name!r} is spatial, which is not covered: fixed ones are.")
+            raise UsageError(f"the tendon {name!r} is spatial, but only fixed tendons are supported.")
         if compiled.opt.integrator != mujoco.mjtIntegrator.mjINT_IMPLICITFAST:
             continue
         bodies = sorted(int(compiled.jnt_bodyid[joint]) for joint in compiled.wrap_objid[places])
         if _is_damped(mujoco, compiled, index) and not _is_chain(compiled, bodies):
             raise UsageError(
-                f"the tendon {name!r} joins two branches and has a damper or an actuator with one, which is not "
-                "covered with implicitfast: take the integrator Euler."
+                f"the tendon {name!r} connects two branches and has a damper or an actuator with damping, which "
+                "implicitfast does not support. hint: use the integrator Euler."
             )
 
 
@@ -193,7 +196,7 @@ def _refuse_actuators(mujoco: Any, compiled: Any) -> None:
             members = getattr(mujoco, f"mjt{kind.capitalize()}")
             if all(int(value) != int(getattr(members, f"mj{kind}_{one}")) for one in covered[kind]):
                 found = members(int(value)).name.partition("_")[2].lower()
-                raise UsageError(f"the actuator {name!r} has {field} {found}, which is not covered.")
+                raise UsageError(f"the actuator {name!r} has {field} {found}, which is not supported.")
         _refuse_transmission(mujoco, compiled, index, name)
 
 
@@ -201,11 +204,11 @@ def _refuse_transmission(mujoco: Any, compiled: Any, index: int, name: str) -> N
     target, reference = compiled.actuator_trnid[index]
     if compiled.actuator_trntype[index] == mujoco.mjtTrn.mjTRN_SITE:
         if reference >= 0 or np.any(compiled.actuator_biasprm[index, :3]):
-            raise UsageError(f"the actuator {name!r} of a site has to be a motor without a reference site.")
+            raise UsageError(f"the actuator {name!r} of a site must be a motor without a reference site.")
     elif compiled.actuator_trntype[index] == mujoco.mjtTrn.mjTRN_TENDON:
         return
     elif int(compiled.jnt_type[target]) not in _scalar_joints(mujoco):
-        raise UsageError(f"the actuator {name!r} drives a free or ball joint, which is not covered.")
+        raise UsageError(f"the actuator {name!r} drives a free or ball joint, which is not supported.")
 
 
 def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
@@ -219,13 +222,13 @@ def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
         name = name_of(mujoco, compiled, "SENSOR", index)
         if int(compiled.sensor_type[index]) not in covered:
             raise UsageError(
-                f"the sensor {name!r} is not covered: force and torque are. hint: load(..., sensors=False) leaves "
-                "all sensors out."
+                f"the sensor {name!r} is not supported, only force and torque sensors are. hint: load(..., "
+                "sensors=False) leaves all sensors out."
             )
         if compiled.sensor_cutoff[index] > 0:
-            raise UsageError(f"the cutoff of the sensor {name!r} is not covered.")
+            raise UsageError(f"the sensor {name!r} has a cutoff, which is not supported.")
         if compiled.body_jntnum[compiled.site_bodyid[compiled.sensor_objid[index]]] == 0:
-            raise UsageError(f"the sensor {name!r} is on a body without joints, which is not covered.")
+            raise UsageError(f"the sensor {name!r} is on a body without joints, which is not supported.")
 
 
 _CARRIED = {
@@ -235,7 +238,7 @@ _CARRIED = {
     "nhistory": "delays",
     "nplastic": "plastic joints",
 }
-"""Fields of a model that count what has a state besides coordinates and velocities."""
+"""Fields of a model that count parts with a state besides coordinates and velocities."""
 
 
 def refuse_other_states(compiled: Any) -> None:
@@ -244,5 +247,5 @@ def refuse_other_states(compiled: Any) -> None:
         if getattr(compiled, field, 0):
             raise UsageError(
                 f"the robot has {what} ({field}={getattr(compiled, field)}), whose state is not kept between "
-                "steps: leave them out, or write a gymnasium.Env of your own."
+                "steps. hint: leave them out, or write a gymnasium.Env of your own."
             )

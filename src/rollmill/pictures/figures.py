@@ -17,8 +17,8 @@ def require_matplotlib() -> None:
         importlib.import_module("matplotlib.figure")
     except ImportError:
         raise UsageError(
-            f"a .png is drawn by matplotlib, which is not installed. hint: {install_command('plot')}; an .html "
-            "needs nothing."
+            f".png files need matplotlib, which is not installed. hint: {install_command('plot')}, or write an "
+            ".html file, which needs no package."
         ) from None
 
 

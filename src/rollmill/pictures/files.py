@@ -42,31 +42,34 @@ def check_place(path: Path, *, fps: float | None, force: bool) -> None:
     is_folder = not path.suffix
     if not is_folder and path.suffix not in SUFFIXES:
         raise UsageError(
-            f"{path} is not a picture file. hint: a name that ends in .gif or .mp4, or one without "
-            "an ending, for a folder of PNG files."
+            f"{path} is not a picture file. hint: use a name that ends in .gif or .mp4, or a name without an "
+            "ending for a folder of PNG files."
         )
     if fps is not None and path.suffix == ".gif" and fps > FASTEST_GIF:
         raise UsageError(
-            f"fps={fps} is more than {FASTEST_GIF}, above which viewers show a GIF slowly. hint: an .mp4."
+            f"fps={fps} is more than the limit of {FASTEST_GIF} for GIF, beyond which viewers slow down. hint: "
+            "write an .mp4 file."
         )
     if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+        raise UsageError(f"{path} cannot be written: the folder {path.parent} does not exist.")
     taken = (any(path.iterdir()) if path.is_dir() else path.exists()) if is_folder else path.exists()
     if path.is_dir() and not is_folder:
         raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
     if taken and not force:
         raise UsageError(
-            f"{path} exists already. hint: --force (force=True) replaces it, --output (output=) names another."
+            f"{path} already exists. hint: --force (force=True) replaces it, --output (output=) names another."
         )
     if is_folder and taken and not (path.is_dir() and all(_is_frame(entry) for entry in path.iterdir())):
-        raise UsageError(f"{path} holds other things than frames, which are not deleted. hint: name a new folder.")
+        raise UsageError(
+            f"{path} contains other files than frames, which are not deleted. hint: name a new folder."
+        )
     _WRITERS[path.suffix].check()
 
 
 def check_fps(fps: float | None) -> None:
     """Checks a number of frames a second."""
     if fps is not None and not SLOWEST <= fps <= FASTEST:
-        raise UsageError(f"fps={fps} has to be in {SLOWEST} to {FASTEST}.")
+        raise UsageError(f"fps={fps} must be between {SLOWEST} and {FASTEST}.")
 
 
 def gathered(frames: Iterable[Picture]) -> list[Picture]:
@@ -77,8 +80,8 @@ def gathered(frames: Iterable[Picture]) -> list[Picture]:
         size += frame.nbytes
         if size > MAX_BYTES:
             raise UsageError(
-                f"the first {len(kept):,} frames have more than {MAX_BYTES:,} bytes, too many to hold. "
-                "hint: a smaller size, fewer steps or episodes, or an .mp4, which is written frame by frame."
+                f"the first {len(kept):,} frames exceed the limit of {MAX_BYTES:,} bytes in memory. hint: use a "
+                "smaller size, fewer steps or episodes, or an .mp4 file, which is written frame by frame."
             )
     return kept
 
@@ -184,8 +187,8 @@ def _library(module: str, name: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise UsageError(
-            f"pictures are written by {name}, which is not installed. hint: {install_command('render')}; a "
-            "terminal needs nothing: --output terminal."
+            f"writing pictures needs {name}, which is not installed. hint: {install_command('render')}. A "
+            "terminal needs no package: --output terminal."
         ) from None
 
 

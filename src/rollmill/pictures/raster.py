@@ -37,7 +37,7 @@ def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
     if not (0 < width < np.inf and 0 < height < np.inf):
         raise UsageError(
             f"a drawing from ({drawing.left}, {drawing.bottom}) to ({drawing.right}, {drawing.top}) has no area. "
-            "hint: right has to be above left, and top above bottom."
+            "hint: right must be greater than left, and top greater than bottom."
         )
     scale = longer_side / max(width, height)
     return tuple(max(2, 2 * round(side * scale / 2)) for side in (height, width))  # pyright: ignore[reportReturnType]
@@ -69,7 +69,9 @@ def _rgb(colour: str) -> Float[np.ndarray, "3"]:
             raise ValueError
         return np.array([int(digits[at : at + 2], 16) for at in (0, 2, 4)], np.float32)
     except ValueError:
-        raise UsageError(f"{colour!r} is not a colour. hint: six hexadecimal digits, such as #1d2327.") from None
+        raise UsageError(
+            f"{colour!r} is not a colour. hint: use six hexadecimal digits, such as #1d2327."
+        ) from None
 
 
 def _in_pixels(shape: Shape, drawing: Drawing, scale: tuple[float, float]) -> Shape:

@@ -120,8 +120,8 @@ def list_candidates(request: SearchRequest, machine: Machine, workload: Workload
     if not found:
         chosen = " ".join(f"{name}={value}" for name, value in request.fixed.items())
         raise UsageError(
-            f"no way to run on {machine.cores} cores and {machine.gpus} GPUs that is searched has {chosen}. "
-            "hint: leave it out, or do not search."
+            f"{chosen} matches none of the searched plans for {machine.cores} cores and {machine.gpus} GPUs. "
+            "hint: leave it out, or train without a search."
         )
     return found
 
@@ -151,8 +151,8 @@ def find_plan(
     found = list_candidates(request, machine, workload)
     if (most := most_stepping(machine, workload)) > machine.cores:
         share, cores = f"{workload.waiting:.0%}", machine.cores
-        say(f"a step waits for {share} of its time: up to {most} processes step, on {cores} cores")
-    say(f"{len(found)} candidates in {request.budget:g} s; one is always measured, even if it takes longer")
+        say(f"a step waits for {share} of its time: up to {most} processes step environments, on {cores} cores")
+    say(f"{len(found)} candidates in {request.budget:g} s; one is always measured, even if that takes longer")
     with stop_on_signals() as stop:
         trials = ProcessTrials(
             graph_of,
@@ -167,7 +167,7 @@ def find_plan(
         table = _searched(found, trials, request, say)
     if table.chosen is None:
         reasons = "\n".join(f"  {row.candidate}: {row.reason}" for row in table.rows)
-        raise UsageError(f"no way to run this training was found:\n{reasons}")
+        raise UsageError(f"no plan could run this algorithm:\n{reasons}")
     plan = trials.plan_of(table.chosen.candidate)
     store(file, table, plan, budget=request.budget)
     return FoundPlan(plan, table, is_stored=False)

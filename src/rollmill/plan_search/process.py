@@ -39,7 +39,7 @@ class SearchStopped(RollmillError):
     """A signal ended the search."""
 
     def __init__(self, name: str, exit_code: int) -> None:
-        super().__init__(f"the search for a plan was stopped by {name}; nothing was written.")
+        super().__init__(f"the search for a plan was stopped by {name}. Nothing was written.")
         self.exit_code = exit_code
 
 
@@ -177,7 +177,7 @@ class CandidateProcess:
 
     def _reason(self) -> str:
         """Returns the reason why the process has ended: the last line that it printed."""
-        return f"its process ended with {self.process.returncode}: {last_line(self._folder / 'output')}"
+        return f"its process ended with exit code {self.process.returncode}: {last_line(self._folder / 'output')}"
 
 
 def measured_between(

@@ -111,7 +111,8 @@ class ProcessTrials:
         if steps >= least:
             return None
         return (
-            f"the same as fusion=off: {steps:,} steps are fewer than the {least:,} from which on kernels are timed"
+            f"the same as fusion=off: kernels are timed only from {least:,} steps on, and {steps:,} steps were "
+            "requested"
         )
 
     def predict_memory(self, candidate: Candidate) -> MemoryEstimate:

@@ -50,10 +50,10 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
     if plan.place == "processes" and not fixed:
         return Plan(plan.partition, "threads")
     raise UsageError(
-        f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
-        f"build, and place={plan.place} has several. hint: place='threads' stays in this process; or let a "
-        "module that the program imports register what is its own (rollmill.register, register_network, "
-        "register_algorithm)."
+        f"this algorithm has its own {' and '.join(custom)}, created in Python, which other processes cannot "
+        f"create, but place={plan.place} has several. hint: place='threads' stays in this process, or register "
+        "these parts (rollmill.register, register_network, register_algorithm) in a module that the program "
+        "imports."
     )
 
 
@@ -72,7 +72,7 @@ def _check_settings(plan: Plan, graph: Graph, options: PlacementOptions) -> None
     envs = plan.settings.num_envs
     if envs is not None and envs != graph.loops.num_envs:
         raise UsageError(
-            f"the plan {options.plan} was chosen for num_envs={envs}, and the algorithm has "
+            f"the plan {options.plan} was chosen for num_envs={envs}, but the algorithm has "
             f"num_envs={graph.loops.num_envs}. hint: give num_envs={envs}, or search for another plan."
         )
 
@@ -96,8 +96,9 @@ def _partition(options: PlacementOptions) -> Partition:
         if name not in counts.used:
             used = ", ".join(count for count in COUNTS if count in counts.used) or "no count"
             raise UsageError(
-                f"{name}={given[name]} has no effect: the distribution policy {options.distribution} has no such "
-                f"groups (it reads {used}). hint: leave it out, or choose another policy of `rollmill plan`."
+                f"{name}={given[name]} has no effect, because the distribution policy {options.distribution} has "
+                f"no such groups (it uses {used}). hint: leave it out, or choose another distribution policy; "
+                "`rollmill plan` lists them."
             )
     return partition
 
@@ -107,8 +108,8 @@ def _refuse_beside_plan(options: PlacementOptions) -> None:
     for name in ("distribution", "place", *COUNTS):
         if getattr(options, name) != getattr(default, name):
             raise UsageError(
-                f"{name}={getattr(options, name)} has no effect beside plan={options.plan}, which says where each "
-                "group runs. hint: leave one of the two out."
+                f"{name}={getattr(options, name)} has no effect with plan={options.plan}, which determines where "
+                "each group runs. hint: leave one of them out."
             )
 
 
@@ -117,8 +118,8 @@ def _without_statistics(graph: Graph) -> str:
     config = graph.settings["config"]
     used = [name for name in ("normalize_observations", "normalize_rewards") if config.get(name)]
     if used:
-        return f"turn off {' and '.join(used)}, or let it be synchronous"
-    return "let it be synchronous, or choose another policy, such as single-learner-coarse"
+        return f"turn off {' and '.join(used)}, or leave asynchronous out"
+    return "leave asynchronous out, or choose another distribution policy, such as single-learner-coarse"
 
 
 def _drifting(graph: Graph, partition: Partition) -> frozenset[int]:
@@ -130,37 +131,41 @@ def _drifting(graph: Graph, partition: Partition) -> frozenset[int]:
 def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     if options.cluster == HOSTS and len(plan.partition.groups) != 1:
         raise UsageError(
-            f"cluster={HOSTS} trains on a mesh, whose processes all do the same, and {plan.partition.name} has "
-            f"{len(plan.partition.groups)} groups. hint: distribution=gpu-only, or cluster=auto, which is Ray's."
+            f"cluster={HOSTS} trains on a mesh, whose processes all run the same program, but "
+            f"{plan.partition.name} has {len(plan.partition.groups)} groups. hint: distribution=gpu-only, or "
+            "cluster=auto for Ray."
         )
     by_ray = plan.place == "ray" or options.cluster not in (None, HOSTS)
     if options.host is not None and not by_ray:
         raise UsageError(
-            f"host={options.host} has no effect with place={plan.place}: only workers that Ray places connect to "
-            "it. hint: leave it out, or give cluster=ray."
+            f"host={options.host} has no effect with place={plan.place}, because only workers placed by Ray "
+            "connect to it. hint: leave it out, or give cluster=ray."
         )
     if plan.place == "program":
         return
     partition = plan.partition
     if partition.apart("gradients", "update") and not partition.synchronous and _drifting(graph, partition):
         raise UsageError(
-            f"{partition.name}, asynchronous, sends gradients to the update and nothing else, so what "
-            f"{graph.settings['algorithm']} counts or averages while it prepares a batch would drift apart. "
-            f"hint: {_without_statistics(graph)}."
+            f"{partition.name}, asynchronous, sends only gradients to the update, so the counts and averages "
+            f"that {graph.settings['algorithm']} updates while it prepares a batch would diverge. hint: "
+            f"{_without_statistics(graph)}."
         )
     if graph.replay is not None and not partition.holder("gradients").synchronous:
         raise UsageError(
-            f"{partition.name}, asynchronous, would keep a part of the replay memory of "
-            f"{graph.settings['algorithm']} in each actor, and checkpoints take nothing from asynchronous actors. "
-            "hint: let it be synchronous, or choose another policy, such as single-learner-coarse."
+            f"{partition.name}, asynchronous, would keep part of the replay memory of "
+            f"{graph.settings['algorithm']} in each actor, but checkpoints do not include asynchronous actors. "
+            "hint: leave asynchronous out, or choose another distribution policy, such as single-learner-coarse."
         )
     _check_learning_apart(partition, graph)
     if options.devices not in (0, 1):
         raise UsageError(
-            f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
+            f"devices={options.devices} applies to a single program. hint: with place={plan.place}, give "
+            f"learners={options.devices}."
         )
     if plan.place == "mesh" and graph.host is not None:
-        raise UsageError("place=mesh steps environments in JAX, and these live on the host; use place=processes.")
+        raise UsageError(
+            "place=mesh needs environments written in JAX, but these run on the host. hint: use place=processes."
+        )
 
 
 def _check_learning_apart(partition: Partition, graph: Graph) -> None:
@@ -169,13 +174,14 @@ def _check_learning_apart(partition: Partition, graph: Graph) -> None:
         return
     if graph.adapt is not None:
         raise UsageError(
-            f"{partition.name} sends gradients to the update and no metrics, by which desired_kl adapts the "
-            "learning rate. hint: leave desired_kl out, or choose another policy, such as single-learner-coarse."
+            f"{partition.name} sends gradients to the update but not the metrics by which desired_kl adapts the "
+            "learning rate. hint: leave desired_kl out, or choose another distribution policy, such as "
+            "single-learner-coarse."
         )
     ends_early = graph.keep_learning is not None and graph.end_iteration is not None
     if not partition.synchronous and ends_early:
         raise UsageError(
-            f"{partition.name}, asynchronous, applies gradients as they come, and an iteration that ends early, "
-            "as with target_kl, would hold back the schedule of the learning rate. hint: let it be synchronous, "
-            "leave target_kl out, or take a constant learning rate."
+            f"{partition.name}, asynchronous, applies gradients as they arrive, so an iteration that ends early, "
+            "as with target_kl, would delay the schedule of the learning rate. hint: leave asynchronous or "
+            "target_kl out, or use a constant learning rate."
         )

@@ -131,7 +131,7 @@ def find_distribution(name: str) -> DistributionPolicy:
         return _own(name)
     if name not in _POLICIES:
         raise unknown_name(
-            "distribution policy", name, list_distributions(), hint="One of your own: module:function."
+            "distribution policy", name, list_distributions(), hint="For one of your own: module:function."
         )
     return _POLICIES[name]
 
@@ -157,14 +157,13 @@ def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Part
     except Exception as error:  # whatever the user's function does
         raise UsageError(
             f"distribution {name!r} raised {type(error).__name__}: {error}, at {user_frame(error)}. It is called "
-            "with the counts that were asked for, and returns a Partition."
+            "with the requested counts and must return a Partition."
         ) from error
     if not isinstance(found, Partition):
-        raise UsageError(f"distribution {name!r} returned {type(found).__name__}; it has to return a Partition.")
+        raise UsageError(f"distribution {name!r} must return a Partition, got {type(found).__name__}.")
     if not _has_groups(found):
         raise UsageError(
-            f"distribution {name!r} returned a Partition whose groups are {found.groups!r}; they have to be a "
-            "tuple of Groups."
+            f"distribution {name!r} returned a Partition with groups={found.groups!r}, expected a tuple of Groups."
         )
     return found
 

@@ -125,6 +125,6 @@ def only_synchronous(counts: Counts, name: str) -> None:
     """Raises a `UsageError` for asynchronous actors, since policy and update are in one group."""
     if counts.asynchronous:
         raise UsageError(
-            f"{name} has no asynchronous form, because its policy lies in the learner's group; use "
+            f"{name} cannot be asynchronous, because its policy belongs to the learner's group. hint: use "
             "single-learner-coarse, environments or central, or leave asynchronous out."
         )

@@ -89,8 +89,8 @@ class Plan:
         whole = len(self.partition.groups) == 1
         if self.place in ("program", "mesh") and not whole:
             raise UsageError(
-                f"{self.partition.name} has {len(self.partition.groups)} groups, which one program cannot hold; "
-                "use place=processes, threads or ray."
+                f"{self.partition.name} has {len(self.partition.groups)} groups, which do not fit into one "
+                "program. hint: use place=processes, threads or ray."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -111,10 +111,13 @@ class Plan:
         saved = read_as(SavedPlan, value, where="the plan", error=UsageError)
         if saved.version not in (VERSION, WITH_SETTINGS):
             raise UsageError(
-                f"the plan is of version {saved.version}; this Rollmill reads {VERSION} and {WITH_SETTINGS}."
+                f"the plan has version {saved.version}, but this Rollmill reads only {VERSION} and "
+                f"{WITH_SETTINGS}."
             )
         if saved.settings is not None and saved.version != WITH_SETTINGS:
-            raise UsageError(f"the plan has settings, which are of version {WITH_SETTINGS}, not {saved.version}.")
+            raise UsageError(
+                f"the plan has settings, which need version {WITH_SETTINGS}, but it has version {saved.version}."
+            )
         _check_place(saved.place)
         groups = tuple(Group(**vars(group)) for group in saved.groups)
         plan = Plan(Partition(saved.distribution, groups), cast(Place, saved.place), saved.settings)

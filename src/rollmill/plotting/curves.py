@@ -76,14 +76,14 @@ def _checked(baselines: Mapping[str, float]) -> dict[str, float]:
     found = {name: coerce(f"baseline {name}", float, value) for name, value in baselines.items()}
     for name, value in found.items():
         if not math.isfinite(value):
-            raise UsageError(f"baseline {name}={value} has to be a finite number.")
+            raise UsageError(f"baseline {name}={value} must be a finite number.")
     return found
 
 
 def axes_of(x: str) -> tuple[str, ...]:
     """Returns the axes of a figure. Raises a `UsageError` if `x` names none."""
     if x not in (*AXES, "both"):
-        raise UsageError(f"x={x!r} has to be {', '.join(AXES)} or both.")
+        raise UsageError(f"x={x!r} must be {', '.join(AXES)} or both.")
     return AXES if x == "both" else (x,)
 
 
@@ -99,7 +99,9 @@ class _NamedRuns(NamedTuple):
 def _read_curves(opened: _NamedRuns, *, metric: str, smoothing: float) -> Curves:
     smoothing = coerce("smoothing", float, smoothing)
     if not 0 <= smoothing < 1:
-        raise UsageError(f"smoothing={smoothing} has to be from 0, which changes nothing, to below 1; try 0.6.")
+        raise UsageError(
+            f"smoothing={smoothing} must be at least 0 (no smoothing) and less than 1. hint: try 0.6."
+        )
     curves: list[SeedCurve] = []
     left_out = list(opened.waiting)
     for run, is_trial in opened.runs:
@@ -116,7 +118,7 @@ def _read_curves(opened: _NamedRuns, *, metric: str, smoothing: float) -> Curves
 
 def _opened(runs: Sequence[str | Path]) -> _NamedRuns:
     if not runs:
-        raise UsageError("name at least one directory of a run or of a sweep.")
+        raise UsageError("expected at least one directory of a run or a sweep.")
     found: dict[str, tuple[RunDirectory, bool]] = {}
     waiting: list[str] = []
     for root in (coerce("run", RunPath, run) for run in runs):
@@ -131,7 +133,7 @@ def _opened(runs: Sequence[str | Path]) -> _NamedRuns:
             else:
                 waiting.append(str(directory))
     if not found:
-        raise UsageError(f"no trial of {runs[0]} has begun yet.")
+        raise UsageError(f"no trial of {runs[0]} has started yet.")
     return _NamedRuns(list(found.values()), waiting)
 
 
@@ -171,10 +173,10 @@ def _without(run: RunDirectory, metric: str) -> UsageError:
     """Returns the error for a run without a value of the metric."""
     names = sorted(metric_names(run))
     if not names:
-        return UsageError(f"{run.root} has no metrics yet. hint: wait for the first iteration of its training.")
+        return UsageError(f"{run.root} has no metrics yet. hint: wait for its first iteration.")
     if metric in names:
-        return UsageError(f"{run.root}: all values of {metric} are missing or not finite so far.")
-    return UsageError(f"{run.root} has no metric {metric!r}. There: {', '.join(names)}.")
+        return UsageError(f"{run.root}: all values of {metric} are missing or not finite.")
+    return UsageError(f"{run.root} has no metric {metric!r}. Known: {', '.join(names)}.")
 
 
 # --- files ---------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def check_output(path: Path, *, force: bool) -> None:
     Raises a `UsageError` if the name has another ending, or if something is there already.
     """
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{path} has to end in .html or .png.")
+        raise UsageError(f"{path} must end in .html or .png.")
     check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
     if path.suffix == ".png":
         require_matplotlib()

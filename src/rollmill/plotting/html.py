@@ -39,7 +39,7 @@ def curves_page(curves: Curves, axes: Sequence[str]) -> str:
         figure = chart(_lines(curves, names, axis), across=AXIS_TITLES[axis], upwards=metric_title(curves))
         body.append(section(f"Over {AXIS_TITLES[axis]}", "", [legend(colours, most=LONGEST), figure]))
     shown = curves.groups[:MAX_ROWS]
-    how = "The last value of each seed, smoothed as the curves are."
+    how = "The last value of each seed, smoothed like the curves."
     body.append(section("Last values", how, [table(COLUMNS, map(_row, names, shown), most=LONGEST)]))
     body.append(folded("runs of each group", ["<ul>", *map(_runs, names, shown), "</ul>"]))
     return page(title, body, script=asset(charts.__name__, "charts.js"))

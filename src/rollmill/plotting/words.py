@@ -45,11 +45,12 @@ def explanation(curves: Curves) -> str:
     """How to read the figure, in a sentence or two."""
     several = any(len(group.runs) > 1 for group in curves.groups)
     means = (
-        "Lines are means over seeds, areas their intervals of 95 %. A seed that has ended keeps its last value."
+        "Lines are means over seeds, and areas are 95 % confidence intervals. A seed that has ended keeps its "
+        "last value."
     )
     parts = [means] if several else []
     if curves.smoothing:
-        parts.append(f"Each curve is an exponential moving mean with weight {curves.smoothing:g}.")
+        parts.append(f"Each curve is an exponential moving average with weight {curves.smoothing:g}.")
     if len(curves.groups) > COLOURED:
-        parts.append(f"The {COLOURED} groups with the highest last values have colours; the others are grey.")
+        parts.append(f"The {COLOURED} groups with the highest last values are coloured, the others are grey.")
     return " ".join(parts)

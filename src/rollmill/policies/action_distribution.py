@@ -74,8 +74,8 @@ class ActionDistribution(eqx.Module):
         array, found = batched("the action", expected, action)
         if found != self.batch_shape:
             raise UsageError(
-                f"the action has the leading axes {list(found)}, and the distribution {list(self.batch_shape)}; "
-                "expected the same."
+                f"the action has the leading axes {list(found)}, expected those of the distribution, "
+                f"{list(self.batch_shape)}."
             )
         return self._lift(lambda one, each: one.log_prob(each), jax.tree.map(jnp.asarray, array))
 
@@ -103,7 +103,7 @@ class ActionDistribution(eqx.Module):
             UsageError: neither is given, or both are.
         """
         if (key := given_key(key, seed)) is None:
-            raise UsageError("to sample an action give a key or a seed: distribution.sample(seed=0).")
+            raise UsageError("sampling an action needs a key or a seed: distribution.sample(seed=0).")
         return self._lift(lambda one, each: one.sample(each), spread_key(key, self.batch_shape))
 
     def _parameter(self, name: str) -> Any:
@@ -111,7 +111,7 @@ class ActionDistribution(eqx.Module):
             kind, own = type(self.parameters).__name__, ("logits", "mean")
             there = ", ".join(each for each in own if hasattr(self.parameters, each)) or "parameters"
             raise UsageError(
-                f"this distribution, a {kind}, has no {name.replace('log_std', 'scale')}; it has {there}."
+                f"this distribution, a {kind}, has no {name.replace('log_std', 'scale')}. It has {there}."
             )
         return getattr(self.parameters, name)
 

@@ -112,7 +112,7 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
     game = as_environment(env, env_options)
     if isinstance(game, HostEnvironment) or game.num_players != 2:
         raise UsageError(
-            f"{game.name} is not a game for two players. hint: evaluate it without an opponent, in episodes."
+            f"{game.name} is not a two-player game. hint: evaluate it without an opponent, over episodes."
         )
     return game
 
@@ -136,7 +136,9 @@ def _player(side: LoadedRun | str, env: Environment, rules: EnvironmentFunctions
     graph = on_environment(side.graph, env)
     if _state_type(graph) != _state_type(rules):
         algorithm = side.graph.settings["algorithm"]
-        raise UsageError(f"{algorithm} adds to the state of {env.name}; such a policy cannot play a match yet.")
+        raise UsageError(
+            f"{algorithm} adds to the state of {env.name}, and such a policy cannot play matches yet."
+        )
     policy = graph.policy if stochastic else graph.greedy
     return Player(policy, side.weights, graph.action_mask, graph.start_memory)
 

@@ -37,8 +37,8 @@ class GameAgainstPolicy:
         graph, self.env = on_environment(loaded.graph, game), record_episodes(game)
         if self.env.render is None:
             raise UsageError(
-                f"{self.env.name} cannot be shown as text. hint: ConnectFour-v0 and TicTacToe-v0 can; "
-                "an environment of your own, if it has a function `render`."
+                f"{self.env.name} cannot be shown as text. hint: ConnectFour-v0 and TicTacToe-v0 can, and so can "
+                "your own environments that define `render`."
             )
         self._weights, self._action_mask = loaded.weights, jax.jit(graph.action_mask)
         self._decide = jax.jit(graph.policy if stochastic else graph.greedy)
@@ -97,7 +97,7 @@ class GameAgainstPolicy:
         """Makes the person's move. Raises a `UsageError` with the legal moves if it is illegal."""
         legal = self.legal_actions
         if action not in legal:
-            raise UsageError(f"{action} is not a legal move. Legal: {', '.join(map(str, legal))}.")
+            raise UsageError(f"{action} is not a legal move. Legal moves: {', '.join(map(str, legal))}.")
         first = int(getattr(self.env.action_space, "start", 0))
         self._advance(action_of(self.env, jnp.int32(action - first)))
 

@@ -91,7 +91,9 @@ def weights_of_seed(
     Raises a `UsageError` if `seed` is not one of those trained.
     """
     if seed is not None and seed not in seeds:
-        raise UsageError(f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, seeds))}.")
+        raise UsageError(
+            f"seed={seed} was not trained in {run.root}, which has the seeds {', '.join(map(str, seeds))}."
+        )
     if len(seeds) == 1:
         return lambda state: graph.weights(state.learner)
     place = 0 if seed is None else seeds.index(seed)
@@ -128,7 +130,9 @@ def restore_run(
         given = held_leaves(graph, shapes.key.shape)
         restored = checkpoints.restore(shapes, iteration=chosen, check=check, given=given)
     if restored is None:
-        raise CheckpointError(f"{run.root} has no checkpoint yet; `{run.command('resume')}` starts it over.")
+        raise CheckpointError(
+            f"{run.root} has no checkpoint yet. hint: `{run.command('resume')}` starts it from the beginning."
+        )
     return RestoredRun(run, graph, options.seeds, restored)
 
 
@@ -140,7 +144,7 @@ def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | in
         return None
     if not str(checkpoint).isdecimal():
         raise UsageError(
-            f"checkpoint={checkpoint!r} must be {NEWEST}, {BEST} or the number of an iteration. There: "
+            f"checkpoint={checkpoint!r} must be {NEWEST}, {BEST} or the iteration of a saved checkpoint: "
             f"{', '.join(map(str, checkpoints.iterations())) or 'none'}."
         )
     return int(checkpoint)
@@ -151,8 +155,8 @@ def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
     best = checkpoints.best()
     if best is None:
         raise UsageError(
-            f"{run.root} has no best checkpoint: none was saved after as many episodes as its mean return is of "
-            "(and none is kept with keep_best=0). hint: use the last checkpoint."
+            f"{run.root} has no best checkpoint: none was saved after enough episodes for a mean return (and "
+            "keep_best=0 keeps none). hint: use the last checkpoint."
         )
     return best
 
@@ -235,8 +239,8 @@ def evaluate_rule(
     """
     if env is None:
         raise UsageError(
-            f"{shown_rule(policy)} plays in an environment, and none is named. hint: --env ID on the command "
-            "line, env= in Python."
+            f"{shown_rule(policy)} needs an environment to play in. hint: --env ID on the command line, env= in "
+            "Python."
         )
     import_modules(imports)
     env = as_environment(env, env_options)
@@ -264,8 +268,9 @@ def evaluate_run(
     if env is None:
         if env_options:
             raise UsageError(
-                f"the options {', '.join(env_options)} are for another environment, and none is named; the run's "
-                "own has those that it was trained with. hint: --env ID on the command line, env= in Python."
+                f"the options {', '.join(env_options)} need the name of another environment, because the run's "
+                "own environment keeps the options of its training. hint: --env ID on the command line, env= in "
+                "Python."
             )
         return _played(loaded.graph, loaded.weights, None, record, **play)
     import_modules(imports)
@@ -349,4 +354,6 @@ def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
     for name, (own, other) in pairs.items():
         same = own == other if name == "actions" else struct(own) == struct(other)
         if not same:
-            raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")
+            raise UsageError(
+                f"{env.name} has other {name} than the policy's training environment: {other}, expected {own}."
+            )

@@ -119,8 +119,8 @@ class Policy:
         own, other = (jax.tree.map(np.shape, tree) for tree in (self.weights, weights))
         if own != other:
             raise UsageError(
-                "these weights have another structure or other shapes than the policy's; hint: map over "
-                "policy.weights by jax.tree.map."
+                "these weights have another structure or other shapes than the policy's weights. hint: map over "
+                "policy.weights with jax.tree.map."
             )
         policy = copy(self)
         policy._loaded = self._loaded._replace(weights=weights)
@@ -163,7 +163,7 @@ class Policy:
         key = given_key(key, seed)
         if key is None and not deterministic:
             raise UsageError(
-                "to draw an action give a key or a seed: policy.action(..., deterministic=False, seed=0)."
+                "sampling an action needs a key or a seed: policy.action(..., deterministic=False, seed=0)."
             )
         alone = self.searches and not search
         given = self._input(observation, memory, action_mask, None if alone else position, searches=not alone)
@@ -192,7 +192,7 @@ class Policy:
         Raises:
             UsageError: the algorithm has none, as DQN and TD3.
         """
-        self._require("distribution", "policy.q_values gives the values of DQN's actions")
+        self._require("distribution", "policy.q_values returns the action values of a DQN policy")
         given = self._input(observation, memory, action_mask, searches=False)
         found = self._distribution(len(given.batch), self.weights, given.memory, given.observation, given.mask)
         found = on_host(found) if given.plain else found
@@ -215,7 +215,8 @@ class Policy:
             UsageError: the policy has no value, as with DQN, SAC, TD3, MAPPO and IPPO.
         """
         self._require(
-            "value", "policy.q_values gives those of DQN; critics of others remain in the training state"
+            "value",
+            ("policy.q_values returns them for DQN; the critics of other algorithms remain in the training state"),
         )
         given = self._input(observation, memory, None, searches=False)
         found = self._value(len(given.batch), self.weights, given.memory, given.observation)
@@ -230,7 +231,9 @@ class Policy:
         Raises:
             UsageError: the policy has none. Critics of SAC and TD3 remain in the training state.
         """
-        self._require("q_values", "dqn has them; critics of sac and td3 remain in the training state")
+        self._require(
+            "q_values", "dqn policies have them; the critics of sac and td3 remain in the training state"
+        )
         given = self._input(observation, None, None, searches=False)
         found = self._q_values(len(given.batch), self.weights, given.observation)
         return on_host(found) if given.plain else found
@@ -264,8 +267,8 @@ class Policy:
         """
         if is_traced(observation, action_mask):
             raise UsageError(
-                "policy(observation) remembers, which cannot be traced. hint: policy.action(observation, ...) is "
-                "pure, and runs inside of jax.jit and jax.vmap."
+                "policy(observation) keeps its memory between calls, so it cannot be traced. hint: "
+                "policy.action(observation, ...) is pure and works within jax.jit and jax.vmap."
             )
         key = None
         if stochastic:
@@ -317,7 +320,10 @@ class Policy:
         check_finite("the observation", array)
         check_finite("the memory", own)
         if position is not None and action_mask is not None:
-            raise UsageError("a position has its legal actions, so leave action_mask out.")
+            raise UsageError(
+                "action_mask has no effect with position=, which has its own legal actions. hint: leave "
+                "action_mask out."
+            )
         if searches and (self.searches or position is not None):
             mask = self._position_of(position, batch)
         else:
@@ -328,19 +334,19 @@ class Policy:
     def _memory_of(self, memory: Any, batch: Shape) -> Any:
         if memory is None and self.recurrent:
             raise UsageError(
-                f"this policy is recurrent, so it needs memory=. hint: policy.initial_memory({batch or ''}) is "
-                "that of the first observation of an episode, and policy.action returns the next one."
+                "this policy is recurrent, so it needs memory=. hint: start each episode with "
+                f"policy.initial_memory({batch or ''}), then pass the memory that policy.action returned."
             )
         return _shaped_like("the memory", self._memory_struct, () if memory is None else memory, batch)
 
     def _position_of(self, position: Any, batch: Shape) -> Any:
         if not self.searches:
-            raise UsageError("this policy does not search, so position= has no effect. hint: leave it out.")
+            raise UsageError("position= has no effect, because this policy does not search. hint: leave it out.")
         if position is None:
             raise UsageError(
-                "this policy searches, from a state of the environment that an observation does not tell. hint: "
-                "policy.action(observation, position=rollmill.position(env, state)), or search=False for the "
-                "action of the network alone; rollmill.evaluate and rollmill.match play whole games."
+                "this policy searches from a state of the environment, which an observation does not contain. "
+                "hint: policy.action(observation, position=rollmill.position(env, state)), or search=False for "
+                "the action of the network alone. rollmill.evaluate and rollmill.match play whole games."
             )
         return _shaped_like("the position", known_struct(self._loaded.graph), position, batch)
 
@@ -350,7 +356,7 @@ class Policy:
         expected = possible_mask(self.action_space)
         if isinstance(expected, tuple):
             raise UsageError(
-                f"an action mask needs a Discrete or MultiDiscrete action space; got {self.action_space}."
+                f"an action mask needs a Discrete or MultiDiscrete action space, got {self.action_space}."
             )
         if isinstance(expected, dict) and isinstance(action_mask, dict):  # kinds without a mask may all act
             expected = {name: part for name, part in expected.items() if name in action_mask}
@@ -392,5 +398,5 @@ def _shaped_like(name: str, expected: Any, given: Any, batch: Shape) -> Any:
     """Returns a tree with the expected structure and one element for each observation."""
     leaves, structure = jax.tree.flatten(expected)
     if jax.tree.structure(given) != structure:
-        raise UsageError(f"{name} has the structure {jax.tree.structure(given)}; expected {structure}.")
+        raise UsageError(f"{name} has the structure {jax.tree.structure(given)}, expected {structure}.")
     return jax.tree.unflatten(structure, same_batch(name, tuple(leaves), tuple(jax.tree.leaves(given)), batch))

@@ -55,7 +55,7 @@ def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tu
     arrays = _over(name, expected, given, shapes)
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{path} {list(shape)}" for path, shape in shapes.items())
-        raise UsageError(f"the parts of {name} have different leading axes: {found}; expected the same.")
+        raise UsageError(f"the parts of {name} have different leading axes: {found}. Expected the same for all.")
     return arrays, next(iter(shapes.values()), ())
 
 
@@ -64,7 +64,7 @@ def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, ba
     arrays, found = batched(name, expected, given)
     if found != batch and jax.tree.leaves(expected):
         raise UsageError(
-            f"{name} has the leading axes {list(found)}, and the observation {list(batch)}; expected the same."
+            f"{name} has the leading axes {list(found)}, expected those of the observation, {list(batch)}."
         )
     return arrays
 
@@ -83,8 +83,8 @@ def check_finite(name: str, tree: PyTree) -> None:
         place = np.argwhere(~np.isfinite(array))[0].tolist()
         where = f"{name}{jax.tree_util.keystr(path)}{place if place else ''}"
         raise UsageError(
-            f"{where} is {array[tuple(place)]}, expected a finite number: the policy's action would mean nothing. "
-            "hint: find what measures it, or replace it knowingly (numpy.nan_to_num)."
+            f"{where} is {array[tuple(place)]}, expected a finite number. The policy's action would be "
+            "meaningless. hint: fix the source of this value, or replace it on purpose (numpy.nan_to_num)."
         )
 
 
@@ -94,7 +94,7 @@ def given_key(key: Key | None, seed: Any) -> Key | None:
     Raises a `UsageError` if both are given, or for a seed beyond 32 bits.
     """
     if key is not None and seed is not None:
-        raise UsageError("both key and seed are given; one of them decides what is drawn.")
+        raise UsageError("key and seed were both given, expected one of them.")
     if seed is None:
         return key
     if not 0 <= (number := coerce("seed", int, seed)) < 2**32:
@@ -128,7 +128,9 @@ def _over(name: str, expected: Any, given: Any, shapes: dict[str, Shape]) -> Any
             found = (
                 f"the keys {', '.join(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
             )
-            raise UsageError(f"{name} must be a dictionary of {', '.join(map(str, expected))}; got {found}.")
+            raise UsageError(
+                f"{name} must be a dictionary with the keys {', '.join(map(str, expected))}, got {found}."
+            )
         return {key: _over(f"{name}[{key!r}]", part, given[key], shapes) for key, part in expected.items()}
     if isinstance(expected, jax.ShapeDtypeStruct):
         array = _leaf(name, expected, given)
@@ -136,7 +138,7 @@ def _over(name: str, expected: Any, given: Any, shapes: dict[str, Shape]) -> Any
         return array
     if not isinstance(given, tuple | list) or len(given) != len(expected):
         found = f"{len(given)} parts" if isinstance(given, tuple | list) else type(given).__name__
-        raise UsageError(f"{name} must be a tuple of {len(expected)} parts; got {found}.")
+        raise UsageError(f"{name} must be a tuple of {len(expected)} parts, got {found}.")
     return tuple(_over(f"{name}[{i}]", part, given[i], shapes) for i, part in enumerate(expected))
 
 
@@ -144,7 +146,9 @@ def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
     try:
         array = given if isinstance(given, jax.Array) else np.asarray(given)
     except (TypeError, ValueError) as error:
-        raise _other(name, expected, f"a {type(given).__name__} that cannot become an array ({error})") from error
+        raise _other(
+            name, expected, f"a {type(given).__name__} that cannot be converted to an array ({error})"
+        ) from error
     found = f"{array.dtype} {list(array.shape)}"
     if (kind := _kind(array.dtype)) is None or kind > (_kind(expected.dtype) or 0):
         raise _other(name, expected, found)
@@ -152,7 +156,7 @@ def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
         raise _other(name, expected, found)
     converted = array.astype(expected.dtype)
     if kind == 1 and not isinstance(array, jax.Array) and not np.array_equal(converted, array):
-        raise _other(name, expected, f"{found} with numbers from {array.min()} to {array.max()}")
+        raise _other(name, expected, f"{found} with values from {array.min()} to {array.max()}")
     return converted
 
 
@@ -165,4 +169,4 @@ def _kind(dtype: Any) -> int | None:
 def _other(name: str, expected: jax.ShapeDtypeStruct, found: str) -> UsageError:
     shape = ", ".join(map(str, expected.shape))
     batch = f"[..., {shape}]" if shape else "[...]"
-    return UsageError(f"{name} is {found}; expected {expected.dtype} [{shape}], or a batch of them, {batch}.")
+    return UsageError(f"{name} is {found}, expected {expected.dtype} [{shape}], or a batch of these, {batch}.")

@@ -42,7 +42,7 @@ DEFAULT_FPS = 30.0
 MAX_FRAMES = 100_000
 MAX_NUMBERS = 4
 """Numbers of an action that a caption shows."""
-WAY_OUT = "docs/extending.md shows how to give it one"
+WAY_OUT = "docs/extending.md shows how to add one"
 
 
 class Frame(NamedTuple):
@@ -179,13 +179,13 @@ def render_run(
     many = {"episodes": episodes, "max_steps": max_steps, "seed": seed}
     if isinstance(found, HostEnvironment):
         if draw is not None:
-            raise UsageError(f"{found.name} has no state that a draw function could take; it draws itself.")
+            raise UsageError(f"{found.name} has no state to pass to a draw function, because it renders itself.")
         return _same_size(_frames_on_host(graph, loaded.weights, found, **many), size)
     draw = draw or found.draw
     if draw is None:
         raise UsageError(
             f"{found.name} cannot be drawn: it has no function `draw`. hint: {WAY_OUT}; --env gymnasium:ID plays "
-            "in Gymnasium's environment of the same spaces, if there is one."
+            "in the Gymnasium environment with the same spaces, if there is one."
         )
     return _same_size(_frames(graph, loaded.weights, found, draw, size or DEFAULT_SIZE, **many), size)
 
@@ -197,11 +197,11 @@ def _check_numbers(episodes: int, max_steps: int, size: int | None, seed: int) -
         raise UsageError(f"episodes={episodes} and max_steps={max_steps} must be at least 1.")
     if episodes * (max_steps + 1) > MAX_FRAMES:
         raise UsageError(
-            f"episodes={episodes} of up to max_steps={max_steps} steps may have more than {MAX_FRAMES:,} frames. "
-            "hint: a smaller max_steps."
+            f"episodes={episodes} of up to max_steps={max_steps} steps may exceed the limit of {MAX_FRAMES:,} "
+            "frames. hint: lower max_steps."
         )
     if size is not None and not SMALLEST <= coerce("size", int, size) <= LARGEST:
-        raise UsageError(f"size={size} has to be in {SMALLEST} to {LARGEST} pixels.")
+        raise UsageError(f"size={size} must lie between {SMALLEST} and {LARGEST} pixels.")
     return episodes, max_steps, size
 
 
@@ -210,15 +210,17 @@ def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> 
     if env is None:
         if options:
             raise UsageError(
-                f"the options {', '.join(options)} are for another environment, and none is named; the run's own "
-                "has those that it was trained with. hint: --env ID on the command line, env= in Python."
+                f"the options {', '.join(options)} need the name of another environment, because the run's own "
+                "environment keeps the options of its training. hint: --env ID on the command line, env= in "
+                "Python."
             )
         env, options = graph.settings["environment"], graph.settings.get("environment_options", NO_OPTIONS)
         try:
             return as_environment(env, _drawing_itself(env, options))
         except UsageError as error:
             raise UsageError(
-                f"the run's environment cannot be made again from its name: {error} Or give it: env= in Python."
+                f"the run's environment cannot be created from its name: {error} In Python, you can pass it as "
+                "env=."
             ) from error
     if isinstance(env, str):
         return as_environment(env, _drawing_itself(env, options))
@@ -324,8 +326,8 @@ def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Pic
     pixels = np.asarray(drawn)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8 or 0 in pixels.shape:
         raise ContractError(
-            f"{env.name}: draw returned {pixels.dtype} {list(pixels.shape)}; it has to return a Drawing, or "
-            "pixels as uint8 [height, width, 3]."
+            f"{env.name}: draw returned {pixels.dtype} {list(pixels.shape)}, expected a Drawing, or pixels as "
+            "uint8 [height, width, 3]."
         )
     return pixels, DEFAULT_FPS, ()
 
@@ -372,8 +374,8 @@ def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: floa
     if film.problems:
         raise UsageError(
             f"{env.name} cannot be drawn: {film.problems[0]}. hint: Gymnasium's classic control needs pygame, "
-            "MuJoCo without a screen the variable MUJOCO_GL=egl, and an environment of your own a `render` that "
-            'returns pixels, made with render_mode="rgb_array".'
+            "MuJoCo without a screen needs MUJOCO_GL=egl, and your own environments need a `render` that returns "
+            'pixels, and render_mode="rgb_array".'
         )
     picture, fps = film.frames[0]
     return Frame(picture, episode, step, total, fps or DEFAULT_FPS, action, ())

@@ -107,7 +107,7 @@ def _functions(env: Environment | HostEnvironment) -> EnvironmentFunctions:
 
 
 def _cannot_learn(*arguments: Any, **named: Any) -> Any:
-    raise UsageError("this policy is a function, which does not learn.")
+    raise UsageError("this policy is a function, which cannot learn.")
 
 
 def _fitted(action: Any, env: Environment | HostEnvironment) -> Action:
@@ -118,7 +118,7 @@ def _fitted(action: Any, env: Environment | HostEnvironment) -> Action:
         jax.tree.leaves(jax.tree.map(_fits, found, expected))
     ):
         raise ContractError(
-            f"the policy returned {_told(found)}, and actions of {env.name} are {_told(expected)}."
+            f"the policy returned {_told(found)}, expected an action of {env.name}, {_told(expected)}."
         )
     return jax.tree.map(lambda leaf, kind: leaf.astype(kind.dtype), found, expected)
 

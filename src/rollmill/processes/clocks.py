@@ -76,4 +76,4 @@ def _measured(fields: Mapping[str, Any], now: int, wall: int) -> Clock:
             trip = now - asked
             known = lambda ahead: 0 if abs(ahead) <= trip else ahead
             return Clock(known(monotonic - (asked + now) // 2), known(theirs - (wall - trip // 2)), trip)
-    raise Damaged("an answer to a question for a worker's clock has no times.")
+    raise Damaged("an answer about a worker's clock contains no times.")

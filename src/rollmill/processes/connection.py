@@ -54,7 +54,7 @@ class WorkerConnection:
         nbytes = _size(frame)
         with self._counting:
             if nbytes > SMALL and self._unsent_bytes + nbytes > MAX_UNSENT:
-                raise TimedOut(f"a worker has {self._unsent_bytes:,} bytes of messages to read, and reads none.")
+                raise TimedOut(f"a worker does not read its messages: {self._unsent_bytes:,} bytes are waiting.")
             self._unsent_bytes += nbytes
         self._unsent.put(frame)
 
@@ -139,7 +139,7 @@ class Acceptor:
         try:
             connection = self._connection_of(peer, admission)
         except (OSError, Damaged) as error:
-            self._report(f"a connection was refused: {error}")
+            self._report(f"a connection was rejected: {error}")
             return
         if connection is None:
             return
@@ -157,7 +157,7 @@ class Acceptor:
         if isinstance(admitted, WorkerConnection):
             return admitted
         refuse(peer, admission, admitted)
-        self._report(f"a connection was refused: {claim.name!r}: {admitted}")
+        self._report(f"a connection was rejected: {claim.name!r}: {admitted}")
         return None
 
     def _report(self, line: str) -> None:

@@ -59,7 +59,7 @@ def encode(message: WorkerMessage, limits: Limits = LIMITS) -> list[bytes | memo
     for size, limit, what in ((len(text), limits.json_bytes, "JSON"), (nbytes, limits.array_bytes, "arrays")):
         if size > limit:
             raise UsageError(
-                f"message {message.kind!r} has {size:,} bytes of {what}, and {limit:,} may be sent at a time; "
+                f"message {message.kind!r} has {size:,} bytes of {what}, more than the limit of {limit:,}. hint: "
                 "send it in parts, or through a channel."
             )
     return [PREFIX.pack(MAGIC, len(text), nbytes) + text, *views]
@@ -83,17 +83,19 @@ def receive_frame(
         return None
     magic, json_bytes, array_bytes = PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise Damaged(f"a frame starts with {magic!r}, not with {MAGIC!r}.")
+        raise Damaged(f"a frame starts with {magic!r}, expected {MAGIC!r}.")
     if json_bytes > limits.json_bytes or array_bytes > limits.array_bytes:
         raise Damaged(
-            f"a frame announces {json_bytes:,} bytes of JSON and {array_bytes:,} of arrays; "
-            f"at most {limits.json_bytes:,} and {limits.array_bytes:,} are taken."
+            f"a frame announces {json_bytes:,} bytes of JSON and {array_bytes:,} bytes of arrays, more than the "
+            f"limits of {limits.json_bytes:,} and {limits.array_bytes:,}."
         )
     text = bytearray(json_bytes)
     _fill(peer, memoryview(text), heard)
     kind, fields, places = _read_header(bytes(text))
     if sum(place.nbytes for place in places) != array_bytes:
-        raise Damaged(f"message {kind!r} announces {array_bytes:,} bytes of arrays, its shapes say otherwise.")
+        raise Damaged(
+            f"message {kind!r} announces {array_bytes:,} bytes of arrays, which does not match their shapes."
+        )
     arrays = {place.name: np.empty(place.shape, place.dtype) for place in places}
     for array in arrays.values():
         if array.size:
@@ -123,18 +125,18 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Any], list[_Place]]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Damaged("a message's header is no JSON.") from error
+        raise Damaged("a message's header is not valid JSON.") from error
     match header:
         case {"kind": str(kind), "fields": dict(fields), "arrays": list(arrays)}:
             return kind, fields, [_read_place(entry) for entry in arrays]
-    raise Damaged("a message's header holds no kind, fields and arrays.")
+    raise Damaged("a message's header must contain kind, fields and arrays.")
 
 
 def _read_place(entry: Any) -> _Place:
     match entry:
         case [str(name), str(dtype), [*shape]] if all(type(size) is int and size >= 0 for size in shape):
             return _Place(name, _dtype_of(dtype), tuple(shape))
-    raise Damaged("a message describes an array by something else than its name, dtype and shape.")
+    raise Damaged("a message must describe each array by its name, dtype and shape.")
 
 
 def _dtype_of(name: str) -> np.dtype:

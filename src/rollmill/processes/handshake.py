@@ -39,18 +39,21 @@ def claim_of(admission: Admission) -> Identity:
     match fields:
         case {"name": str(name), "attempt": int(attempt)}:
             return Identity(name, attempt, fields, code_from_json(fields.get("code")))
-    raise Damaged("a worker's claim lacks its name or its attempt.")
+    raise Damaged("a worker's claim has no name or no attempt.")
 
 
 def other_code(code: CodeIdentity | None, host: str) -> str:
     """Returns the reason to reject a worker with other code than this process, or an empty string."""
     where = f"on {host}" if host else "in its process"
     if code is None:
-        return f"the rollmill {where} does not say which code it is: it is an older version"
+        return f"the rollmill {where} is an older version, which does not identify its code"
     differences = own_code().differences(code)
     if not differences:
         return ""
-    return f"the code {where} is not that of the driver: {'; '.join(differences)}. Install the same on all hosts"
+    return (
+        f"the code {where} differs from the driver's: {'; '.join(differences)}. hint: install the same version "
+        "on all hosts"
+    )
 
 
 def welcome(peer: socket.socket, admission: Admission, **settings: float) -> None:
@@ -95,9 +98,9 @@ def _hear_welcome(peer: socket.socket) -> dict[str, Any]:
     peer.settimeout(PATIENCE)
     message = receive_frame(peer)
     if message is None:
-        raise Damaged("the coordinator closed the connection before it had taken this worker in.")
+        raise Damaged("the coordinator closed the connection before it had accepted this worker.")
     if message.kind == ".refused":
-        raise Refused(f"the coordinator refused this worker: {message.fields.get('reason')}.")
+        raise Refused(f"the coordinator rejected this worker: {message.fields.get('reason')}.")
     if message.kind != ".welcome":
-        raise Damaged(f"{message.kind!r} came instead of a welcome.")
+        raise Damaged(f"expected a welcome, got {message.kind!r}.")
     return message.fields

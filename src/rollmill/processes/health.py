@@ -126,8 +126,8 @@ class WorkerHealth:
             wordless = self._waited("wordless", now) > DISCONNECTED_SECONDS
             self._kill_reason = "it closed its connection, but did not end" if wordless else ""
         elif not self._started and now - self._asked_at > timeouts.start_seconds:
-            what = f"; it was at: {self._beat}" if self._beat else ", nor did its process report"
-            self._kill_reason = f"its function was not called within {timeouts.start_seconds:g} s{what}"
+            what = f"; last activity: {self._beat}" if self._beat else ", and its process did not report"
+            self._kill_reason = f"its function did not start within {timeouts.start_seconds:g} s{what}"
         return bool(self._kill_reason)
 
     @property
@@ -166,7 +166,7 @@ class WorkerHealth:
         if not what and seconds <= self._silence_limit(timeouts):
             return None
         stuck = _innermost(self.log.last_lines, "Thread 0x", "Current thread 0x")
-        what = what or f"a call keeps all of its threads from running{stuck}"
+        what = what or f"a call prevents all of its threads from running{stuck}"
         last = f"; last seen at: {self._beat}" if self._beat else ""
         return self._report_once("silent", seconds, what + last)
 
@@ -190,7 +190,7 @@ class WorkerHealth:
             return self._kill_reason
         if self.exit.reason or self.exit.status is None:
             crashed = _innermost(self.log.last_lines, "Current thread 0x")
-            return (self.exit.reason or "nobody knows how its process ended") + crashed
+            return (self.exit.reason or "it is unknown how its process ended") + crashed
         ended = status_text(self.exit.status)
         if self.exit.status < 0:
             return ended + _innermost(self.log.last_lines, "Current thread 0x")

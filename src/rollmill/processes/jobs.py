@@ -38,8 +38,8 @@ class Job:
         module, _, function = self.entry.partition(":")
         if not module or not function or module == "__main__":
             raise UsageError(
-                f"job {self.name!r} has entry={self.entry!r}: write module:function, and move the function to a "
-                "module that another process can import (`__main__` is none)."
+                f"job {self.name!r} has entry={self.entry!r}, expected module:function in a module that other "
+                "processes can import (not `__main__`)."
             )
         _to_json(self)
 
@@ -66,4 +66,4 @@ def _to_json(job: Job) -> str:
     try:
         return json.dumps(asdict(job))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"job {job.name!r} has settings that JSON does not hold: {error}.") from error
+        raise UsageError(f"job {job.name!r} has settings that cannot be represented in JSON: {error}.") from error

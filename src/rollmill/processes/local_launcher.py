@@ -212,7 +212,7 @@ class ForkServerProcess:
                     self._handles.pop(number).exit = Exit(status, fields.get("reason", ""))
 
     def _exit_with_server(self) -> Exit:
-        return Exit(None, f"the fork server that it came from ended: {status_text(self._process.returncode)}")
+        return Exit(None, f"the fork server that started it ended: {status_text(self._process.returncode)}")
 
 
 def _environment_of(job: Job, mark: str) -> dict[str, str]:

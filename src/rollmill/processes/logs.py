@@ -86,7 +86,7 @@ class WorkerLog:
             self._file.write(text + "\n")
             self._file.flush()
         except OSError as error:  # a full disk ends the file, not the training
-            self._show(f"[{self._name}] its log file ends here: {error}")
+            self._show(f"[{self._name}] its log file is no longer written: {error}")
             self._file = None
 
 

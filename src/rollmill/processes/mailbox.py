@@ -53,11 +53,11 @@ class Mailbox:
     def check(self) -> None:
         """Raises `Abandoned` after `stop`, and `UsageError` if too many messages are pending."""
         if self.stopping:
-            raise Abandoned("the coordinator wants this worker to stop.")
+            raise Abandoned("the coordinator asked this worker to stop.")
         if self._overflowing is not None:
             raise UsageError(
-                f"messages of kind {self._overflowing!r} lie untaken, more than {MAX_UNTAKEN:,} or a gigabyte; "
-                "a worker that is sent them must take them with `latest` or `wait`."
+                f"too many messages of kind {self._overflowing!r} were not taken: more than {MAX_UNTAKEN:,}, or "
+                "a gigabyte. A worker must take its messages with `latest` or `wait`."
             )
 
     def latest(self, kind: str) -> WorkerMessage | None:
@@ -79,7 +79,7 @@ class Mailbox:
                     return of_kind.popleft()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise TimedOut(f"no message of kind {kind!r} came within {timeout} s.")
+                    raise TimedOut(f"no message of kind {kind!r} arrived within {timeout} s.")
                 self._changed.wait(left)
 
     def _keep(self, message: WorkerMessage) -> None:

@@ -27,13 +27,13 @@ def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) ->
     Raises a `UsageError` if the kind is reserved, the fields have no JSON form, or an array is not of numbers.
     """
     if not kind or kind.startswith("."):
-        raise UsageError(f"a message has kind={kind!r}: kinds that start with a dot are kept for Rollmill itself.")
+        raise UsageError(f"a message has kind={kind!r}, but kinds that start with a dot are reserved.")
     try:
         copied = json.loads(json.dumps(dict(fields)))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"message {kind!r} has a field that JSON does not hold ({error}); send arrays as arrays, "
-            "and NumPy's numbers as float() or int()."
+            f"message {kind!r} has a field that cannot be represented in JSON ({error}). hint: send arrays as "
+            "arrays, and convert NumPy scalars with float() or int()."
         ) from error
     return WorkerMessage(kind, copied, {name: _numbers(name, array) for name, array in arrays.items()})
 
@@ -57,6 +57,7 @@ def _numbers(name: str, array: Any) -> np.ndarray:
     array = np.asarray(array, order="C")
     if not is_numeric(array.dtype):
         raise UsageError(
-            f"array {name!r} is of {array.dtype}: messages carry numbers in the machine's byte order."
+            f"array {name!r} has the dtype {array.dtype}, but messages carry only numeric arrays in the "
+            "machine's byte order."
         )
     return array

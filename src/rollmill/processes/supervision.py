@@ -100,7 +100,9 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
     """Returns the jobs by their names. Raises a `UsageError` if two share one."""
     named = {job.name: job for job in jobs}
     if len(named) != len(jobs):
-        raise UsageError(f"{len(jobs)} jobs have only {len(named)} names; give each its own.")
+        raise UsageError(
+            f"{len(jobs)} jobs have only {len(named)} different names. hint: give each a name of its own."
+        )
     return named
 
 

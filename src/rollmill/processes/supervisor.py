@@ -190,9 +190,9 @@ class Supervisor:
         with self._changed:
             worker = self._workers.get(claim.name)
             if worker is None or worker.job.attempt != claim.attempt:
-                return "no worker of that name and attempt is expected"
+                return "no worker with this name and attempt is expected"
             if worker.connection.taken:
-                return "it is here already"
+                return "it is already connected"
             if problem := other_code(claim.code, claim.host):
                 worker.refuse(problem)
                 return problem

@@ -82,8 +82,8 @@ class ThreadSupervisor:
         for job in jobs:
             if job.environment:
                 raise UsageError(
-                    f"job {job.name!r} sets {', '.join(job.environment)}, and threads share one environment: "
-                    "set them for the whole process, or run the workers as processes."
+                    f"job {job.name!r} sets {', '.join(job.environment)}, but threads share one environment. "
+                    "hint: set these variables for the whole process, or run the workers as processes."
                 )
         self._hang_seconds = hang_seconds
         self._workers: dict[str, _Worker] = {}
@@ -150,7 +150,7 @@ class ThreadSupervisor:
         """Starts the job anew in another worker. Raises a `UsageError` if the thread still runs."""
         name = named(self.jobs, job)
         if name in self._workers:
-            raise UsageError(f"worker {name!r} is a thread, which cannot be killed; use place=processes.")
+            raise UsageError(f"worker {name!r} is a thread, which cannot be killed. hint: use place=processes.")
         self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
         self._begin(self._jobs[name])
         return self._jobs[name]

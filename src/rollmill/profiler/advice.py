@@ -54,7 +54,7 @@ MEMORY_BOUND = 0.5
 CACHED = 1.2
 """Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
 COMPILING = (
-    "Kernels are compiled when a training begins, which takes longer than XLA: this pays in long trainings."
+    "Kernels are compiled when training begins, which takes longer than XLA, so this pays off in long runs."
 )
 ROLLOUT = frozenset({"environment", "policy"})
 GRADIENTS = frozenset({"gradients"})
@@ -101,15 +101,15 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
     share = whole_time(profile).share(counted_between + short)
     if share < MIN_SHARE:
         return None
-    gaps = f", and {duration(between / kernels)} pass before the next one, in which the device is idle"
-    costly = "The time between kernels, and that of kernels" if counted_between else "The time of kernels"
+    gaps = f", and {duration(between / kernels)} pass before the next one, while the device is idle"
+    costly = "The time of kernels and of the gaps between them" if counted_between else "The time of kernels"
     return Advice(
         f"Fuse the kernels of {title}",
-        f"An iteration starts {kernels:,.0f} kernels of {title}. One takes {duration(computing)}"
-        f"{gaps if counted_between else ''}. {costly} that do hardly more than begin and end, is "
-        f"{about_percent(share)} of the time. A fused kernel is started once. Predicted to be saved: "
-        f"{about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} of that of short "
-        f"ones. {COMPILING}",
+        f"An iteration starts {kernels:,.0f} kernels of {title}. One takes "
+        f"{duration(computing)}{gaps if counted_between else ''}. {costly} that hardly do more than begin and "
+        f"end is {about_percent(share)} of the time. A fused kernel is started only once. Predicted savings: "
+        f"{about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} of the time of "
+        f"short kernels. {COMPILING}",
         options,
         saves=_of_iteration(profile, counted_between * FUSED + short * SHORT_SAVED),
     )
@@ -131,12 +131,14 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
     if share < MIN_SHARE:
         return None
     what = "Environment, policy and gradients" if gradients else "Environment and policy"
-    beyond = "that is left when products are as fast as this machine has been measured to be"
+    beyond = "that remains if matrix products run as fast as this machine was measured to be"
     saved = f"{about_percent(ROLLOUTS_SAVED)} of the time of environment and policy {beyond}"
-    saved += f", and {about_percent(GRADIENTS_SAVED)} of that of gradients" if gradients else ""
+    saved += f", and {about_percent(GRADIENTS_SAVED)} of the time of gradients" if gradients else ""
     is_wide = profile.training.num_envs >= FULL_VECTORS
     predicted = (
-        f"Predicted: {saved}." if is_wide else "With so few environments only a measurement tells what it saves."
+        f"Predicted: {saved}."
+        if is_wide
+        else ("With so few environments, only a measurement shows how much this saves.")
     )
     return Advice(
         "Fuse the instructions of a CPU",
@@ -176,10 +178,10 @@ def add_actors(profile: Profile) -> Advice | None:
         return None
     return Advice(
         "Measure whether more processes step the environments faster",
-        f"For {about_percent(share)} of the time environments are stepped on the host in one process while the "
-        f"device waits, and {number(use.idle)} cores are idle. Actors would divide the environments, but each "
-        "starts the policy's programs anew and sends what it collects, and the learner shares the cores with "
-        "them, so nothing is predicted. `rollmill plan ALGORITHM ENVIRONMENT --search-plan` measures it.",
+        f"For {about_percent(share)} of the time, one process steps environments on the host while the device "
+        f"waits, and {number(use.idle)} cores are idle. Actors would divide the environments, but each starts "
+        "the policy's programs separately and sends what it collects, and the learner shares the cores with "
+        "them, so no saving is predicted. `rollmill plan ALGORITHM ENVIRONMENT --search-plan` measures it.",
         "",
         saves=0.0,
     )
@@ -208,10 +210,10 @@ def _wait_side_by_side(profile: Profile, use: CoreUse, waiting: float) -> Advice
         return None
     return Advice(
         "Let environments wait in several processes at the same time",
-        f"For {about_percent(whole_time(profile).share(waiting))} of the time environments wait in their steps, "
-        f"one after another: no core computes for the training then, and {number(use.idle)} are idle. In {actors} "
-        f"actors they would wait at the same time. Predicted: {about_percent(PARALLEL)} of what that saves if "
-        f"each actor computes as much as the one process does now, on {number(cores)} cores.",
+        f"For {about_percent(whole_time(profile).share(waiting))} of the time, environments wait in their steps, "
+        f"one after another. No core computes during that time, and {number(use.idle)} are idle. In {actors} "
+        f"actors they would wait at the same time. Predicted: {about_percent(PARALLEL)} of the possible saving "
+        f"if each actor computes as much as the one process does now, on {number(cores)} cores.",
         f"--distribution single-learner-coarse --actors {actors}",
         saves=saved,
     )
@@ -234,16 +236,18 @@ def wait_less(profile: Profile) -> Advice | None:
     has_room = profile.cores is not None and profile.cores.idle >= 1.0
     goes_on = profile.training.can_be_asynchronous and has_room
     change = (
-        "Asynchronous ones go on with the newest weights there are. Their weights are older then, which changes "
-        "what is learned, and they take cores from the learner."
+        (
+            "Asynchronous actors continue with the newest available weights. Their weights are then older, which "
+            "changes what is learned, and the actors take cores from the learner."
+        )
         if goes_on
-        else "Fewer workers wait less; they are divided better if all need the same time."
+        else "Fewer workers wait less. They are divided better if all need the same time."
     )
     return Advice(
-        "Let workers wait less for each other",
-        f"{len(workers)} workers send, receive and wait for each other with their devices idle for "
-        f"{about_percent(share)} of the time. {change} What that saves depends on which of them is the last, so "
-        "nothing is predicted: profile both and compare.",
+        "Reduce the time in which workers wait for each other",
+        f"{len(workers)} workers send, receive and wait for each other with idle devices for "
+        f"{about_percent(share)} of the time. {change} How much this saves depends on which worker is the last, "
+        "so nothing is predicted. Profile both and compare.",
         "--asynchronous" if goes_on else "",
         saves=0.0,
     )
@@ -268,8 +272,8 @@ def write_less(profile: Profile) -> Advice | None:
     kind = "checkpoints" if mostly_checkpoints else "metrics"
     return Advice(
         f"Write {kind} less often",
-        f"For {about_percent(share)} of the time files are written while the device waits, most of it {kind}. "
-        f"Predicted where they are written a tenth as often: {about_percent(WRITTEN_LESS)} of it.",
+        f"For {about_percent(share)} of the time, files are written while the device waits, most of it {kind}. "
+        f"Predicted if they are written a tenth as often: {about_percent(WRITTEN_LESS)} of it.",
         _rarer_checkpoints(profile) if mostly_checkpoints else f"--log-every {RARER * profile.training.log_every}",
         saves=writing * WRITTEN_LESS,
     )
@@ -292,10 +296,11 @@ def enlarge_batches(profile: Profile) -> Advice | None:
     twice = 2 * profile.training.num_envs
     return Advice(
         "Compute larger batches",
-        f"The device is idle for {about_percent(share)} of the time while the host starts programs; it computes "
-        f"{about_percent(whole_time(profile).share(computing))}. With {twice:,} environments each start is for "
-        "twice as many steps, so that half of them is saved for as many steps. That is another learning problem: "
-        "larger batches and fewer updates; learning rate and minibatches may have to follow.",
+        f"The device is idle for {about_percent(share)} of the time while the host starts programs, and computes "
+        f"for {about_percent(whole_time(profile).share(computing))}. With {twice:,} environments, each start "
+        "serves twice as many steps, which halves the starts per step. A different batch size also changes how "
+        "the algorithm learns: batches are larger and updates fewer, and the learning rate and the minibatches "
+        "may need tuning.",
         f"--num-envs {twice}",
         saves=_of_iteration(profile, dispatching / 2),
     )
@@ -322,16 +327,21 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     is_timed = _fusion_is(profile, "full") or _fusion_is(profile, "auto")
     is_final = is_timed or profile.training.possible_fusion != "full"
     change = (
-        "Only a smaller network or batch moves less: kernels are fused already where that is faster, or cannot be "
-        "fused here."
+        (
+            "Only a smaller network or batch moves less data: kernels are already fused where that is faster, or "
+            "cannot be fused here."
+        )
         if is_final
-        else "Fused kernels keep intermediate results in registers. Predicted: "
-        f"{about_percent(TRAFFIC_SAVED)} of that time."
+        else (
+            f"Fused kernels keep intermediate results in registers. Predicted: {about_percent(TRAFFIC_SAVED)} of "
+            "that time."
+        )
     )
     return Advice(
         "Gradients are limited by memory, not by arithmetic",
-        f"Gradients move {moved / 1e9:.3g} GB an iteration at {about_percent(min(traffic / device, 1.0))} of the "
-        f"bandwidth that was measured on this machine, {about_percent(share)} of the time. {change}",
+        f"Gradients move {moved / 1000000000.0:.3g} GB per iteration at "
+        f"{about_percent(min(traffic / device, 1.0))} of the bandwidth measured on this machine, for "
+        f"{about_percent(share)} of the time. {change}",
         "" if is_final else "--fusion full",
         saves=0.0 if is_final else _of_iteration(profile, min(traffic, device) * TRAFFIC_SAVED),
     )
@@ -351,10 +361,10 @@ def distrust_utilisation(profile: Profile) -> Advice | None:
         else f", and {about_percent(device.sm_activity)} of its processors were active"
     )
     return Advice(
-        "The driver's utilisation promises more than there is",
-        f"nvidia-smi would show {device.device} at {about_percent(device.utilisation)}: the share of sampled "
-        f"periods in which any kernel ran at all. A kernel ran for {about_percent(device.occupied)} of the time"
-        f"{active}. Judge by these: there is room on the device.",
+        "The driver's utilisation overstates the load",
+        f"nvidia-smi would show {device.device} at {about_percent(device.utilisation)}, which is the share of "
+        f"sampled periods in which any kernel ran at all. A kernel ran for {about_percent(device.occupied)} of "
+        f"the time{active}. By these figures, the device has capacity left.",
         "",
         saves=0.0,
     )

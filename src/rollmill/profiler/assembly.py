@@ -32,12 +32,14 @@ def profile_of(
     `calibrate` measures the machine again. `error` is the one that ended the training. `command` is the command
     line that profiles it again. Empty means this process's.
     """
-    notes = [f"The training ended with an error: {first_line(error)}"] if error else []
+    notes = [f"Training ended with an error: {first_line(error)}"] if error else []
     notes += _notes(prepared, windows)
     pairs, processes, calibration = windows.pairs(), windows.by_process(), _calibration(calibrate, notes)
     accelerated = jax.default_backend() != "cpu"
     if not calibration.event_nanoseconds:
-        notes.append("The cost of an event in a program of known duration was not found; --calibrate tries again.")
+        notes.append(
+            "The cost of an event could not be measured in a program of known duration. --calibrate tries again."
+        )
     costs = correction.costs(
         pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
     )
@@ -106,19 +108,22 @@ def _machine() -> results.ProfiledMachine:
 def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
     """Sentences about what is missing, or coarser than it could be."""
     if not windows.done:
-        yield f"The training ended after {len(windows.recorded)} of {windows.planned} windows with the profiler."
+        yield f"Training ended after {len(windows.recorded)} of {windows.planned} windows with the profiler."
     if len(windows.profiled) == 1:
-        yield "Operations are those of one window, so their shares are rough."
+        yield "Operations come from a single window, so their shares are rough."
     if windows.incomplete:
         yield (
-            "Left out: windows in which a worker was lost, or did not tell in time what it recorded"
-            f" ({len(windows.incomplete)}: {', '.join(windows.lost_workers)})."
+            "Left out: windows in which a worker was lost or did not report its recording in time "
+            f"({len(windows.incomplete)}: {', '.join(windows.lost_workers)})."
         )
     yield from _silent_workers(windows)
     if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:
-        yield f"Windows had too many events to read: of every {every} ms one was read, and stands for all."
+        yield (
+            f"Windows had too many events to read them all: one of every {every} ms was read and represents the "
+            "rest."
+        )
     if prepared.algorithm.host is not None and sys.version_info < (3, 12):
-        yield "Before Python 3.12 a simulator's own code cannot be told apart from the Python code around it."
+        yield "Before Python 3.12, a simulator's own code cannot be distinguished from the Python code around it."
 
 
 def _silent_workers(windows: Windows) -> Iterator[str]:
@@ -127,8 +132,8 @@ def _silent_workers(windows: Windows) -> Iterator[str]:
         empty = sum(not each.times.program_events and not each.times.span_events for each in process.windows)
         if empty:
             yield (
-                f"{process.name} gave no events in {empty} of {len(process.windows)} windows, so what it did in "
-                "them is not known."
+                f"{process.name} recorded no events in {empty} of {len(process.windows)} windows, so its "
+                "activity in them is not known."
             )
 
 

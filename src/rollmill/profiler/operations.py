@@ -44,9 +44,9 @@ def operations_of(
 def _not_divided(found: Sequence[OperationTime]) -> Iterator[str]:
     """Sentences about kernels that are divided among operations only where this process computes."""
     if _has_unnamed_kernels(found):
-        yield f"Kernels of libraries are divided only in one program; in workers they are `{UNNAMED}`."
+        yield f"Library kernels are divided only in a single program. In workers they appear as `{UNNAMED}`."
     if any(operation.path == ROLLOUT_KERNEL_PATH for operation in found):
-        yield "A rollout kernel is divided into policy and environment only in one program."
+        yield "A rollout kernel is divided into policy and environment only in a single program."
 
 
 def _has_unnamed_kernels(found: Sequence[OperationTime]) -> bool:
@@ -63,11 +63,11 @@ def _with_libraries_divided(
     try:
         shares = measure_library_shares(prepared, program)
     except jax.errors.JaxRuntimeError as error:
-        notes.append(f"Kernels of libraries are not divided among operations: {first_line(error)}")
+        notes.append(f"Library kernels are not divided among operations: {first_line(error)}")
         return found
     for kernel, parts in shares.items():
         found = divide(found, kernel, parts)
-    notes.append("Kernels of libraries are divided as in a program that starts each instruction by itself.")
+    notes.append("Library kernels are divided as in a program that starts each instruction separately.")
     return found
 
 
@@ -83,6 +83,6 @@ def _with_rollouts_divided(
     except (CannotFuse, jax.errors.JaxRuntimeError) as error:
         notes.append(f"The rollout kernel is not divided into policy and environment: {first_line(error)}")
         return found
-    notes.append("A rollout kernel's parts are estimates: kernels without one of them were timed.")
+    notes.append("The parts of a rollout kernel are estimates, from timing kernels that lack one of them.")
     shares = {("collect", "environment"): parts.environment, ("collect", "policy"): parts.policy}
     return divide(found, ROLLOUT_KERNEL_PATH, {**shares, ROLLOUT_KERNEL_PATH: parts.rest})

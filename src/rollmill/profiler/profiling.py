@@ -122,12 +122,12 @@ def profile(
 def _nothing_profiled(windows: Windows) -> str:
     if missing := windows.lost_workers:
         return (
-            f"no window was profiled, because workers were lost, or did not tell in time what they recorded:"
-            f" {', '.join(missing)}. hint: train without the profiler first, or with more --windows."
+            "no window was profiled, because workers were lost or did not report their recordings in time: "
+            f"{', '.join(missing)}. hint: train without the profiler first, or with more --windows."
         )
     return (
-        "the training ended before a window was profiled; it needs more environment steps:"
-        " leave out --total-timesteps"
+        "training ended before a window was profiled. hint: it needs more environment steps, so leave "
+        "--total-timesteps out"
     )
 
 

@@ -317,11 +317,11 @@ def read_profile(data: bytes | str, *, where: str) -> Profile:
     document: Any = parse_json(data, where=where, limit=MAX_BYTES)
     version = document.get("version") if isinstance(document, dict) else None
     if version != VERSION:
-        raise DataError(f"{where}: version is {version!r}, and this release reads version {VERSION}.")
+        raise DataError(f"{where}: version is {version!r}, but this release reads version {VERSION}.")
     profile = read_as(Profile, document, where=where)
     for field, number in _numbers(profile, ""):
         if abs(number) > MAX_NUMBER:
-            raise DataError(f"{where}: {field} is {number}, above the limit of {MAX_NUMBER:g}.")
+            raise DataError(f"{where}: {field} is {number}, more than the limit of {MAX_NUMBER:g}.")
     return profile
 
 

@@ -7,8 +7,8 @@ from rollmill.profiling.breakdown import device_kinds, whole_time, working_proce
 from rollmill.profiling.results import MemoryUse, Profile
 
 NOTHING_TO_ADVISE = (
-    "No rule applies: no known change of an option would save a tenth of the time. That is no proof that the "
-    "training cannot be faster; the longest operations above are where to look."
+    "No rule applies: no known change of an option would save a tenth of the time. This does not prove that "
+    "training cannot be faster. The longest operations above are where to look."
 )
 
 NOT_TESTED = "not tested"
@@ -133,12 +133,12 @@ def correction_text(profile: Profile) -> str:
     """Returns sentences about the slowdown by the profiler, and the error after the correction."""
     iteration = profile.iteration
     if iteration.unprofiled <= 0:
-        return "The training was not timed without the profiler, so the correction cannot be checked."
+        return "Training was not timed without the profiler, so the correction cannot be checked."
     slowed = f"The profiler slowed training by {times(iteration.profiled / iteration.unprofiled)}; "
     if not is_correction_tested(profile):
-        return f"{slowed}the correction was {NOT_TESTED}: that takes two windows with the profiler."
+        return f"{slowed}the correction was {NOT_TESTED}, because that takes two windows with the profiler."
     corrected, unprofiled = duration(iteration.corrected), duration(iteration.unprofiled)
-    figures = f"corrected {corrected} an iteration, without it {unprofiled}, an error of {error_text(profile)}."
+    figures = f"corrected {corrected} per iteration, without it {unprofiled}, an error of {error_text(profile)}."
     return f"{slowed}{figures}{_how_to_lower_error(profile)}"
 
 
@@ -148,7 +148,7 @@ def _how_to_lower_error(profile: Profile) -> str:
     if not read or abs(profile.iteration.error) < LARGE_ERROR or len(profile.windows) >= MANY_WINDOWS:
         return ""
     unread = math.ceil(MANY_WINDOWS / read) - 1
-    return f" Differences below that are noise; --unread-windows {unread} takes longer and lowers it as a rule."
+    return f" Differences below that are noise. --unread-windows {unread} takes longer and usually lowers it."
 
 
 def error_text(profile: Profile) -> str:

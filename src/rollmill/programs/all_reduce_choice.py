@@ -58,7 +58,9 @@ def choose_all_reduce(
         return AllReduceChoice(means["flat"], "flat" if on_gpus else None)
     file = _file_of(mesh, num_parameters, means)
     if (known := _stored(file)) is not None:
-        return AllReduceChoice(means[known], known, [f"means are {known}, which was the fastest way before"])
+        return AllReduceChoice(
+            means[known], known, [(f"means use {known}, the fastest way in an earlier measurement")]
+        )
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
@@ -70,13 +72,13 @@ def choose_all_reduce(
 
 def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshAllReduce:
     if way == "host" and host is None:
-        raise UsageError("reduction=host is for several processes, and this is one. hint: reduction=auto.")
+        raise UsageError("reduction=host needs several processes, but this run has one. hint: reduction=auto.")
     try:
         return mesh_all_reduce(mesh, way, host, num_parameters=num_parameters)
     except NoPeerMemory as reason:
         raise UsageError(
-            f"reduction={way}, which was asked for or chosen when the run began, is not possible here: {reason}. "
-            "hint: reduction=auto."
+            f"reduction={way}, given now or chosen when the run began, is not possible here: {reason}. hint: "
+            "reduction=auto."
         ) from reason
 
 
@@ -112,7 +114,7 @@ def _note(num_parameters: int, seconds: Mapping[AllReduce, float], chosen: AllRe
     times = ", ".join(
         f"{way} {1e6 * taken:.0f} us" if taken < np.inf else f"{way} is wrong" for way, taken in seconds.items()
     )
-    return f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
+    return f"the mean of {num_parameters:,} parameters takes {times}: {chosen}"
 
 
 def _num_parameters(graph: Graph) -> int:

@@ -397,7 +397,7 @@ def check_devices(loops: Loops, num_devices: int) -> None:
         other = f"num_shards={shards}" if shards else f"a num_envs that is a multiple of {num_devices}"
         raise UsageError(
             f"{num_devices} devices cannot hold equal shares of num_shards={loops.num_shards} "
-            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}); use {fewer} devices, "
+            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}). hint: use {fewer} devices, "
             f"or {other}."
         )
 

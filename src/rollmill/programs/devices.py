@@ -25,11 +25,11 @@ def take_devices(count: int) -> list[Any]:
     if count > len(devices):
         platform = devices[0].platform
         hint = (
-            " For CPU devices set XLA_FLAGS=--xla_force_host_platform_device_count=N."
+            " For CPU devices, set XLA_FLAGS=--xla_force_host_platform_device_count=N."
             if platform == "cpu"
             else " hint: several processes can share a GPU, with place=mesh or place=processes."
         )
-        raise UsageError(f"devices={count}, but there are {len(devices)} of platform {platform}.{hint}")
+        raise UsageError(f"devices={count} is more than the {len(devices)} devices of platform {platform}.{hint}")
     return devices[: count or None]
 
 
@@ -51,8 +51,10 @@ def explain_out_of_memory(loops: Loops) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         known = known_device_error(
             error,
-            what=f"the device's memory does not suffice for num_envs x num_steps = {loops.num_envs} x "
-            f"{loops.num_steps}; lower one of them, or use more devices.",
+            what=(
+                f"the device does not have enough memory for num_envs x num_steps = {loops.num_envs} x "
+                f"{loops.num_steps}. hint: lower one of them, or use more devices."
+            ),
         )
         if known is None:
             raise

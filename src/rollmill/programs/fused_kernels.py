@@ -121,7 +121,7 @@ def _choose(choice: "_Chooser", plain: KernelChoice) -> KernelChoice:
     except FusionError as reason:
         if "rollouts" not in choice.parts:
             raise
-        hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
+        hint = "hint: fusion=rollout is possible: policy and environment become one kernel"
         raise FusionError(f"{reason}\n  {hint}", reason.depths) from reason
     return plain._replace(rollouts=rollouts, gradients=gradients)
 
@@ -158,9 +158,9 @@ class _Chooser:
 
     def account(self) -> str:
         """Returns a note on the seconds that the search took, and on those that its kernels save."""
-        took = f"finding kernels took {self.tuner.seconds:.0f} s, once for this device and size"
+        took = f"the search for kernels took {self.tuner.seconds:.0f} s, once for this device and size"
         saved = sum(self.saved.values()) * self.graph.loops.iterations * self.num_seeds // self.lanes
-        return f"{took}; they save about {saved:,.0f} s of this training" if self.saved else took
+        return f"{took}; they save about {saved:,.0f} s in this run" if self.saved else took
 
     @property
     def lanes(self) -> int:
@@ -239,9 +239,12 @@ class _Chooser:
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
         if self.lanes > 1 and step.carried:  # never compared on a GPU
-            raise CannotFuse(f"num_seeds={self.num_seeds} computes several seeds at once, and sequences have one")
+            raise CannotFuse(
+                f"num_seeds={self.num_seeds} trains several seeds at once, but kernels for sequences support "
+                "only one"
+            )
         if self._is_free and (reason := self.backend.long_gradients(step)) is not None:
-            raise CannotFuse(f"{reason}. fusion=full makes one all the same")
+            raise CannotFuse(f"{reason}. fusion=full fuses anyway")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(
             num_kernel_rows(self.graph, step, *shapes), self.place.device, by_step=bool(step.carried)
@@ -256,7 +259,7 @@ class _Chooser:
     def _check_pressure(self, pressure: Pressure) -> None:
         """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options request it."""
         if self._is_free and (reason := self.backend.hopeless(pressure)) is not None:
-            raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
+            raise CannotFuse(f"{reason}. fusion=rollout fuses anyway")
 
     def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
         shapes, device = self._example_shapes, self.place.device
@@ -304,10 +307,12 @@ class _Chooser:
     ) -> Implementation:
         """Returns the fused implementation, or for `auto` the plain one if that is faster."""
         if tuned.gain is None:
-            began = ", as when this run began" if self.launches is not None else ""
+            began = ", as at the beginning of this run" if self.launches is not None else ""
             return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
         if self.fusion == "auto" and tuned.gain < MIN_GAIN:
-            return plain._replace(note=f"{part} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
+            return plain._replace(
+                note=(f"{part} are not fused, because a kernel would take {1 / tuned.gain:.1f} x as long")
+            )
         self.saved[part] = self._seconds_saved(part, tuned)
         return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
 

@@ -55,8 +55,8 @@ def choose_kernels(
         launches = None
     if fusion == "auto" and launches is None and is_too_short(graph, device.platform, num_seeds):
         steps = f"{num_env_steps(graph) * num_seeds:,} environment steps"
-        note = f"nothing is fused: for {steps} it does not pay to find the fastest kernels"
-        return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
+        note = f"nothing is fused: {steps} are too few to make up for the search for the fastest kernels"
+        return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full fuses anyway")
     from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
     from rollmill.programs.tuning import Tuner
 

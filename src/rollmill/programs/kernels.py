@@ -157,4 +157,4 @@ def sought_parts(fusion: Fusion) -> Sequence[KernelPart]:
 def impossible_fusion(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:
     """Returns the error for a requested kernel that cannot be made."""
     depths = ("full",) if part == "gradients" else ("full", "rollout")
-    return FusionError(f"fusion={fusion} is not possible; auto trains without. {reason}", depths)
+    return FusionError(f"fusion={fusion} is not possible; fusion=auto trains without it. {reason}", depths)

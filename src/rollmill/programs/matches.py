@@ -132,12 +132,12 @@ def _check_numbers(games: int, opening_plies: int, seed: int) -> tuple[int, int,
     seed = coerce("seed", int, seed)
     if games < 2 or games % 2:
         raise UsageError(
-            f"games={games} must be even and at least 2: each opening is played twice, with either policy moving "
-            "first."
+            f"games={games} must be even and at least 2, because each opening is played twice, with either "
+            "policy moving first."
         )
     if games > MAX_GAMES:
         raise UsageError(
-            f"games={games} is more than {MAX_GAMES}. hint: 100 to 10,000 games are enough for a score."
+            f"games={games} is more than the limit of {MAX_GAMES}. hint: 100 to 10,000 games suffice for a score."
         )
     if not 0 <= opening_plies <= MAX_PLIES:
         raise UsageError(f"opening_plies={opening_plies} must lie between 0 and {MAX_PLIES}.")

@@ -38,9 +38,9 @@ def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduc
 
 def _check(mesh: Mesh, num_parameters: int) -> None:
     if mesh.devices.flat[0].platform != "gpu":
-        raise NoPeerMemory("it is for GPUs")
+        raise NoPeerMemory("it needs GPUs")
     if mesh.shape["instance"] > 1:
-        raise NoPeerMemory("processes that share a GPU would wait for each other on it")
+        raise NoPeerMemory("processes that share a GPU would wait for each other")
     if mesh.size > MAX_RANKS:
         raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MAX_RANKS} that a one-shot all-reduce supports")
     agree(partial(_check_kernel, mesh, num_parameters))

@@ -92,5 +92,5 @@ def agree(do: Callable[[], T]) -> T:
         reason = str(error)
     failed = np.asarray(multihost_utils.process_allgather(np.int32(bool(reason))))
     if failed.any():
-        raise NoPeerMemory(reason or "another process cannot reach its peers' memory")
+        raise NoPeerMemory(reason or "another process cannot reach the memory of its peers")
     return cast(T, found)

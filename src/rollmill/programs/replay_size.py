@@ -35,8 +35,8 @@ class ReplaySize(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {format_bytes(self.total)}; "
-            "each checkpoint holds it"
+            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {format_bytes(self.total)}, "
+            "saved in each checkpoint"
         )
 
 
@@ -65,9 +65,9 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
         return
     fits = int(size.steps * limit * parts / size.total)
     raise UsageError(
-        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}, and workers of "
-        f"place={place} save it in messages of at most {format_bytes(limit)}. hint: buffer_size={fits} would fit, "
-        "or place=program."
+        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}, but workers with "
+        f"place={place} save it in messages of at most {format_bytes(limit)}. hint: buffer_size={fits} would "
+        "fit, or place=program."
     )
 
 
@@ -84,8 +84,11 @@ def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int
         return
     fits = int(size.steps * SHARE * limit / needed)
     where = "this machine" if on_host else "each device"
-    copies = ", and as much again while a checkpoint is written," if on_host else ""
+    copies = ", and the same again while a checkpoint is written," if on_host else ""
     raise UsageError(
-        f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}{copies} and {where} has "
-        f"{format_bytes(limit)}. hint: buffer_size={fits} would fit" + ("." if on_host else ", or more devices.")
+        (
+            f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}{copies} but {where} has "
+            f"{format_bytes(limit)}. hint: buffer_size={fits} would fit"
+        )
+        + ("." if on_host else ", or more devices.")
     )

@@ -40,10 +40,10 @@ class SearchCost(NamedTuple):
 
     def __str__(self) -> str:
         searching = SEARCH_SECONDS.get(self.platform, math.inf)
-        without = f"the training takes about {self.training_seconds:,.0f} s without kernels"
+        without = f"training takes about {self.training_seconds:,.0f} s without kernels"
         return (
-            f"nothing is fused: {without}, and finding the fastest ones {searching:,.0f} s; fusion=full does so "
-            "all the same"
+            f"nothing is fused: {without}, and the search for the fastest kernels {searching:,.0f} s; "
+            "fusion=full fuses anyway"
         )
 
 
@@ -101,5 +101,5 @@ class StoredSeconds:
     def _seconds(self, document: Any) -> float:
         seconds = read_as(float, document, where=str(self._file))
         if not 0 < seconds < math.inf:
-            raise DataError(f"{self._file}: seconds have to be finite and greater than 0.")
+            raise DataError(f"{self._file}: seconds must be finite and greater than 0.")
         return seconds

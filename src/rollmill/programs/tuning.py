@@ -95,7 +95,9 @@ class Tuner:
         unfinished = wait(self._compiling, None if left == math.inf else max(0.0, left)).not_done
         if unfinished:
             self.was_late = True
-            raise CannotFuse(f"its kernels still compile after {self._limit:.0f} s, which is what they can save")
+            raise CannotFuse(
+                f"compiling its kernels takes more than {self._limit:.0f} s, which is all that they can save"
+            )
 
     def _compile_in_time(self, function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
         """Compiles a function. Raises `CannotFuse` at the limit."""

@@ -48,7 +48,7 @@ def a3c_cartpole() -> Recipe:
         norm_adv=False,
         normalize_values=False,
     )
-    return Recipe("a3c", "CartPole-v1", config, "CartPole-v1 by A3C, in one program or by workers")
+    return Recipe("a3c", "CartPole-v1", config, "CartPole-v1 with A3C, in one program or by workers")
 
 
 def impala_cartpole() -> Recipe:
@@ -61,7 +61,7 @@ def impala_cartpole() -> Recipe:
         norm_adv=False,
         normalize_values=False,
     )
-    return Recipe("impala", "CartPole-v1", config, "CartPole-v1 by IMPALA, in one program or from actors")
+    return Recipe("impala", "CartPole-v1", config, "CartPole-v1 with IMPALA, in one program or from actors")
 
 
 def rainbow() -> Recipe:
@@ -74,7 +74,7 @@ def rainbow() -> Recipe:
         n_step=3,
         value_distribution="c51",
     )
-    return Recipe("dqn", "CartPole-v1", config, "CartPole-v1 by Rainbow without noisy layers")
+    return Recipe("dqn", "CartPole-v1", config, "CartPole-v1 with Rainbow without noisy layers")
 
 
 def rejax_cartpole() -> Recipe:

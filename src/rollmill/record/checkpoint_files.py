@@ -127,7 +127,7 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
             raise DamageError(f"{ARRAYS} holds arrays of other types or sizes than its record says")
         nbytes = sum(_nbytes(*kind) for kind in expected.values())
         if size != LENGTH.size + header_bytes + nbytes:
-            raise DamageError(f"{ARRAYS} has {size:,} bytes instead of {LENGTH.size + header_bytes + nbytes:,}")
+            raise DamageError(f"{ARRAYS} has {size:,} bytes, expected {LENGTH.size + header_bytes + nbytes:,}")
         return {name: array for name, array in _arrays(file, {name: expected[name] for name in header})}
 
 
@@ -180,7 +180,7 @@ def _header_length(prefix: bytes, size: int) -> int:
         raise DamageError(f"{ARRAYS} ends before its header")
     (length,) = LENGTH.unpack(prefix)
     if length > min(size, MAX_HEADER_BYTES):
-        raise DamageError(f"{ARRAYS} announces a header of {length:,} bytes and has {size:,}")
+        raise DamageError(f"{ARRAYS} announces a header of {length:,} bytes but has only {size:,}")
     return length
 
 
@@ -192,7 +192,7 @@ def _check_offsets(entries: Mapping[str, HeaderEntry], nbytes: int) -> None:
             raise DamageError(f"{ARRAYS} has gaps or overlaps between its arrays")
         expected = end
     if expected != nbytes:
-        raise DamageError(f"{ARRAYS} has {nbytes:,} bytes of arrays instead of {expected:,}")
+        raise DamageError(f"{ARRAYS} has {nbytes:,} bytes of arrays, expected {expected:,}")
 
 
 def _nbytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:

@@ -92,7 +92,7 @@ class Checkpoints:
         self, directory: Path | Folder, *, keep_last: int = 3, keep_best: int = 1, read_only: bool = False
     ) -> None:
         if keep_last < 1 or keep_best < 0:
-            raise UsageError(f"keep_last={keep_last} must be >= 1 and keep_best={keep_best} >= 0.")
+            raise UsageError(f"keep_last={keep_last} must be at least 1 and keep_best={keep_best} at least 0.")
         self._folder = directory if isinstance(directory, Folder) else Folder(Path(directory))
         self.directory = self._folder.path
         self.keep_last = keep_last
@@ -171,7 +171,7 @@ class Checkpoints:
         present = self.iterations()
         if iteration is not None and iteration not in present:
             known = ", ".join(map(str, present)) or "none"
-            raise CheckpointError(f"{self.directory} has no checkpoint {iteration}. There: {known}.")
+            raise CheckpointError(f"{self.directory} has no checkpoint {iteration}. Known: {known}.")
         reasons = []
         for candidate in reversed(present) if iteration is None else [iteration]:
             try:
@@ -179,7 +179,7 @@ class Checkpoints:
             except (DamageError, ForeignFileError, DataError, OSError) as damage:
                 reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({_reason(damage)})")
             if iteration is None:
-                warnings.warn(f"{reasons[-1]}; trying the one before.", CheckpointWarning, stacklevel=2)
+                warnings.warn(f"{reasons[-1]}. Trying the previous checkpoint.", CheckpointWarning, stacklevel=2)
         if reasons:
             raise self._none_intact(reasons)
         return None
@@ -297,7 +297,7 @@ class Checkpoints:
         for name, kind in kinds.items():
             if NAME.fullmatch(name) and kind != "folder":
                 raise ForeignFileError(
-                    f"{self.directory / name} is not a folder, and is in the way of checkpoint {name}. "
+                    f"{self.directory / name} is not a folder, but checkpoint {name} must be written there. "
                     "hint: move it away."
                 )
 
@@ -330,7 +330,7 @@ class Checkpoints:
         try:
             record = read_record(self._folder.inner(str(iteration)))
             if record.iteration != iteration:
-                return f"it holds iteration {record.iteration}"
+                return f"it contains iteration {record.iteration}"
             if array_digest(self._folder.inner(str(iteration)), record) != record.sha256:
                 return "its content does not match its digest"
         except (DamageError, CheckpointError, DataError, OSError) as damage:
@@ -364,14 +364,14 @@ class Checkpoints:
     def _recovery_hint(self, iteration: int) -> str:
         earlier = [i for i in self.iterations() if i != iteration]
         if not earlier:
-            return "no earlier checkpoint exists."
+            return "there is no earlier checkpoint."
         return f"checkpoint {earlier[-1]} is intact: resume from iteration {earlier[-1]}."
 
     def _disk_full(self, iteration: int, needed: int) -> StorageError:
         free = _free_bytes(self.directory)
         return StorageError(
-            f"the disk of {self.directory} is full: checkpoint {iteration} needs {format_bytes(needed)}, "
-            f"{format_bytes(free)} are free. Free some space; {self._recovery_hint(iteration)}"
+            f"the disk of {self.directory} is full: checkpoint {iteration} needs {format_bytes(needed)}, but "
+            f"only {format_bytes(free)} are free. hint: free some space; {self._recovery_hint(iteration)}"
         )
 
     def _failure(self, iteration: int, needed: int, error: Exception) -> StorageError:
@@ -384,7 +384,7 @@ class Checkpoints:
 
     def _misplaced(self, iteration: int, record: CheckpointRecord) -> CheckpointError:
         return CheckpointError(
-            f"checkpoint {iteration} in {self.directory} holds iteration {record.iteration}: its folder was "
+            f"checkpoint {iteration} in {self.directory} contains iteration {record.iteration}: its folder was "
             f"renamed, or copied over another. hint: rename it to {record.iteration}, or move it out of "
             f"{self.directory}; {self._recovery_hint(iteration)}"
         )
@@ -394,16 +394,25 @@ class Checkpoints:
         more = len(lines) - SHOWN_DIFFERENCES
         shown = lines[:SHOWN_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
         return CheckpointError(
-            f"checkpoint {iteration} in {self.directory} belongs to another algorithm or network "
-            f"({origin or 'it names no run'}):\n  " + "\n  ".join(shown) + "\n"
-            "Resume it with the configuration that it was written with, or start another --run-dir."
+            (
+                f"checkpoint {iteration} in {self.directory} belongs to another algorithm or network "
+                f"({origin or 'it does not name its run'}):\n  "
+            )
+            + "\n  ".join(shown)
+            + (
+                "\nhint: resume it with the configuration that it was written with, or start with another "
+                "--run-dir."
+            )
         )
 
     def _none_intact(self, reasons: list[str]) -> CheckpointError:
         return CheckpointError(
-            "no checkpoint to resume from is intact:\n  " + "\n  ".join(reasons) + "\n"
-            f"Restore {self.directory} from a backup, choose another iteration, or start again with "
-            "another --run-dir."
+            "there is no intact checkpoint to resume from:\n  "
+            + "\n  ".join(reasons)
+            + (
+                f"\nhint: restore {self.directory} from a backup, choose another iteration, or start again with "
+                "another --run-dir."
+            )
         )
 
 

@@ -103,7 +103,7 @@ def lines(status: Status, returns: list[float], width: int) -> Iterator[str]:
         picture = sparkline(returns, min(SPARK, width // 3))
         yield f"{speed}   return {number(status.episode_return)} {picture}{episode}"
     yield from _rows_of_metrics(status.row, width)
-    yield f"peak memory {format_bytes(peak_memory())} of this process"
+    yield f"peak memory of this process: {format_bytes(peak_memory())}"
 
 
 def _rows_of_metrics(row: Mapping[str, Any], width: int) -> Iterator[str]:

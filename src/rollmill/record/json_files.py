@@ -34,7 +34,9 @@ def disk_is_full(error: BaseException) -> bool:
 def write_failure(path: Path, error: BaseException) -> StorageError:
     """Returns the `StorageError` for `path`, with a hint. Raise it `from error`."""
     if disk_is_full(error):
-        return StorageError(f"{path} cannot be written: the disk is full. Free some space and resume the run.")
+        return StorageError(
+            f"{path} cannot be written: the disk is full. hint: free some space and resume the run."
+        )
     return StorageError(f"{path} cannot be written: {error}.")
 
 
@@ -62,7 +64,7 @@ def plain(value: Any) -> Any:
             return plain(value.tolist())
         case Path():
             return plain(str(value))
-    raise TypeError(f"{value!r} of type {type(value).__name__} has no JSON form")
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be represented in JSON")
 
 
 def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:

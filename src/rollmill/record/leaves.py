@@ -107,13 +107,15 @@ def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
 def _leaf_type(path: str, leaf: Any) -> LeafType:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         raise UsageError(
-            f"the state holds a {type(leaf).__name__} at {path}, only arrays can be stored: "
-            "make it a static field, or partition the state into arrays and the rest."
+            f"the state contains a {type(leaf).__name__} at {path}, but only arrays can be stored. hint: make it "
+            "a static field, or partition the state into arrays and the rest."
         )
     if _is_key(leaf):
         return LeafType(f"key<{_key_kind(leaf)}>", tuple(leaf.shape))
     if np.dtype(leaf.dtype).kind in NOT_NUMERIC:
-        raise UsageError(f"the state holds an array of {leaf.dtype} at {path}, only numbers can be stored.")
+        raise UsageError(
+            f"the state contains an array of {leaf.dtype} at {path}, but only numeric arrays can be stored."
+        )
     return LeafType(np.dtype(leaf.dtype).name, tuple(leaf.shape))
 
 

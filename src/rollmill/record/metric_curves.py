@@ -146,7 +146,9 @@ def _lines(run: RunDirectory) -> Iterator[bytes]:
         with run.folder.reading(METRICS) as file:
             while line := file.readline(MAX_LINE_BYTES):
                 if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    raise CheckpointError(f"{path} cannot be read: a line has more than {MAX_LINE_BYTES:,} bytes.")
+                    raise CheckpointError(
+                        f"{path} cannot be read: a line exceeds the limit of {MAX_LINE_BYTES:,} bytes."
+                    )
                 yield line
     except FileNotFoundError:
         return

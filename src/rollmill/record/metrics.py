@@ -185,8 +185,8 @@ def _cut_after(folder: Folder, iteration: int) -> int | None:
                 new.write(line)
                 covered = max(covered, parsed["env_steps"])
     if complaints:
-        more = f" So are {len(complaints) - 1} more." if len(complaints) > 1 else ""
-        warnings.warn(f"{complaints[0]} The line is left out.{more}", MetricsWarning, stacklevel=4)
+        more = f" {len(complaints) - 1} more lines are not valid." if len(complaints) > 1 else ""
+        warnings.warn(f"{complaints[0]} This line is skipped.{more}", MetricsWarning, stacklevel=4)
     return covered + 1
 
 
@@ -202,7 +202,7 @@ def _lines(folder: Folder, name: str) -> Iterator[tuple[dict[str, Any] | str, by
                 where = f"{path}: line {number}"
                 if len(line) == MAX_LINE_BYTES:
                     _skip_line(file, line)
-                    yield f"{where} has more than {MAX_LINE_BYTES:,} bytes.", line
+                    yield f"{where} exceeds the limit of {MAX_LINE_BYTES:,} bytes.", line
                 elif line.endswith(b"\n"):
                     yield _parse(line, where), line
     except OSError as error:

@@ -79,7 +79,7 @@ def mirrored(
     store lacks a part.
     """
     mirror = Mirror(run, ObjectStore(url), warn)
-    note(f"copies it to {url}")
+    note(f"copying the run to {url}")
     mirror.start()
     try:
         yield
@@ -91,8 +91,8 @@ def mirrored(
         return
     if finished:
         raise StorageError(
-            f"the training has finished, but {url} lacks a part of it: {mirror.problem}\n"
-            f"All of it is in {run.root}{mirror.way_out}"
+            f"training has finished, but the copy at {url} is incomplete: {mirror.problem}\nThe complete run is "
+            f"in {run.root}{mirror.way_out}"
         )
 
 
@@ -118,8 +118,8 @@ class Mirror:
         self._whole = threading.Event()
         """Set while the store has all of the run, as of the last look."""
         self._thread = threading.Thread(target=self._work, name="rollmill-store", daemon=True)
-        self.problem = "it was not reached in time."
-        self.way_out = f", and the next start on this machine copies it:\n  {run.command('resume')}"
+        self.problem = "the copy did not complete in time."
+        self.way_out = f", and the next start on this machine completes the copy:\n  {run.command('resume')}"
 
     def start(self) -> None:
         """Begins to copy."""
@@ -132,8 +132,8 @@ class Mirror:
         self._thread.join(seconds)
         if self._thread.is_alive() or not self._whole.is_set():
             self._note(
-                f"{self._store.url} lacks a part of this run: {self.problem} "
-                f"It is in {self._run.root}{self.way_out}"
+                f"the copy of this run at {self._store.url} is incomplete: {self.problem} The complete run is in "
+                f"{self._run.root}{self.way_out}"
             )
             return False
         return True
@@ -148,7 +148,7 @@ class Mirror:
                 self.problem = str(error)
                 if isinstance(error, OtherRun):
                     self.way_out = ", which the next start on this machine renames"
-                self._note(f"this run is copied no more: {error}")
+                self._note(f"this run is no longer copied: {error}")
                 return
             except Exception as error:  # any error: the training continues
                 failures += 1
@@ -166,7 +166,7 @@ class Mirror:
         self._whole.clear()
         self.problem = str(error)
         if failures == FAILURES_TOLD:
-            self._note(f"the store fails, and is tried again: {error}")
+            self._note(f"copying failed and is being retried: {error}")
         pause = min(2.0**failures / 4, MAX_PAUSE)
         if not self._ends.wait(pause):
             return
@@ -201,7 +201,7 @@ class Mirror:
         if here is None:
             there, here = read_marker(self._store) or Marker(), local_marker(self._run.folder)
             if there.run and (here is None or here.run != there.run):
-                raise OtherRun(f"{self._store.url} holds another run, which began meanwhile.")
+                raise OtherRun(f"{self._store.url} now contains another run, which began in the meantime.")
             here = (here or there).named()
             here = replace(here, revision=max(here.revision, there.revision))
             write_local_marker(self._run.folder, here)
@@ -210,7 +210,7 @@ class Mirror:
             self._store.write(MARKER, here.text())
             self._find_checkpoints()
         elif (writer := self._store.read(WRITER).decode(errors="replace")) != self._writer:
-            raise TakenOver(f"{self._store.url} is written by another process now, on {writer.split(':')[0]}.")
+            raise TakenOver(f"another process on {writer.split(':')[0]} now writes to {self._store.url}.")
         self._marker = replace(here, revision=here.revision + 1)
         write_local_marker(self._run.folder, self._marker)
         return self._marker

@@ -130,8 +130,9 @@ def _named(url: str) -> Iterator[None]:
         raise MissingObjectError(f"{url}: {_missing(error)}.", is_final=True) from error
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise StoreError(
-            f"{url}: access was denied ({_first_line(error)}). hint: credentials come from variables such as "
-            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and GOOGLE_APPLICATION_CREDENTIALS, or from the instance.",
+            f"{url}: access was denied ({_first_line(error)}). hint: set credentials in variables such as "
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and GOOGLE_APPLICATION_CREDENTIALS, or use those of the "
+            "instance.",
             is_final=True,
         ) from error
     except (BaseError, OSError, ValueError) as error:
@@ -141,7 +142,7 @@ def _named(url: str) -> Iterator[None]:
 
 
 def _missing(error: Exception) -> str:
-    return "there is no such bucket" if NO_BUCKET in str(error) else "there is no such object"
+    return "the bucket does not exist" if NO_BUCKET in str(error) else "the object does not exist"
 
 
 def _first_line(error: Exception) -> str:

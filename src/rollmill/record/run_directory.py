@@ -81,15 +81,15 @@ class RunDirectory:
             if RunDirectory(root).is_locked():
                 raise UsageError(f"{being_written(root)} Choose another --run-dir.")
             resume = RunDirectory(root).command("resume")
-            raise UsageError(f"{root} already holds a run: `{resume}`, or choose another --run-dir.")
+            raise UsageError(f"{root} already contains a run. hint: `{resume}`, or choose another --run-dir.")
         if root.is_dir() and any(root.iterdir()):
-            raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
+            raise UsageError(f"{root} is not empty and does not contain a run. hint: choose another --run-dir.")
         if root.exists() and not root.is_dir():
-            raise UsageError(f"{root} is a file. Choose another --run-dir.")
+            raise UsageError(f"{root} is a file. hint: choose another --run-dir.")
         if root.is_symlink() and not root.exists():
             raise UsageError(
-                f"{root} is a link to {os.readlink(root)}, where nothing is. hint: make that folder, delete the "
-                "link, or choose another --run-dir."
+                f"{root} is a link to {os.readlink(root)}, which does not exist. hint: create that folder, "
+                "delete the link, or choose another --run-dir."
             )
 
     @staticmethod
@@ -131,7 +131,9 @@ class RunDirectory:
             cls.refuse_occupied(root)  # another process may have created it meanwhile
             if disk_is_full(error):
                 raise write_failure(root, error) from error
-            raise UsageError(f"{root} cannot be created: {_reason(error)}. Choose another --run-dir.") from error
+            raise UsageError(
+                f"{root} cannot be created: {_reason(error)}. hint: choose another --run-dir."
+            ) from error
         return cls(root)
 
     @classmethod
@@ -144,7 +146,7 @@ class RunDirectory:
         run = cls(Path(root))
         bring(run.root)
         if not os.path.lexists(run.config_file) and (url := url_of(run.root)):
-            raise CheckpointError(f"{url} holds no run.")
+            raise CheckpointError(f"{url} does not contain a run.")
         if not os.path.lexists(run.config_file):
             problem = "is not the directory of a run" if run.root.exists() else "does not exist"
             raise CheckpointError(f"{run.root} {problem}. {_nearest_runs(run.root)}")
@@ -230,7 +232,7 @@ def _nearest_runs(root: Path) -> str:
         if runs:
             break
     if not runs:
-        return f"There are no runs in {root.parent.absolute()}, nor in {Path('runs')}/."
+        return f"There are no runs in {root.parent.absolute()} or in {Path('runs')}/."
     near = difflib.get_close_matches(root.name, [run.name for run in runs], n=3, cutoff=0.5)
     newest = [run.name for run in sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:3]]
     label = "Did you mean" if near else f"The newest runs in {folder}:"

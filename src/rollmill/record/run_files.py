@@ -70,7 +70,7 @@ def _lock_or_refuse(root: Path, descriptor: int) -> None:
         # A record lock: unlike flock's, it is not inherited by environment workers forked from here.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        raise UsageError(f"{being_written(root)} hint: wait for that process, or stop it first.") from error
+        raise UsageError(f"{being_written(root)} hint: wait for that process to end, or stop it first.") from error
 
 
 def being_written(root: Path) -> str:
@@ -79,4 +79,4 @@ def being_written(root: Path) -> str:
         owner = Folder(root).read(LOCK, limit=MAX_LOCK_BYTES).decode("ascii", errors="replace").strip()
     except (OSError, RollmillError):
         owner = ""
-    return f"{root} is being written by {f'process {owner}' if owner.isdecimal() else 'another process'}."
+    return f"{f'process {owner}' if owner.isdecimal() else 'another process'} is writing to {root}."

@@ -202,7 +202,8 @@ def _content(folder: Folder, name: str) -> bytes | None:
 def _check_empty(url: str, names: Mapping[str, int]) -> None:
     if names:  # a run's configuration is the first that is copied
         raise UsageError(
-            f"{url} is not empty and holds no run: it has {min(names)}. hint: choose another --run-dir."
+            f"{url} is not empty and does not contain a run: it contains {min(names)}. hint: choose another "
+            "--run-dir."
         )
 
 

@@ -49,7 +49,7 @@ class BuiltInAlgorithm(NamedTuple):
 _SUMMARIES = {
     "ppo": ("PPOConfig", "proximal policy optimisation (Schulman et al., 2017)"),
     "a3c": ("A3CConfig", "advantage actor-critic (Mnih et al., 2016)"),
-    "a2c": ("A2CConfig", "advantage actor-critic in step, with the settings of A2C (Wu et al., 2017)"),
+    "a2c": ("A2CConfig", "synchronous advantage actor-critic, with the settings of A2C (Wu et al., 2017)"),
     "impala": ("IMPALAConfig", "actor-critic with V-trace (Espeholt et al., 2018)"),
     "dqn": ("DQNConfig", "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
     "sac": ("SACConfig", "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
@@ -60,8 +60,8 @@ _SUMMARIES = {
         "AlphaZeroConfig",
         "tree search and self-play in games (Silver et al., 2018; Danihelka et al., 2022)",
     ),
-    "mappo": ("MAPPOConfig", "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
-    "ippo": ("MAPPOConfig", "PPO for several agents, each with its own critic (de Witt et al., 2020)"),
+    "mappo": ("MAPPOConfig", "multi-agent PPO with a centralised critic (Yu et al., 2022)"),
+    "ippo": ("MAPPOConfig", "multi-agent PPO, one critic per agent (de Witt et al., 2020)"),
 }
 BUILTIN = {name: BuiltInAlgorithm(config, name, summary) for name, (config, summary) in _SUMMARIES.items()}
 ALGORITHMS: Registry[Algorithm | BuiltInAlgorithm] = Registry("algorithm", BUILTIN)
@@ -72,7 +72,7 @@ def find_algorithm(name: str) -> Algorithm | BuiltInAlgorithm:
 
     Raises a `UsageError` with the nearest names if there is none, or if its package cannot be used.
     """
-    hint = "One of your own: --import MODULE, of a module that calls rollmill.register_algorithm."
+    hint = "For an algorithm of your own, add --import MODULE, the module that calls rollmill.register_algorithm."
     return ALGORITHMS.find(name, hint=hint)
 
 
@@ -128,29 +128,29 @@ def _build(
         graph: Any = build(env, config)
     if not isinstance(graph, Graph):
         raise UsageError(
-            f"the algorithm {name} returned {type(graph).__name__}; it has to return a rollmill.dataflow.Graph."
+            f"the algorithm {name} returned {type(graph).__name__}, expected a rollmill.dataflow.Graph."
         )
     return graph._replace(settings=settings_of(name, env, config))
 
 
 def _check_config(name: str, config: type) -> None:
     if not (isinstance(config, type) and is_dataclass(config)):
-        raise UsageError(f"cannot register {name!r}: its config has to be a dataclass, {config!r} was given.")
+        raise UsageError(f"cannot register {name!r}: its config must be a dataclass, got {config!r}.")
     if not getattr(config, "__dataclass_params__").frozen:  # noqa: B009 - no type knows of it
         raise UsageError(
-            f"cannot register {name!r}: {config.__name__} can be changed, while runs compare and record "
-            "configurations. hint: @dataclass(frozen=True)."
+            f"cannot register {name!r}: {config.__name__} is mutable, but runs compare and record configurations. "
+            "hint: @dataclass(frozen=True)."
         )
     try:
         defaults = config()
         same = read_as(config, plain(writable(asdict(defaults))), where=config.__name__) == defaults
     except (RollmillError, TypeError, ValueError) as error:
         raise UsageError(
-            f"cannot register {name!r}: a file has to hold its config, which {config.__name__} does not allow "
-            f"({error}). hint: fields with defaults that are numbers, text, booleans, None, tuples of these, or "
-            "dataclasses."
+            f"cannot register {name!r}: {config.__name__} cannot be stored in a file ({error}). hint: give every "
+            "field a default that is a number, a string, a boolean, None, a tuple of these, or a dataclass."
         ) from error
     if not same:
         raise UsageError(
-            f"cannot register {name!r}: the defaults of {config.__name__} do not come back from JSON."
+            f"cannot register {name!r}: the defaults of {config.__name__} change when they are written to JSON "
+            "and read again."
         )

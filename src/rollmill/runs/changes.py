@@ -33,9 +33,9 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set {text}: a name and a value are needed. hint: --set learning_rate=1e-4")
+            raise UsageError(f"--set {text} must be NAME=VALUE. hint: --set learning_rate=1e-4")
         if name in values:
-            raise UsageError(f"--set {name} is given twice.")
+            raise UsageError(f"--set {name} was given twice.")
         values[name.replace("-", "_")] = value
     return values
 
@@ -60,21 +60,21 @@ def changed_settings(
         if name not in CHANGEABLE:
             able = ", ".join(n for n in CHANGEABLE if n in known)
             raise UsageError(
-                f"{name} cannot be changed when a run goes on, because its state depends on it. What can: {able}. "
-                "hint: start another run with it."
+                f"{name} cannot be changed in a resumed run, because the run's state depends on it. These can be "
+                f"changed: {able}. hint: start a new run with it."
             )
     hints = typing.get_type_hints(kind)
     values = {name: _value(name, hints[name], value) for name, value in changes.items()}
     if _follows_updates(config) and (counted := [name for name in COUNTED if name in values]):
         raise UsageError(
-            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or a number has a schedule: it "
-            "changes with the number of updates, and would jump. hint: start another run with it."
+            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or a number has a schedule: these "
+            "follow the number of updates, and would jump. hint: start a new run with it."
         )
     changed = replace(config, **values)
     if _rate_follows_updates(config) != _rate_follows_updates(changed):
         raise UsageError(
-            f"learning_rate={values['learning_rate']} cannot be set here: with anneal_lr off, the run's "
-            "state counts updates where its learning rate is a schedule, and only there. hint: "
+            f"learning_rate={values['learning_rate']} cannot be set in this run: with anneal_lr off, its state "
+            "counts updates only if the learning rate is a schedule. hint: give "
             f"{'constant:VALUE' if _rate_follows_updates(config) else 'a number'}."
         )
     written = plain({name: _written(value) for name, value in values.items()})
@@ -100,7 +100,8 @@ def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
     if "total_timesteps" in values and loops.iterations < iteration:
         done = iteration * loops.batch_size
         raise UsageError(
-            f"total_timesteps={values['total_timesteps']} lies behind: {done} steps are done. hint: give more."
+            f"total_timesteps={values['total_timesteps']} must be more than the {done} steps that the run has "
+            "already made."
         )
 
 
@@ -126,7 +127,7 @@ def note_changes(
     new = {name: described["config"][name] for name in values}
     changed = {name: value for name, value in plain(new).items() if value != old[name]}
     if not changed:
-        display.note("the run has these hyperparameters already; nothing is changed")
+        display.note("the run already has these hyperparameters. Nothing was changed.")
         return
     change = Change(done, {name: old[name] for name in changed}, changed)
     rewrite_config(run, changed_config(config, described, change))
@@ -147,8 +148,8 @@ def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display)
         return
     for change in late:
         display.note(
-            f"note: {', '.join(change.after)} changed after iteration {change.iteration}; no checkpoint from then "
-            f"on is left, so it changes after iteration {restored.iteration} instead"
+            f"note: the change of {', '.join(change.after)} after iteration {change.iteration} takes effect "
+            f"after iteration {restored.iteration} instead, because no checkpoint from then on remains"
         )
     moved = [replace(change, iteration=min(change.iteration, restored.iteration)) for change in changes]
     rewrite_config(run, {**config, "changes": [change.to_json() for change in moved]})
@@ -191,9 +192,9 @@ def _schedule_note(
     rates = [float(schedule.at(share)) for schedule, share in zip(schedules, shares, strict=True)]
     told = _REASONS.get(name, f"{name} has a schedule")
     return (
-        f"note: {told} over total_timesteps: it goes on at {rates[1]:.4g} instead of {rates[0]:.4g}, and "
-        f"{'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} "
-        f"after iteration {ends[1]}"
+        f"note: {told} over total_timesteps. It continues at {rates[1]:.4g} instead of {rates[0]:.4g}, and "
+        f"{'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} after iteration "
+        f"{ends[1]}"
     )
 
 

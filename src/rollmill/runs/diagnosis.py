@@ -97,8 +97,11 @@ def _checkpoints(run: RunDirectory, examined: Examination) -> None:
                     f"checkpoint {iteration} in {run.checkpoints.path} is damaged ({damage})."
                 )
     if not whole:
-        raise CheckpointError(f"{run.root} has no whole checkpoint; `rollmill resume {run.root}` starts it over.")
-    examined.notes.append(f"checkpoints: {len(whole)} whole, of iterations {', '.join(map(str, whole))}")
+        raise CheckpointError(
+            f"{run.root} has no intact checkpoint. hint: `rollmill resume {run.root}` starts it from the "
+            "beginning."
+        )
+    examined.notes.append(f"checkpoints: {len(whole)} intact, of iterations {', '.join(map(str, whole))}")
 
 
 def _metrics(run: RunDirectory, examined: Examination) -> None:
@@ -114,6 +117,6 @@ def _metrics(run: RunDirectory, examined: Examination) -> None:
 def _summary(run: RunDirectory, examined: Examination) -> None:
     summary = read_summary(run)
     if summary is None:
-        examined.notes.append("summary: none yet; the run has not ended")
+        examined.notes.append("summary: none yet, because the run has not ended")
         return
     examined.notes.append(f"summary: {summary['status']} after iteration {summary['iterations']}")

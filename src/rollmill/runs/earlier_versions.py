@@ -41,8 +41,8 @@ def note_of_versions(run: RunDirectory) -> str | None:
     if not other:
         return None
     return (
-        f"note: this run was made with {', '.join(other)}; its numbers may go on otherwise than in a run that was "
-        "never stopped"
+        f"note: this run was made with {', '.join(other)}. Its results may differ from those of an uninterrupted "
+        "run"
     )
 
 

@@ -113,17 +113,18 @@ class RunOptions(PlacementOptions):
         super().__post_init__()
         if self.cluster == HOSTS and self.place not in (None, "mesh"):
             raise UsageError(
-                f"cluster={HOSTS} trains on a mesh, not with place={self.place}. hint: leave place out."
+                f"cluster={HOSTS} trains on a mesh and cannot be combined with place={self.place}. hint: leave "
+                "place out."
             )
         if self.cluster not in (None, HOSTS) and self.place not in (None, "ray", "mesh"):
             raise UsageError(
-                f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one out, "
-                "or give place=mesh."
+                f"cluster={self.cluster} lets Ray place the workers and cannot be combined with "
+                f"place={self.place}. hint: leave one of them out, or give place=mesh."
             )
         if self.resume_if_exists and self.run_dir is None:
             raise UsageError(
-                "resume_if_exists needs run_dir, the directory in which a job that is started again finds its "
-                "run. hint: give run_dir, or leave resume_if_exists out."
+                "resume_if_exists needs run_dir, the directory in which a restarted job finds its run. hint: "
+                "give run_dir, or leave resume_if_exists out."
             )
         if self.clone is not None and self.start_from is not None:
             raise UsageError("clone and start_from both give the first weights. hint: leave one of them out.")

@@ -59,9 +59,9 @@ def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) 
     if here and not imports:
         functions = " and ".join(dict.fromkeys(f"rollmill.{REGISTER[each.kind]}" for each in here))
         raise UsageError(
-            f"{' and '.join(map(str, here))}: registered by the program that runs, which trials, processes of "
-            f"their own, do not import. hint: call {functions} in a module of its own, such as my_parts.py, and "
-            "import my_parts in the program."
+            f"trials are separate processes and cannot create {' and '.join(map(str, here))}, because only the "
+            f"running program registers these names. hint: call {functions} in a separate module, such as "
+            "my_parts.py, and import my_parts in the program."
         )
     return _with_modules(imports, own)
 
@@ -102,9 +102,9 @@ def note_of_unknown(described: dict[str, Any], imports: Sequence[str]) -> str | 
         return None
     functions = " and ".join(dict.fromkeys(f"rollmill.{REGISTER[own.kind]}" for own in unknown))
     return (
-        f"note: {' and '.join(map(str, unknown))}: registered by the program that runs, not by a module that it "
-        "imports, so other processes and commands on this run, such as rollmill evaluate, cannot make it. "
-        f"hint: call {functions} in a module of its own, such as my_parts.py, and import my_parts in the program"
+        "note: other processes, and commands such as rollmill evaluate, cannot create "
+        f"{' and '.join(map(str, unknown))}, because only the running program registers these names. hint: call "
+        f"{functions} in a separate module, such as my_parts.py, and import my_parts in the program"
     )
 
 

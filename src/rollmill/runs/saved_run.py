@@ -116,7 +116,7 @@ def read_saved(run: RunDirectory) -> SavedConfig:
     """Returns the configuration of a run. Raises a `CheckpointError` with file, field and value if it is wrong."""
     config, where = run.read_config(), str(run.config_file)
     if missing := {"graph", "options", "imports"} - config.keys():
-        raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}; is it a run of Rollmill?")
+        raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}. Is this a Rollmill run?")
     saved = _known(SavedConfig, config, where)
     graph = _known(GraphSettings, saved.graph, where, field="graph")
     graph = replace(graph, config=with_added(graph.algorithm, graph.config))
@@ -137,7 +137,7 @@ def _check_launches(launches: SavedLaunches | None, where: str) -> None:
             for number in getattr(each, name) or ():
                 if not 0 <= number <= MAX_LAUNCH:
                     raise CheckpointError(
-                        f"{where}: {place}.{name} holds {number}; at most {MAX_LAUNCH} is a launch."
+                        f"{where}: {place}.{name} is {number}, expected a launch setting of at most {MAX_LAUNCH}."
                     )
 
 
@@ -161,7 +161,7 @@ def read_summary(run: RunDirectory) -> dict[str, Any] | None:
         try:
             _known(Summary, summary, where)
         except CheckpointError as error:
-            hint = f"hint: move it away; `rollmill resume {run.root}` writes it anew."
+            hint = f"hint: move it away. `rollmill resume {run.root}` then writes it anew."
             raise CheckpointError(f"{error} {hint}") from error
     return summary
 
@@ -210,7 +210,7 @@ def check_identity(
     saved, current = metadata.get(IDENTITY), identity_of(run.read_config())
     if not isinstance(saved, dict):
         raise CheckpointError(
-            f"checkpoint {iteration} in {run.checkpoints.path} does not say to which configuration it belongs."
+            f"checkpoint {iteration} in {run.checkpoints.path} does not say which configuration it belongs to."
         )
     later = tuple(change for change in changes if change.iteration >= iteration)
     candidates = [undone(current, later[start:]) for start in range(len(later) + 1)]
@@ -218,7 +218,7 @@ def check_identity(
     if not all(differing):
         return
     names = differing[-1]
-    lines = [f"{name} is {_said(current, name)}, and was {_said(saved, name)}" for name in names]
+    lines = [f"{name} is {_said(current, name)} now and was {_said(saved, name)}" for name in names]
     raise CheckpointError(
         f"{run.config_file} is not the configuration of checkpoint {iteration}: {'; '.join(lines)}. "
         f"{_hint(run, names, current)}"
@@ -239,10 +239,8 @@ def _hint(run: RunDirectory, names: list[str], current: Mapping[str, Any]) -> st
     plain_names = [name.removeprefix("config.") for name in names]
     if all(name.startswith("config.") for name in names) and set(plain_names) <= set(CHANGEABLE):
         sets = " ".join(f"--set {name}={short_json(current[f'config.{name}'])}" for name in plain_names)
-        return f"hint: put the old values back, or change them on purpose: rollmill resume {run.root} {sets}"
-    return (
-        "hint: put the old values back; or, if the checkpoint came from another run, move it out of the directory."
-    )
+        return f"hint: restore the old values, or change them on purpose: rollmill resume {run.root} {sets}"
+    return "hint: restore the old values. If the checkpoint came from another run, move it out of the directory."
 
 
 def with_changes(config: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:

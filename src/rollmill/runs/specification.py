@@ -43,8 +43,9 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
     """
     if custom := settings.get("custom"):
         raise CheckpointError(
-            f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold. Pass the "
-            "algorithm again, in Python: rollmill.load(run, algorithm=...); so for evaluate, resume and replay."
+            f"this run was created in Python with its own {' and '.join(custom)}, which cannot be stored in a "
+            "file. hint: pass the algorithm again in Python, as in rollmill.load(run, algorithm=...), and "
+            "likewise to evaluate, resume and replay."
         )
     try:
         return _graph_on(_environment_of(settings), settings)

@@ -108,8 +108,9 @@ def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
         remember(run, sorted({*names_to_remember(saved), *trusted_modules(run)}))
     elif url and f"{START}{url}" not in trusted_modules(run):
         raise CheckpointError(
-            f"{run.root} was not made here, and begins with weights of {url}, which would be asked with your "
-            "credentials. hint: if you trust it, add --trust (trust=True), which is remembered for this directory."
+            f"{run.root} was created elsewhere and starts from weights at {url}, which would be read with your "
+            "credentials. hint: if you trust it, add --trust (trust=True), which is remembered for this "
+            "directory."
         )
 
 
@@ -134,9 +135,9 @@ def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None
     known = trusted_modules(run) if addresses else set()
     if refused := [address for address in addresses if not trust and cluster_name(address) not in known]:
         raise CheckpointError(
-            f"{run.root} was not made here, and names a cluster, whose code would run here: {refused[0]!r}. hint: "
-            f"if you trust it, add --cluster {refused[0]} (cluster= in Python), or --trust (trust=True), which is "
-            "remembered for this directory; --place processes trains on this machine alone."
+            f"{run.root} was created elsewhere and names a cluster that would run its code: {refused[0]!r}. "
+            f"hint: if you trust it, add --cluster {refused[0]} (cluster= in Python), or --trust (trust=True), "
+            "which is remembered for this directory. --place processes trains on this machine alone."
         )
 
 
@@ -249,7 +250,7 @@ def _refusal(run: RunDirectory, refused: Sequence[NamedModule], imports: Sequenc
     modules = list(dict.fromkeys([*imports, *(name.module for name in refused)]))
     options = " ".join(f"--import {module}" for module in modules)
     return CheckpointError(
-        f"{run.root} was not made here, and names code that would be imported: {lines}. hint: if you trust it, "
-        f"add {options} (imports={modules} in Python), or --trust (trust=True), which is remembered for this "
+        f"{run.root} was created elsewhere and names modules that would be imported: {lines}. hint: if you trust "
+        f"it, add {options} (imports={modules} in Python), or --trust (trust=True), which is remembered for this "
         "directory."
     )

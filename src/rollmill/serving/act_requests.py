@@ -79,13 +79,15 @@ class ActRequestReader:
         document = self._parsed(body)
         single = document.observations is UNSET
         if single == (document.observation is UNSET):
-            raise Refusal(400, "the body needs either `observation`, for one action, or `observations`, a list.")
+            raise Refusal(
+                400, "the body must contain either `observation`, for one action, or `observations`, a list."
+            )
         given = [document.observation] if single else document.observations
         name = "observation" if single else "observations"
         if not 1 <= len(given) <= self._schema.max_batch:
             raise Refusal(
                 413 if given else 400,
-                f"`observations` has {len(given)} entries; 1 to {self._schema.max_batch} are answered at once.",
+                f"`observations` has {len(given)} entries, expected between 1 and {self._schema.max_batch}.",
             )
         observation = _array(self._schema.observation_space, given, name)
         sessions = _sessions(document, single, len(given)) if self._schema.recurrent else [None] * len(given)
@@ -96,10 +98,10 @@ class ActRequestReader:
         try:
             return self._body.decode(body)
         except msgspec.ValidationError as error:
-            raise Refusal(400, f"the body does not fit the policy: {_uncapitalised(error)}.") from None
+            raise Refusal(400, f"the body does not match the policy: {_uncapitalised(error)}.") from None
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             reason = _uncapitalised(str(error).removeprefix("JSON is malformed: "))
-            raise Refusal(400, f"the body is not JSON: {reason}.") from None
+            raise Refusal(400, f"the body is not valid JSON: {reason}.") from None
 
     def _mask(self, document: Any, single: bool, count: int) -> PyTree[np.ndarray]:
         """Returns the legal actions, or all of them where none are given."""
@@ -109,12 +111,16 @@ class ActRequestReader:
         name, other = ("action_mask", "action_masks") if single else ("action_masks", "action_mask")
         given = getattr(document, name)
         if getattr(document, other) is not UNSET:
-            raise Refusal(400, f"`{other}` does not go with `{'observation' if single else 'observations'}`.")
+            raise Refusal(
+                400, f"`{other}` cannot be combined with `{'observation' if single else 'observations'}`."
+            )
         if given is UNSET:
             return _over(expected, lambda leaf, _, __: np.ones((count, *leaf.shape), bool), (), name)
         given = [given] if single else given
         if len(given) != count:
-            raise Refusal(400, f"`{name}` has {len(given)} entries, and there are {count} observations.")
+            raise Refusal(
+                400, f"`{name}` has {len(given)} entries, expected one for each of {count} observations."
+            )
         mask = _over(expected, lambda leaf, value, path: _bools(leaf.shape, value, path), given, name)
         choices = possible_choices(self._schema.action_space)
         if choices is not None and not np.any(mask & choices, axis=-1).all():
@@ -125,12 +131,12 @@ class ActRequestReader:
 def _sessions(document: Any, single: bool, count: int) -> Sequence[str | None]:
     names = [document.session] if single else document.sessions or [None] * count
     if (document.sessions if single else document.session) is not None:
-        raise Refusal(400, "`session` goes with `observation`, and `sessions` with `observations`.")
+        raise Refusal(400, "use `session` with `observation`, and `sessions` with `observations`.")
     if len(names) != count:
-        raise Refusal(400, f"`sessions` has {len(names)} entries, and there are {count} observations.")
+        raise Refusal(400, f"`sessions` has {len(names)} entries, expected one for each of {count} observations.")
     known = [name for name in names if name is not None]
     if len(set(known)) < len(known):
-        raise Refusal(400, "`sessions` names a session twice; its observations have to be sent one after another.")
+        raise Refusal(400, "`sessions` names a session twice. Its observations must be sent one after another.")
     return names
 
 
@@ -184,7 +190,7 @@ def _array(space: spaces.Space, values: Sequence[Any], path: str) -> PyTree[np.n
     if low is not None and not np.all(inside := (array >= low) & (array < high)):
         place = tuple(np.argwhere(~inside)[0])
         least, most = (np.broadcast_to(bound, array.shape)[place] for bound in (low, high))
-        raise Refusal(400, f"`{path}` holds {array[place]}, and has to lie between {least} and {most - 1}.")
+        raise Refusal(400, f"`{path}` contains {array[place]}, which must lie between {least} and {most - 1}.")
     return array
 
 
@@ -196,11 +202,11 @@ def _numbers(expected: Any, values: Sequence[Any], path: str) -> np.ndarray:
         raise Refusal(400, f"`{path}` does not fit into {expected.dtype}: {_uncapitalised(error)}.") from None
     except ValueError:
         raise Refusal(
-            400, f"`{path}` has rows of unequal lengths; one has shape {list(expected.shape)}."
+            400, f"`{path}` has rows of different lengths, expected shape {list(expected.shape)}."
         ) from None
     _check_shape(array, (len(values), *expected.shape), path)
     if array.dtype.kind not in "iu" and not np.isfinite(array).all():
-        raise Refusal(400, f"`{path}` holds a number that is not finite in {expected.dtype}.")
+        raise Refusal(400, f"`{path}` contains a number that is not finite in {expected.dtype}.")
     return array
 
 
@@ -208,14 +214,14 @@ def _bools(shape: tuple[int, ...], values: Sequence[Any], path: str) -> np.ndarr
     try:
         array = np.array(values, bool)
     except ValueError:
-        raise Refusal(400, f"`{path}` has rows of unequal lengths; one has shape {list(shape)}.") from None
+        raise Refusal(400, f"`{path}` has rows of different lengths, expected shape {list(shape)}.") from None
     _check_shape(array, (len(values), *shape), path)
     return array
 
 
 def _check_shape(array: np.ndarray, expected: tuple[int, ...], path: str) -> None:
     if array.shape != expected:
-        raise Refusal(400, f"`{path}` has shape {list(array.shape[1:])}; one has {list(expected[1:])}.")
+        raise Refusal(400, f"`{path}` has shape {list(array.shape[1:])}, expected {list(expected[1:])}.")
 
 
 def _bounds(space: spaces.Space) -> tuple[Any, Any]:

@@ -47,7 +47,7 @@ def listen(address: Address) -> socket.socket:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
-        hint = " hint: --port 0 takes a free port." if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
+        hint = " hint: --port 0 chooses a free port." if getattr(error, "errno", 0) == errno.EADDRINUSE else ""
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot listen at {shown}: {reason}.{hint}") from error
     listener.setblocking(False)
@@ -61,7 +61,7 @@ def _check_host(address: Address) -> None:
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--host {address.host} is not an address: {reason}. hint: 127.0.0.1, or 0.0.0.0."
+            f"--host {address.host} is not a valid address: {reason}. hint: 127.0.0.1, or 0.0.0.0."
         ) from error
 
 
@@ -70,7 +70,7 @@ def _listen_at_path(path: Path) -> socket.socket:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise UsageError(f"--socket {path} exists and is not a socket. hint: choose another path.")
         if _is_served(path):
-            raise UsageError(f"--socket {path} is in use by another server.")
+            raise UsageError(f"--socket {path} is used by another server.")
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     umask = os.umask(0o177)
@@ -113,7 +113,7 @@ def read_token(path: Path | None, address: Address) -> bytes | None:
             return None
         _check_host(address)
         raise UsageError(
-            f"--host {address.host} can be reached from other machines, so clients have to send a token. hint: "
+            f"--host {address.host} can be reached from other machines, so clients must send a token. hint: "
             "(umask 077; openssl rand -hex 32 > token), then --token-file token."
         )
     try:
@@ -126,7 +126,7 @@ def read_token(path: Path | None, address: Address) -> bytes | None:
     printable = all(33 <= byte <= 126 for byte in token)
     if not (MIN_TOKEN_CHARACTERS <= len(token) <= MAX_TOKEN_FILE and printable):
         raise UsageError(
-            f"--token-file {path} has to hold one word of {MIN_TOKEN_CHARACTERS} to {MAX_TOKEN_FILE:,} "
+            f"--token-file {path} must contain a single word of {MIN_TOKEN_CHARACTERS} to {MAX_TOKEN_FILE:,} "
             "printable ASCII characters. hint: openssl rand -hex 32."
         )
     return token

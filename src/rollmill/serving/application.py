@@ -72,10 +72,10 @@ class PolicyApplication:
         if self._authorization is not None and not hmac.compare_digest(
             _scheme_in_lower_case(authorization), self._authorization
         ):
-            raise Refusal(401, "this server asks for its token: `Authorization: Bearer TOKEN`.")
+            raise Refusal(401, "this server requires its token: `Authorization: Bearer TOKEN`.")
         expected = "DELETE" if path.startswith(SESSION_PATH) else METHODS.get(path)
         if expected is None:
-            raise Refusal(404, f"there is no path {path[:60]!r}; there are {', '.join(METHODS)} and /sessions/ID.")
+            raise Refusal(404, f"unknown path {path[:60]!r}. Known: {', '.join(METHODS)} and /sessions/ID.")
         if method != expected:
             raise Refusal(405, f"{path[:60]} takes {expected}, not {method}.", allow=expected)
 
@@ -93,7 +93,7 @@ class PolicyApplication:
                 self.count()
                 respond(json_response(self._statistics.report()))
             case _ if not self._policy.recurrent:
-                raise Refusal(404, "this policy has no memory, and so no sessions.")
+                raise Refusal(404, "this policy has no memory, so it has no sessions.")
             case path:
                 self._sessions.end(path.removeprefix(SESSION_PATH), self._clock())
                 respond(json_response({}))
@@ -105,7 +105,7 @@ class PolicyApplication:
         if self._batcher.rows + wanted.rows > self._limits.queued:
             raise Refusal(
                 503,
-                f"{self._batcher.rows} observations wait already, and at most {self._limits.queued} may.",
+                f"{self._batcher.rows} observations are already waiting, and the limit is {self._limits.queued}.",
                 retry_after=1,
             )
         sessions = self._sessions_of(wanted, began)

@@ -92,11 +92,11 @@ def check_rule(rule: BatchingRule) -> BatchingRule:
     size = rule.max_batch
     if not 1 <= size <= MAX_ROWS or size & (size - 1):
         raise UsageError(
-            f"--max-batch {size} has to be a power of two from 1 to {MAX_ROWS:,}, as batches are padded to one. "
-            f"hint: --max-batch {min(padded_size(max(size, 1)), MAX_ROWS)}."
+            f"--max-batch {size} must be a power of two between 1 and {MAX_ROWS:,}, because batches are padded "
+            f"to one. hint: --max-batch {min(padded_size(max(size, 1)), MAX_ROWS)}."
         )
     if not 0 <= rule.max_wait <= 60:
-        raise UsageError(f"--max-wait-ms {rule.max_wait * 1e3:g} has to lie between 0 and 60000.")
+        raise UsageError(f"--max-wait-ms {rule.max_wait * 1000.0:g} must lie between 0 and 60000.")
     return rule
 
 

@@ -13,7 +13,9 @@ from rollmill.serving.responses import CONTINUE, Refusal, Response, encode, erro
 try:
     import httptools
 except ImportError as error:
-    raise UsageError(f"a server needs a package that is missing ({error}): {install_command('serve')}") from None
+    raise UsageError(
+        f"a server needs a package that is not installed ({error}): {install_command('serve')}"
+    ) from None
 
 LINGER_SECONDS = 2.0
 """Time that a connection that is closed after an error is still read from: closing it with unread data in it would
@@ -133,7 +135,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.close()
             return True
         if not self._ended and self._receiving is not None:
-            self._end_with(Refusal(400, "the request is truncated: the connection ended before the request did."))
+            self._end_with(Refusal(400, "the request is truncated: the connection ended before it was complete."))
         if self._unanswered:
             self._unanswered[-1].keep_alive = False
             self._ended = True
@@ -194,7 +196,7 @@ class HttpConnection(asyncio.Protocol):
             self._context.strangers.discard(self)
             self._check_length()
             if self._expect and self._expect != b"100-continue":
-                raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not known.")
+                raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not supported.")
         except Refusal as refusal:
             if len(self._length) > MAX_DIGITS or self._announced() > self._limits.body_bytes:
                 raise  # the body is not read, so nothing can follow it
@@ -219,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
         if context.held_bytes > self._limits.held_bytes:
             raise Refusal(
                 503,
-                f"bodies of requests that are not answered yet have more than {self._limits.held_bytes:,} bytes.",
+                f"the bodies of unanswered requests exceed the limit of {self._limits.held_bytes:,} bytes.",
                 retry_after=1,
             )
         self._body.append(body)
@@ -246,10 +248,10 @@ class HttpConnection(asyncio.Protocol):
             return error.__context__
         except httptools.HttpParserUpgrade:  # an offer that a server may ignore; nothing else can follow
             if self._receiving is not None or not self._unanswered:
-                return Refusal(501, "changes of the protocol (Upgrade) are not served; use HTTP/1.1.")
+                return Refusal(501, "protocol changes (Upgrade) are not supported. Use HTTP/1.1.")
             self._unanswered[-1].keep_alive, self._ended = False, True
         except httptools.HttpParserError as error:
-            return Refusal(400, f"the request is not HTTP/1.1: {str(error)[:200]}.")
+            return Refusal(400, f"the request is not valid HTTP/1.1: {str(error)[:200]}.")
         except Refusal as refusal:
             return refusal
         return None
@@ -313,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
                 self._respond(exchange, error_response(refusal))
             except Exception:  # a fault of this program ends no other request
                 traceback.print_exc()
-                self._respond(exchange, error_response(Refusal(500, "the server failed at this request.")))
+                self._respond(exchange, error_response(Refusal(500, "an internal error occurred in the server.")))
 
     def _answered(self, exchange: Exchange, response: Response) -> None:
         self._respond(exchange, response)
@@ -390,7 +392,7 @@ class HttpConnection(asyncio.Protocol):
     def _check_length(self) -> None:
         """Refuses a body by its length, of which any number of digits may have come."""
         if len(self._length) > MAX_DIGITS:
-            digits = f"Content-Length has {len(self._length):,} digits, and at most {MAX_DIGITS} are read."
+            digits = f"Content-Length has {len(self._length):,} digits, more than the limit of {MAX_DIGITS}."
             raise Refusal(400, digits)
         self._body_left = self._announced()
         if self._body_left > self._limits.body_bytes:
@@ -405,7 +407,7 @@ class HttpConnection(asyncio.Protocol):
         self._unparsed = 0
         self._head_bytes += length
         if self._headers > limits.headers:
-            raise Refusal(431, f"the request has more than {limits.headers} headers.")
+            raise Refusal(431, f"the request exceeds the limit of {limits.headers} headers.")
         if self._head_bytes > limits.head_bytes:
             raise long_head(limits)
 

@@ -66,7 +66,7 @@ class BatchedPolicy:
             jax.eval_shape(self._decide, self._weights, np.uint32(0), self._memories, self._example(1))
         except UsageError as error:
             raise UsageError(
-                f"this policy cannot be served, as clients send observations and legal actions only: {error}"
+                f"this policy cannot be served, because clients send only observations and legal actions: {error}"
             ) from error
         self._programs: dict[int, Any] = {}
 

@@ -148,7 +148,7 @@ def _divided(actions: PyTree[np.ndarray], counts: Sequence[int]) -> list[Answer]
     return answers
 
 
-NOT_FINITE = "the policy's action is not finite. hint: `rollmill doctor RUN` examines the run."
+NOT_FINITE = "the policy's action is not finite. hint: check the run with `rollmill doctor RUN`."
 
 
 def _as_lists(actions: PyTree[np.ndarray]) -> list[Any]:

@@ -25,12 +25,14 @@ class Refusal(Exception):
 
 def long_head(limits: ServerLimits) -> Refusal:
     """Returns the refusal of a request whose first line and headers have too many bytes."""
-    return Refusal(431, f"the request's first line and headers have more than {limits.head_bytes:,} bytes.")
+    return Refusal(431, f"the request line and the headers exceed the limit of {limits.head_bytes:,} bytes.")
 
 
 def long_body(limits: ServerLimits, length: int) -> Refusal:
     """Returns the refusal of a body of at least `length` bytes, which are too many."""
-    return Refusal(413, f"the body has {length:,} bytes or more, and at most {limits.body_bytes:,} are read.")
+    return Refusal(
+        413, f"the body has at least {length:,} bytes, which exceeds the limit of {limits.body_bytes:,}."
+    )
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

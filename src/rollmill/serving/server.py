@@ -98,7 +98,7 @@ class Server:
         while self._context.connections and loop.time() < deadline:
             await self._tick()
         if left := self._application.unanswered:
-            print(f"rollmill: {left} requests were not answered within the time to stop", file=sys.stderr)
+            print(f"rollmill: {left} requests were not answered before the server stopped", file=sys.stderr)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts one connection at a time, so that workers that share the listener share the connections."""
@@ -136,7 +136,7 @@ class Server:
 
     def _refusal(self) -> Refusal:
         limit = self._limits.connections
-        return Refusal(503, f"{limit} connections are open, which is the limit.", retry_after=1)
+        return Refusal(503, f"the limit of {limit} open connections is reached.", retry_after=1)
 
     def _close_strangers(self) -> None:
         """Gives back descriptors, of which this process has no more."""

@@ -41,8 +41,9 @@ class Sessions:
         if not self._free:
             raise Refusal(
                 503,
-                f"{len(self)} sessions are open, and at most {self._limits.sessions} may be; DELETE /sessions/ID "
-                f"makes room, and so does a session that is unused for {self._limits.session_seconds:g} s.",
+                f"the limit of {self._limits.sessions} open sessions is reached, with {len(self)} open. hint: "
+                "close one with DELETE /sessions/ID, or try again later. Sessions without a request for "
+                f"{self._limits.session_seconds:g} s are closed.",
                 retry_after=1,
             )
         session = Session(secrets.token_urlsafe(16), self._free.pop(), fresh=True, used=now)
@@ -55,8 +56,8 @@ class Sessions:
         if session is None:
             raise Refusal(
                 404,
-                f"there is no session {name[:60]!r}: it was ended, or given up after "
-                f"{self._limits.session_seconds:g} s without a request. Leave `session` out to begin one.",
+                f"unknown session {name[:60]!r}: it was ended, or closed after {self._limits.session_seconds:g} "
+                "s without a request. hint: leave `session` out to begin one.",
             )
         session.used = now
         self._by_name.move_to_end(name)
@@ -70,7 +71,7 @@ class Sessions:
         session = self.find(name, now)
         if session.in_flight:
             raise Refusal(
-                409, f"the session has {session.in_flight} requests in flight; end it after their answers."
+                409, f"the session has {session.in_flight} requests in flight. hint: end it after their answers."
             )
         self._remove(session)
 

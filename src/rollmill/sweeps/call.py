@@ -126,7 +126,7 @@ def sweep(
     counts = {name: coerce(name, int | None, number) for name, number in numbers.items()}
     at_once = coerce("at_once", int | None, at_once)
     if at_once is not None and at_once < 1:
-        raise UsageError(f"at_once={at_once} has to be at least 1.")
+        raise UsageError(f"at_once={at_once} must be at least 1.")
     if pbt_every is not None:
         check_shares(at_once, together)
     over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
@@ -188,8 +188,8 @@ def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) ->
     for name, text in (("algorithm", algorithm), ("environment", environment)):
         if not isinstance(text, str):
             raise UsageError(
-                f"{name}={text!r:.60} has to be a name, as trials are processes of their own. "
-                'hint: rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(5)}).'
+                f"{name}={text!r:.60} must be a name, because trials are separate processes. hint: "
+                'rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(5)}).'
             )
     if sharing not in SHARINGS:
         raise unknown_name("gpu_sharing", str(sharing), SHARINGS)
@@ -200,14 +200,16 @@ def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) ->
 
 def _dictionary(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise UsageError(f'{name}={value!r:.60} has to be a dictionary with names, such as {{"seed": range(5)}}.')
+        raise UsageError(
+            f'{name}={value!r:.60} must be a dictionary with strings as keys, such as {{"seed": range(5)}}.'
+        )
     return value
 
 
 def _listed(name: str, values: Any) -> str | list[Any]:
     """Values to try as a list, or as text in the command's form."""
     if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
-        raise UsageError(f"over: {name}={values!r:.60} has to be a list of values, or a range as text.")
+        raise UsageError(f"over: {name}={values!r:.60} must be a list of values, or a range as a string.")
     return values if isinstance(values, str) else list(values)
 
 
@@ -246,7 +248,7 @@ def json_value(name: str, value: Any) -> Any:
     plain = _plain(value)
     infinite = isinstance(plain, float) and plain in (float("inf"), -float("inf"))
     if not (infinite or is_json(plain)):
-        raise UsageError(f"{name}={value!r:.60} has no JSON form.")
+        raise UsageError(f"{name}={value!r:.60} cannot be represented in JSON.")
     return plain
 
 

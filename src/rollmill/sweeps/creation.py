@@ -133,13 +133,16 @@ def _typed(algorithm: str, option: str, value: str | int) -> Any:
 
 def _check_request(asked: NewSweep) -> None:
     if not asked.axes:
-        raise UsageError("A sweep needs values to try: --over learning-rate=1e-4,1e-3 or --over seed=0..4.")
+        raise UsageError("a sweep needs values to try. hint: --over learning-rate=1e-4,1e-3 or --over seed=0..4.")
     for name, number in (("--random", asked.random), ("--trials", asked.trials)):
         if number is not None and number < 1:
-            raise UsageError(f"{name} {number} has to be at least 1.")
+            raise UsageError(f"{name} {number} must be at least 1.")
     _check_settings(asked.request, asked.axes)
     if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
-        raise UsageError("--reduction-factor and --grace-steps are of --stop-early asha, which is not given.")
+        raise UsageError(
+            "--reduction-factor and --grace-steps have no effect without --stop-early asha. hint: add it, or "
+            "leave them out."
+        )
     if asked.stop_early not in (None, *EARLY_STOPPING):
         raise unknown_name("way to stop early", str(asked.stop_early), EARLY_STOPPING)
 
@@ -148,10 +151,13 @@ def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
     """Checks what all trials have in common."""
     if twice := next((axis.option for axis in axes if _is_given(request, axis.option)), None):
         raise UsageError(
-            f"--{twice} is given for all trials, and varied by --over {twice}; leave out one of them."
+            f"--{twice} is given for all trials and also varied by --over {twice}. hint: leave one of them out."
         )
     if "run_dir" in request.settings:
-        raise UsageError("--run-dir: each trial has a run of its own; the sweep's directory is --sweep-dir.")
+        raise UsageError(
+            "--run-dir has no effect, because each trial has a run of its own. hint: use --sweep-dir for the "
+            "directory of the sweep."
+        )
 
 
 def _is_given(request: TrainingRequest, option: str) -> bool:
@@ -165,14 +171,17 @@ def _with_grouped_seeds(asked: NewSweep) -> tuple[Axis, ...]:
     """Returns the axes, with all seeds as one value, `FIRST..LAST`."""
     given = asked.request.settings
     if "num_seeds" in given:
-        raise UsageError("--group-seeds says how many seeds a run trains; leave out --num-seeds.")
+        raise UsageError(
+            "--group-seeds already determines the number of seeds per run. hint: leave --num-seeds out."
+        )
     if (fusion := given.get("fusion")) in ("rollout", "full"):
         raise UsageError(
-            f"--group-seeds trains several seeds in one program, and kernels of --fusion {fusion} one."
+            f"--group-seeds trains several seeds in one program, but kernels with --fusion {fusion} support only "
+            "one seed."
         )
     grouped = [axis.integers for axis in asked.axes if axis.option == "seed"]
     if not grouped or grouped[0] is None:
-        raise UsageError("--group-seeds needs seeds in a row: --over seed=0..4.")
+        raise UsageError("--group-seeds needs consecutive seeds: --over seed=0..4.")
     first, last = grouped[0]
     return tuple(Axis("seed", (f"{first}..{last}",)) if axis.option == "seed" else axis for axis in asked.axes)
 
@@ -183,10 +192,13 @@ def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
     if sampler not in ALL_SAMPLERS:
         raise unknown_name("sampler", sampler, ALL_SAMPLERS)
     if asked.random is not None and (sampler != "random" or asked.trials is not None):
-        raise UsageError("--random N stands for --sampler random --trials N; leave out one of them.")
+        raise UsageError("--random N is short for --sampler random --trials N. hint: leave one of them out.")
     if sampler == "grid":
         if asked.trials is not None:
-            raise UsageError("--trials is for samplers, such as --sampler random; a grid determines their number.")
+            raise UsageError(
+                "--trials needs a sampler, such as --sampler random. The number of trials of a grid follows from "
+                "its values."
+            )
         return None, None
     count = asked.random or asked.trials
     if count is None:
@@ -204,7 +216,7 @@ def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
 def _check_count(asked: NewSweep, count: int) -> None:
     if (most := combinations(asked.axes)) is not None and count > most:
         name = "--trials" if asked.random is None else "--random"
-        raise UsageError(f"{name} {count}: these axes have {most} combinations only.")
+        raise UsageError(f"{name} {count} is more than the {most} combinations of these axes.")
 
 
 def _trials_to_check(spec: SweepSpec) -> list[Trial]:
@@ -222,7 +234,10 @@ def _checked(trial: Trial) -> ResolvedRequest:
     try:
         found = with_types(trial.request)
         if found.options.memory_fraction is not None:
-            raise UsageError("--memory-fraction has no effect: trials divide a GPU's memory. hint: leave it out.")
+            raise UsageError(
+                "--memory-fraction has no effect, because the trials divide the GPU memory among them. hint: "
+                "leave it out."
+            )
         return found
     except UsageError as error:
         raise UsageError(f"trial {trial}: {error}") from error
@@ -238,8 +253,8 @@ def _check_seeds(trials: Sequence[Trial], seeds: Sequence[Sequence[int]]) -> Non
             if owner.point.get("seed") != trial.point.get("seed"):
                 raise UsageError(
                     f"trials {owner} and {trial} would both train seed {seed}, which would count twice: "
-                    f"num_seeds={len(trained)} trains as many seeds from each one on. hint: leave out num_seeds, "
-                    "or train all seeds in one program by --over seed=FIRST..LAST --group-seeds."
+                    f"num_seeds={len(trained)} trains that many consecutive seeds in each trial. hint: leave "
+                    "num_seeds out, or train all seeds in one program by --over seed=FIRST..LAST --group-seeds."
                 )
 
 
@@ -294,16 +309,16 @@ def _with_early_stopping(spec: SweepSpec, asked: NewSweep, checked: Sequence[Res
         return spec
     factor = DEFAULT_FACTOR if asked.reduction_factor is None else asked.reduction_factor
     if factor < 2:
-        raise UsageError(f"--reduction-factor {factor} has to be at least 2.")
+        raise UsageError(f"--reduction-factor {factor} must be at least 2.")
     if asked.grace_steps is not None and asked.grace_steps < 1:
-        raise UsageError(f"--grace-steps {asked.grace_steps} has to be at least 1.")
+        raise UsageError(f"--grace-steps {asked.grace_steps} must be at least 1.")
     lengths = [getattr(each.config, "total_timesteps", None) for each in checked]
     known = [length for length in lengths if isinstance(length, int)]
     if not known and asked.grace_steps is None:
         raise UsageError(f"{spec.request.algorithm} has no total_timesteps, so --stop-early needs --grace-steps.")
     grace = asked.grace_steps or default_grace_steps(min(known), factor)
     if known and grace >= max(known):
-        raise UsageError(f"--grace-steps {grace} has to be less than the {max(known):,} steps of a trial.")
+        raise UsageError(f"--grace-steps {grace} must be less than the {max(known):,} steps of a trial.")
     return replace(spec, early_stopping=HalvingRule(grace, factor))
 
 
@@ -313,7 +328,9 @@ def _with_evolution(
     """Returns a sweep's specification with the requested rule of population-based training."""
     if asked.pbt_every is None:
         if asked.pbt_share is not None:
-            raise UsageError("--pbt-share is of population-based training, which --pbt-every STEPS asks for.")
+            raise UsageError(
+                "--pbt-share has no effect without --pbt-every STEPS. hint: add it, or leave --pbt-share out."
+            )
         return spec
     _check_population(spec, asked, trials)
     configs = [each.config for each in checked]
@@ -323,17 +340,19 @@ def _with_evolution(
     numbers = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
     if not numbers:
         raise UsageError(
-            "--pbt-every: no hyperparameter that is a number varies. hint: --over learning-rate=log:1e-4..1e-2."
+            "--pbt-every needs a numeric hyperparameter that varies. hint: --over learning-rate=log:1e-4..1e-2."
         )
     bounds = {name: (held[name].low, held[name].high) for name in numbers if not held[name].values}
     bounds = {name: (min(each), max(each)) for name, each in numbers.items()} | bounds
     share = DEFAULT_SHARE if asked.pbt_share is None else asked.pbt_share
     rule = EvolutionRule(asked.pbt_every, share, asked.seed, tuple(held), bounds)
     if rule.taking_over(len(trials)) < 1:
-        raise UsageError(f"--pbt-share {share} of {len(trials)} trials is less than one. hint: more trials.")
+        raise UsageError(
+            f"--pbt-share {share} of {len(trials)} trials is less than one trial. hint: use more trials."
+        )
     length = min((each.total_timesteps for each in checked), default=0)
     if rule.every_steps >= length:
-        raise UsageError(f"--pbt-every {rule.every_steps} has to be less than the {length:,} steps of a trial.")
+        raise UsageError(f"--pbt-every {rule.every_steps} must be less than the {length:,} steps of a trial.")
     for config in configs:
         batch_size = getattr(config, "num_envs", 0) * getattr(config, "num_steps", 0)
         if batch_size:  # other algorithms than ours may divide their steps in other ways, as their graphs know
@@ -344,22 +363,30 @@ def _with_evolution(
 def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial]) -> None:
     """Raises a `UsageError` if the trials cannot form a population."""
     if asked.pbt_every is not None and asked.pbt_every < 1:
-        raise UsageError(f"--pbt-every {asked.pbt_every} has to be at least 1.")
+        raise UsageError(f"--pbt-every {asked.pbt_every} must be at least 1.")
     if asked.pbt_share is not None and not 0 < asked.pbt_share <= 0.5:
-        raise UsageError(f"--pbt-share {asked.pbt_share} has to be more than 0, and at most 0.5.")
+        raise UsageError(f"--pbt-share {asked.pbt_share} must be greater than 0 and at most 0.5.")
     if spec.sampler is not None:
         raise UsageError(
-            f"--pbt-every: --sampler {spec.sampler} proposes trials one by one, and a population begins with all. "
+            f"--pbt-every needs all trials at the start, but --sampler {spec.sampler} proposes them one by one. "
             "hint: --random N."
         )
     if asked.stop_early is not None:
-        raise UsageError("--pbt-every: trials that take over from others are not stopped early; leave out one.")
+        raise UsageError(
+            "--pbt-every cannot be combined with --stop-early, because trials take over from each other. hint: "
+            "leave one of them out."
+        )
     if "checkpoint_iterations" in asked.request.settings:
-        raise UsageError("--pbt-every says when checkpoints are saved; leave out --checkpoint-iterations.")
+        raise UsageError(
+            "--pbt-every already determines when checkpoints are saved. hint: leave --checkpoint-iterations out."
+        )
     if not asked.request.options.checkpoint_environments:
-        raise UsageError("--pbt-every goes on from whole checkpoints; leave out --no-checkpoint-environments.")
+        raise UsageError("--pbt-every needs complete checkpoints. hint: leave --no-checkpoint-environments out.")
     if asked.request.options.keep_last < 2:
-        raise UsageError("--keep-last 1: a population goes on from a checkpoint of all. hint: at least 2.")
+        raise UsageError(
+            "--keep-last 1 is too few for --pbt-every, which continues all trials from the same iteration. hint: "
+            "at least 2."
+        )
     check_one_program(trials)
 
 

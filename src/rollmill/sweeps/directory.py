@@ -75,16 +75,18 @@ class SweepDirectory:
         """
         check_is_text("--sweep-dir", root)
         if (root / SPECIFICATION).exists():
-            raise UsageError(f"{root} already holds a sweep: `rollmill sweep --resume {root}`.")
+            raise UsageError(f"{root} already contains a sweep. hint: `rollmill sweep --resume {root}`.")
         if root.exists() and not root.is_dir():
-            raise UsageError(f"{root} is a file. Choose another --sweep-dir.")
+            raise UsageError(f"{root} is a file. hint: choose another --sweep-dir.")
         if root.exists() and any(root.iterdir()):
-            raise UsageError(f"{root} is not empty and holds no sweep. Choose another --sweep-dir.")
+            raise UsageError(
+                f"{root} is not empty and does not contain a sweep. hint: choose another --sweep-dir."
+            )
         try:
             Folder(root).inner(TRIALS).make()
         except OSError as error:
             raise UsageError(
-                f"{root} cannot be created: {error.strerror or error}. Choose another --sweep-dir."
+                f"{root} cannot be created: {error.strerror or error}. hint: choose another --sweep-dir."
             ) from error
         write_json(Folder(root), SPECIFICATION, spec.to_json())
         return cls(root, spec)
@@ -96,7 +98,7 @@ class SweepDirectory:
         Raises a `UsageError` if the directory holds none, and a `CheckpointError` if a file is damaged.
         """
         if not root.is_dir() or not Folder(root).has(SPECIFICATION):
-            raise UsageError(f"{root} holds no sweep: there is no {SPECIFICATION} in it.")
+            raise UsageError(f"{root} is not a sweep: it does not contain {SPECIFICATION}.")
         sweep = cls(root, _read_specification(root))
         sweep.trials()
         if not sweep.trials_folder.is_folder():
@@ -282,8 +284,8 @@ def _read_specification(root: Path) -> SweepSpec:
     described = read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES)
     if "options" in described:
         raise CheckpointError(
-            f"{root / SPECIFICATION} was written by Rollmill 0.1, which kept words of a command there. hint: go "
-            "on with that version, or start the sweep anew."
+            f"{root / SPECIFICATION} was written by Rollmill 0.1, in a format that is no longer read. hint: "
+            "resume it with that version, or start the sweep anew."
         )
     spec = _read(root, SPECIFICATION, SweepSpec)
     return spec if "defaults" in described else replace(spec, request=_without_statistics(spec.request))

@@ -29,9 +29,9 @@ class HalvingRule:
 
     def __post_init__(self) -> None:
         if self.reduction_factor < 2:
-            raise UsageError(f"reduction_factor={self.reduction_factor} has to be at least 2.")
+            raise UsageError(f"reduction_factor={self.reduction_factor} must be at least 2.")
         if self.grace_steps < 1:
-            raise UsageError(f"grace_steps={self.grace_steps} has to be at least 1.")
+            raise UsageError(f"grace_steps={self.grace_steps} must be at least 1.")
 
 
 class CurvePoint(NamedTuple):

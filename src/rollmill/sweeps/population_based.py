@@ -48,8 +48,8 @@ def check_shares(at_once: int | None, together: Together) -> None:
     """Raises a `UsageError` if the trials of population-based training are not to share one program."""
     if together == "off" or at_once is not None:
         raise UsageError(
-            "the trials of population-based training share one program, in which all run at a time; leave out "
-            "--together and --at-once."
+            "the trials of population-based training all run at the same time in one program. hint: leave "
+            "--together and --at-once out."
         )
 
 
@@ -79,10 +79,10 @@ def _run(
             break
         how = how_lost(process.returncode)
         if how is not None and (kills := kills + 1) <= MAX_KILLS:
-            say(f"the program of the trials {how}; it is resumed")
+            say(f"the program of the trials {how}. It is being resumed.")
             continue
         how, log = how or f"failed with exit code {process.returncode}", sweep.log(trials[0])
-        say(f"the program of the trials {how}: {last_line(log)} (all of it: {log})")
+        say(f"the program of the trials {how}: {last_line(log)} (full log: {log})")
         for trial in sweep.unfinished():
             sweep.note_failure(trial, failed=True)
         return True

@@ -114,7 +114,7 @@ def _optuna() -> Any:
     try:
         return importlib.import_module("optuna")
     except ImportError as error:
-        raise UsageError(f"samplers need Optuna, which is not there: {install_command('optuna')}.") from error
+        raise UsageError(f"samplers need Optuna, which is not installed: {install_command('optuna')}.") from error
 
 
 @contextlib.contextmanager

@@ -83,7 +83,7 @@ def report(
     `options` are the columns with the settings of a trial.
     """
     best = count_best(rows, options, metric)
-    by = f"the mean {metric} over the seeds of a point" if SEED in options else metric
+    by = f"the mean {metric} over the seeds of a configuration" if SEED in options else metric
     how = f"The best trials by {by} have colours; a grey line shows its trial under the pointer."
     body = [
         f"<h1>{escaped(title)}</h1>",
@@ -130,19 +130,19 @@ def _sections(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric:
         ]
         columns = (*names, f"mean {metric}", "95 % interval", "seeds")
         how = (
-            "The highest mean comes first, among those that have all seeds. Intervals are by bootstrap over the "
-            "seeds: where two of them overlap, more seeds may reverse the order."
+            "Configurations with all seeds come first, in order of their mean. Intervals are bootstrapped over "
+            "the seeds. If two of them overlap, more seeds may reverse their order."
         )
         left = [index for index, name in enumerate(names) if not _is_numeric(rows, name)]
         parts.append(section("Configurations over their seeds", how, [table(columns, lines, left=left)]))
     if len(names) > 1 and (picture := parallel_coordinates(ranking, names, metric)):
-        how = "A line for each configuration, the stronger the better. The best one is thick and orange."
+        how = "One line per configuration. Better ones are drawn stronger, and the best one is thick and orange."
         parts.append(section("Parallel coordinates", how, [f'<div class="scroll">{picture}</div>']))
     if len(options) > 1 and (shares := importances(rows, options, metric)):
         how = (
-            f"The share of the variance in {metric} between trials that each option explains alone, less the "
-            "share expected by chance. Options that matter only together have small shares. The share of the seed "
-            "is noise."
+            f"The share of the variance in {metric} between trials that each option explains on its own, minus "
+            "the share expected by chance. Options that matter only in combination have small shares. The share "
+            "of the seed is noise."
         )
         parts.append(section("Importance of options", how, map(_share, shares)))
     return parts

@@ -213,16 +213,16 @@ def _outcome(
         schedule.without_memory[trial.name] = schedule.without_memory.get(trial.name, 0) + 1
         if not alone:
             schedule.too_large.append(trial)
-            return f"trial {trial} ended for want of the GPU's memory; it runs later, with fewer beside it: {last}"
+            return f"trial {trial} ran out of GPU memory. It runs again later, next to fewer trials: {last}"
     if (how := how_lost(code)) is not None:
         if schedule.kills.add(trial.name) <= MAX_KILLS:
             schedule.waiting.insert(0, trial)
-            return f"trial {trial} {how}; it is resumed"
+            return f"trial {trial} {how}. It is being resumed."
     else:
         how = f"failed with exit code {code}"
     schedule.failed.append(trial.name)
     sweep.note_failure(trial, failed=True)
-    return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
+    return f"trial {trial} {how}: {last} (full log: {sweep.log(trial)})"
 
 
 def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
@@ -234,9 +234,9 @@ def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str)
     half = len(running.trials) // 2
     if running.process.returncode == DeviceMemoryError.exit_code and half > 1:
         schedule.most_together = min(schedule.most_together, half)
-        return f"trial {trial} waits for a program of at most {half}, for want of the GPU's memory: {last}"
+        return f"trial {trial} ran out of GPU memory. It runs again in a program of at most {half} trials: {last}"
     schedule.alone.add(trial.name)
-    return f"trial {trial} goes on alone, because the program that it shared ended: {last}"
+    return f"trial {trial} continues in a program of its own, because the shared program ended: {last}"
 
 
 def _memory_told(schedule: _Schedule) -> str:
@@ -244,8 +244,8 @@ def _memory_told(schedule: _Schedule) -> str:
     counted = schedule.without_memory
     lost = sum(name in counted for name in schedule.failed)
     ended = "1 trial" if len(counted) == 1 else f"{len(counted)} trials"
-    times = f"{ended} ended for want of a GPU's memory, {sum(counted.values())} times in all"
-    return f"{times}; with fewer beside them {'all' if not lost else f'all but {lost}'} went on"
+    times = f"{ended} ran out of GPU memory, {sum(counted.values())} times in total"
+    return f"{times}. Next to fewer trials, {'all' if not lost else f'all but {lost}'} of them completed."
 
 
 def _short(value: Any) -> str:

@@ -49,7 +49,7 @@ def parse_axis(text: str) -> Axis:
     option, equals, values = text.partition("=")
     option = option_name(option)
     if not (equals and option and values.strip()):
-        raise UsageError(f"--over {text!r} has to be OPTION=V1,V2,... or OPTION=LOW..HIGH, such as seed=0..4.")
+        raise UsageError(f"--over {text!r} must be OPTION=V1,V2,... or OPTION=LOW..HIGH, such as seed=0..4.")
     logarithmic = values.startswith("log:")
     low, dots, high = values.removeprefix("log:").partition("..")
     if not dots:
@@ -57,7 +57,7 @@ def parse_axis(text: str) -> Axis:
             raise UsageError(f"--over {text!r}: log: needs a range, such as log:1e-5..1e-2.")
         listed = tuple(value.strip() for value in values.split(","))
         if not all(listed) or len(set(listed)) < len(listed):
-            raise UsageError(f"--over {text!r} has an empty value, or one that comes twice.")
+            raise UsageError(f"--over {text!r} contains an empty or a repeated value.")
         return Axis(option, listed)
     if not logarithmic and _is_integer(low) and _is_integer(high):
         return Axis(option, _integers(text, int(low), int(high)))
@@ -81,7 +81,7 @@ def listed_axis(option: str, values: Sequence[Any]) -> Axis:
     axis = Axis(option, tuple(values))
     if not values or len(set(axis.choices)) < len(values):
         listed = ", ".join(map(str, values)) or "nothing"
-        raise UsageError(f"--over {option}: {listed} is empty, or has a value twice.")
+        raise UsageError(f"--over {option}: {listed} is empty or contains a repeated value.")
     return axis
 
 
@@ -91,7 +91,9 @@ def _is_integer(text: str) -> bool:
 
 def _integers(text: str, low: int, high: int) -> tuple[int, ...]:
     if not low <= high < low + MAX_TRIALS:
-        raise UsageError(f"--over {text!r} has to be LOW..HIGH with at most {MAX_TRIALS:,} integers from LOW on.")
+        raise UsageError(
+            f"--over {text!r} must be LOW..HIGH, with at most {MAX_TRIALS:,} integers and LOW at most HIGH."
+        )
     return tuple(range(low, high + 1))
 
 
@@ -101,9 +103,9 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
     except ValueError:
         raise UsageError(f"--over {text!r}: {low} and {high} must be numbers.") from None
     if not (math.isfinite(axis.low) and math.isfinite(axis.high) and axis.low < axis.high):
-        raise UsageError(f"--over {text!r}: the range has to go from a lower number to a higher one.")
+        raise UsageError(f"--over {text!r}: the range must go from a lower to a higher number.")
     if logarithmic and axis.low <= 0:
-        raise UsageError(f"--over {text!r}: a logarithmic range has to begin above 0.")
+        raise UsageError(f"--over {text!r}: a logarithmic range must begin above 0.")
     return axis
 
 
@@ -116,16 +118,20 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
     """
     names = [axis.option for axis in axes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"--over {twice[0]} is given twice; list all of its values in one.")
+        raise UsageError(f"--over {twice[0]} was given twice. hint: list all of its values in one --over.")
     if draws is not None:
         return _random_points(axes, draws, random.Random(seed))
     if continuous := [axis.option for axis in axes if not axis.values]:
         raise UsageError(
-            f"--over {continuous[0]}: a range of numbers cannot be listed. hint: --random N draws N combinations."
+            f"--over {continuous[0]} is a continuous range, which a grid cannot list. hint: --random N draws N "
+            "combinations."
         )
     number = math.prod(len(axis.values) for axis in axes)
     if number > MAX_TRIALS:
-        raise UsageError(f"These axes have {number:,} combinations, more than {MAX_TRIALS:,}. hint: --random N.")
+        raise UsageError(
+            f"these axes have {number:,} combinations, more than the limit of {MAX_TRIALS:,}. hint: --random N "
+            "draws N combinations."
+        )
     return [
         dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes))
     ]

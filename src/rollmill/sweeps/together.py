@@ -61,15 +61,18 @@ def num_programs(sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collect
 def check_one_program(trials: Sequence[Trial]) -> None:
     """Raises a `UsageError` unless all of these trials can share one program."""
     if len(trials) > MAX_TRIALS:
-        raise UsageError(f"{len(trials)} trials are more than the {MAX_TRIALS} of one program.")
+        raise UsageError(f"{len(trials)} trials are more than the limit of {MAX_TRIALS} for one program.")
     first = _constants(trials[0])
     for trial in trials:
         if follows_one_training(with_types(trial.request).options):
-            raise UsageError(f"--track {' '.join(ONE_OF_A_PROCESS)} needs a process for each trial of a sweep.")
+            raise UsageError(
+                f"--track {' '.join(ONE_OF_A_PROCESS)} needs a separate process for each trial of a sweep."
+            )
         if not _may_share(trial) or _constants(trial) != first:
             raise UsageError(
-                f"trials {trials[0]} and {trial} cannot share a program: they may differ in seeds, in numbers of "
-                "the environment, and in hyperparameters that are not part of it (docs/sweeps.md)."
+                f"trials {trials[0]} and {trial} cannot share a program: they may differ only in seeds, in "
+                "numbers of the environment, and in hyperparameters that the program does not contain "
+                "(docs/sweeps.md)."
             )
 
 

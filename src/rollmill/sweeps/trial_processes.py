@@ -96,5 +96,5 @@ def how_lost(code: int) -> str | None:
     if code < 0 or code - 128 in CAUGHT:
         return ending(code if code < 0 else 128 - code)
     if code == DeviceLostError.exit_code:
-        return "was stopped by an error of the GPU"
+        return "was stopped by a GPU error"
     return None

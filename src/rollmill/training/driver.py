@@ -101,7 +101,9 @@ def drive(
             checkpoints.wait()
             summary = recorder.finish(signal_name=stop.signal_name)
             if recorder.every_episode_failed:
-                display.note("every episode of this run failed: its environment raised, hung or ended its process")
+                display.note(
+                    "every episode of this run failed, because its environment raised, hung or ended its process"
+                )
     if calls.failure is not None:
         raise calls.failure
     if calls.exit is not None:
@@ -248,11 +250,11 @@ def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory)
     """Checks that a training that a signal has stopped can still come to an end by itself."""
     reason = ""
     if hosts := training.out_of_reach:
-        reason = f"nothing is heard from {hosts}"
+        reason = f"there is no response from {hosts}"
     elif stop.seconds > TERMINATE_SECONDS and (workers := training.waited_for):
-        reason = f"this is still at work: {workers}"
+        reason = f"these workers are still busy: {workers}"
     if reason:
         raise StopOverdue(
-            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and {reason}\n"
-            f"The run ends with its newest checkpoint; go on with\n  {run.command('resume')}"
+            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and {reason}\nThe run ends with its newest "
+            f"checkpoint. Resume with\n  {run.command('resume')}"
         )

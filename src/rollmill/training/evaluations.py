@@ -171,9 +171,7 @@ def prepare_evaluation(
     )
     evaluation = PeriodicEvaluation(graph, options, play)
     steps = evaluation.every * graph.loops.batch_size
-    display.note(
-        f"compiled the evaluation in {time.perf_counter() - began:.1f} s; it takes place every {steps:,} steps"
-    )
+    display.note(f"compiled the evaluation in {time.perf_counter() - began:.1f} s; it runs every {steps:,} steps")
     return evaluation
 
 
@@ -193,8 +191,9 @@ def _environment_of(described: dict[str, Any], options: RunOptions) -> Any:
     name = described["environment"]
     if "environment" in described["custom"]:
         raise UsageError(
-            f"evaluate_env_options={' '.join(options.evaluate_env_options)}: the environment {name} was made in "
-            "Python and cannot be made again with other options. hint: register it, or leave them out."
+            f"evaluate_env_options={' '.join(options.evaluate_env_options)} is not supported for the environment "
+            f"{name}, which was created in Python and cannot be created again with other options. hint: register "
+            "it, or leave evaluate_env_options out."
         )
     return as_environment(name, {**described.get("environment_options", {}), **changed})
 

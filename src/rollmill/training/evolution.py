@@ -35,9 +35,9 @@ class EvolutionRule:
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
-            raise UsageError(f"every_steps={self.every_steps} has to be at least 1.")
+            raise UsageError(f"every_steps={self.every_steps} must be at least 1.")
         if not 0 < self.share <= 0.5:
-            raise UsageError(f"share={self.share} has to be more than 0, and at most 0.5.")
+            raise UsageError(f"share={self.share} must be greater than 0 and at most 0.5.")
 
     def rung_iterations(self, batch_size: int, iterations: int) -> int:
         """Returns the iterations between two rungs.
@@ -52,8 +52,8 @@ class EvolutionRule:
         every = -(-self.every_steps // batch_size)
         if every >= iterations:
             raise UsageError(
-                f"{self.every_steps:,} steps between rungs are {every:,} iterations, and the trainings have "
-                f"{iterations:,}, so that there is no rung. hint: fewer steps."
+                f"every_steps={self.every_steps:,} is {every:,} iterations, but training has only {iterations:,} "
+                "iterations, so that there would be no rung. hint: lower every_steps."
             )
         return every
 

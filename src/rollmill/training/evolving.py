@@ -70,8 +70,8 @@ def common_point(runs: Sequence[Path]) -> CommonPoint:
             return CommonPoint(iteration, holders)
     if any(each - {0} for each in present.values()):
         raise CheckpointError(
-            f"the trials in {runs[0].parent} have no intact checkpoint in common, so that they cannot go on "
-            "together. hint: each goes on alone by `rollmill resume TRIAL`."
+            f"the trials in {runs[0].parent} have no intact checkpoint in common, so they cannot be resumed "
+            "together. hint: `rollmill resume TRIAL` resumes each on its own."
         )
     return CommonPoint(None, everyone)
 
@@ -99,7 +99,8 @@ class Evolving:
             places = {takeover.training, takeover.source}
             if not places <= set(range(len(self._first))) or takeover.after.keys() != set(self._rule.names):
                 raise CheckpointError(
-                    f"{self._folder / EVOLUTION} is damaged: a takeover names what is not there."
+                    f"{self._folder / EVOLUTION} is damaged: a takeover names a trial or a rung that does not "
+                    "exist."
                 )
         for number, run in zip(self._members, runs, strict=True):
             self._write_run(number, run)

@@ -62,9 +62,13 @@ class HookCalls:
             case Checkpoint():
                 self.wants_checkpoint = True
             case _:
-                hint = f"hint: hooks=[{name_of(hook)}(...)], with its result. " if callable(answer) else ""
+                hint = (
+                    (f"hint: pass the result of calling it, hooks=[{name_of(hook)}(...)]. ")
+                    if callable(answer)
+                    else ""
+                )
                 raise UsageError(
-                    f"it returned {answer!r:.60} of type {type(answer).__name__}. {hint}A hook returns None, "
+                    f"it returned {answer!r:.60} of type {type(answer).__name__}. {hint}A hook must return None, "
                     'rollmill.Stop("reason") or rollmill.Checkpoint().'
                 )
 
@@ -83,8 +87,12 @@ class HookCalls:
 def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     """Returns the hooks, if each can be called. Raises a `UsageError` if they are not a list of functions."""
     if isinstance(hooks, str) or not isinstance(hooks, Sequence):
-        raise UsageError(f"hooks={hooks!r:.60} must be a list of functions of an event. hint: hooks=[my_hook]")
+        raise UsageError(
+            f"hooks={hooks!r:.60} must be a list of functions that take an event. hint: hooks=[my_hook]"
+        )
     for hook in hooks:
         if isinstance(hook, type) or not callable(hook):
-            raise UsageError(f"hooks has {hook!r:.60}, which is not a function of an event. hint: hooks=[my_hook]")
+            raise UsageError(
+                f"hooks contains {hook!r:.60}, which is not a function that takes an event. hint: hooks=[my_hook]"
+            )
     return tuple(hooks)

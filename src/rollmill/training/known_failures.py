@@ -27,17 +27,17 @@ def note_on_known_failure(graph: Graph) -> str | None:
     name = str(graph.settings["environment"]).rpartition(":")[2]
     if UNSCALED.get(algorithm) == name and not graph.settings["config"]["normalize_values"]:
         return (
-            f"note: {algorithm} is known to learn nothing of {name} by its classical settings, because values of "
-            "thousands leave the policy no share of the clipped gradients. hint: --normalize-values "
-            "--norm-adv, or a3c, which has both"
+            f"note: {algorithm} is known to learn nothing on {name} with its classical settings, because values "
+            "in the thousands dominate the clipped gradients and leave almost nothing for the policy. hint: "
+            "--normalize-values --norm-adv, or a3c, which has both"
         )
     if algorithm not in FAILING.get(name, ()) or graph.settings["config"].get("rnd_coef"):
         return None
     return (
-        f"note: {algorithm} is known to learn nothing of {name}, because {WITHOUT_A_SIGNAL[name]}, and random "
-        "actions hardly ever reach it. hint: ppo --rnd-coef 1, which looks for what is rare; --clone FILE, a "
-        "recording of what a heuristic does; or a reward that grows on the way, as a transform or an environment "
-        "of your own"
+        f"note: {algorithm} is known to learn nothing on {name}, because {WITHOUT_A_SIGNAL[name]}, and random "
+        "actions hardly ever reach it. hint: use ppo --rnd-coef 1, which rewards rare observations; --clone FILE, a "
+        "recording of a heuristic; or a reward that grows on the way to the goal, by a transform or in your own "
+        "environment"
     )
 
 
@@ -68,6 +68,6 @@ class TemperatureWatch:
             return None
         self._is_told = True
         return (
-            f"note: the temperature has grown to {now:.3g}: the policy does not reach its target entropy, and "
-            "acts at random. Lower target_entropy, or set learn_temperature=False; docs/algorithms/sac.md"
+            f"note: the temperature has grown to {now:.3g}: the policy does not reach its target entropy and "
+            "acts randomly. hint: lower target_entropy, or set learn_temperature=False (docs/algorithms/sac.md)"
         )

@@ -79,7 +79,8 @@ def place_parts(
     placed = place_custom(plan, options, custom, saved=saved)
     if placed.place != plan.place:
         display.note(
-            f"note: trains in threads of this process, because other processes cannot make {' and '.join(custom)}"
+            "note: training runs in threads of this process, because other processes cannot create "
+            f"{' and '.join(custom)}"
         )
     return placed
 
@@ -93,32 +94,33 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
     for name in WORKER_LIMITS if plan.place == "program" else ():
         if getattr(options, name) != getattr(default, name):
             raise UsageError(
-                f"{name}={getattr(options, name)} has no effect with place=program: there are no workers to wait "
-                "for or to replace. hint: leave it out."
+                f"{name}={getattr(options, name)} has no effect with place=program, which has no workers. hint: "
+                "leave it out."
             )
     on_this_host = plan.place in ("processes", "mesh") and options.cluster is None
     if options.gpu_sharing != default.gpu_sharing and not on_this_host:
         where = f"place={plan.place}" if options.cluster is None else f"cluster={options.cluster}"
         raise UsageError(
-            f"gpu_sharing={options.gpu_sharing} has no effect with {where}: it is for workers that are "
-            "processes of this host. hint: leave it out, or give place=processes or place=mesh."
+            f"gpu_sharing={options.gpu_sharing} has no effect with {where}, because it applies to worker "
+            "processes on this host. hint: leave it out, or give place=processes or place=mesh."
         )
     if options.memory_fraction is not None:
         if plan.place != "program":
             raise UsageError(
-                f"memory_fraction={options.memory_fraction:g} has no effect with place={plan.place}: its workers "
-                "divide what is free. hint: leave it out, or give place=program."
+                f"memory_fraction={options.memory_fraction:g} has no effect with place={plan.place}, whose "
+                "workers divide the free memory. hint: leave it out, or give place=program."
             )
         choose_fraction(options.memory_fraction)
     if options.reduction != default.reduction and not _reads_reduction(plan, options):
         raise UsageError(
-            f"reduction={options.reduction} has no effect here: place=mesh reads every reduction; one program "
-            "of several GPUs and one seed reads flat and one-shot. hint: leave it out, or give place=mesh."
+            f"reduction={options.reduction} has no effect here: place=mesh supports all reductions, but a single "
+            "program on several GPUs with one seed supports only flat and one-shot. hint: leave it out, or give "
+            "place=mesh."
         )
     if options.fusion == "off" and options.numerics != default.numerics:
         raise UsageError(
-            f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "
-            "two out."
+            f"numerics={options.numerics} has no effect with fusion=off, because it applies to kernels. hint: "
+            "leave one of them out."
         )
 
 
@@ -156,33 +158,35 @@ def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any
 def _check_checkpoints(graph: Graph, options: RunOptions) -> None:
     if not options.checkpoint_environments and graph.replay is not None:
         raise UsageError(
-            "checkpoint_environments=False: the newest step of a replay memory needs the observation that its "
-            "environment returns next. hint: leave it out."
+            "checkpoint_environments=False is not supported with a replay memory, whose newest step needs the "
+            "next observation of its environment. hint: leave it out."
         )
 
 
 def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
     if options.checksums and plan.place in ("program", "mesh"):
         raise UsageError(
-            f"checksums has no effect with place={plan.place}: nothing is sent between groups. hint: leave it out."
+            f"checksums has no effect with place={plan.place}, because groups exchange no messages. hint: leave "
+            "it out."
         )
     if plan.place == "program":
         return
     if len(options.seeds) > 1:
         raise UsageError(
-            f"num_seeds={options.num_seeds} trains several seeds in one program, and place={plan.place} has "
-            f"several programs; {_ways_out(graph, options, 'program')}start a run for each seed."
+            f"num_seeds={options.num_seeds} needs a single program, but place={plan.place} has several. hint: "
+            f"{_ways_out(graph, options, 'program')}start a run for each seed."
         )
     if options.fusion in ("rollout", "full"):
         if graph.host is not None:
             raise UsageError(
-                f"fusion={options.fusion}: these environments are stepped by Python on the host and cannot be "
-                "part of a kernel; leave fusion out."
+                f"fusion={options.fusion} is not supported for environments that Python steps on the host. hint: "
+                "leave fusion out."
             )
         if options.fusion == "rollout" and plan.partition.holder("environment") != plan.partition.holder("policy"):
             raise UsageError(
-                f"fusion=rollout makes a kernel of environment and policy, and distribution={plan.partition.name} "
-                f"has them in different groups; {_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
+                "fusion=rollout needs environment and policy in the same group, but "
+                f"distribution={plan.partition.name} separates them. hint: "
+                f"{_ways_out(graph, options, 'program', 'mesh')}leave fusion out."
             )
     if plan.place == "ray" or options.cluster not in (None, HOSTS):
         from rollmill.processes.cluster.joining import check_cluster

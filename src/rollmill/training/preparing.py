@@ -203,7 +203,7 @@ def compile_program(
     for note in (*program.notes, *means.notes):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
-    again = f"; the next start lowers it again, as {program.not_stored}" if program.not_stored else ""
+    again = f". The next start lowers it again, because {program.not_stored}" if program.not_stored else ""
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}{again}")
     return program._replace(reduction=means.way)
 
@@ -217,15 +217,15 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
         return
     if graph.host is not None:
         display.note(
-            "nothing is fused: these environments are stepped by Python on the host, and kernels are made of "
-            "functions of JAX. hint: an environment written in JAX (docs/environments.md)"
+            "fusion is not supported for environments that Python steps on the host, because kernels are "
+            "generated from JAX functions. hint: use an environment written in JAX (docs/environments.md)"
         )
         return
     groups = plan.partition.groups
     if not any(group.has("environment", "policy") for group in groups):
         display.note(
-            f"rollouts are not fused: {plan.partition.name} has environment and policy in different groups. "
-            "hint: distribution=single-learner-coarse"
+            f"rollouts are not fused, because {plan.partition.name} has environment and policy in different "
+            "groups. hint: distribution=single-learner-coarse"
         )
     if options.fusion == "auto" or plan.place == "ray":  # whose nodes have other devices than this host
         return

@@ -54,7 +54,7 @@ def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Recor
     entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}
     progress = read_as(RecorderState, entries, where=where, field="metadata", error=CheckpointError)
     if len(progress.episodes) != seeds:
-        raise CheckpointError(f"{where}: metadata.episodes are of {len(progress.episodes)} seeds, not of {seeds}.")
+        raise CheckpointError(f"{where}: metadata.episodes has {len(progress.episodes)} seeds, expected {seeds}.")
     check_sums(progress.unwritten, where=where, seeds=seeds)
     return progress
 
@@ -65,9 +65,11 @@ def check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
         raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
     if len(lengths := {len(numbers) for numbers in saved.sums.values()}) > 1:
         counts = " and ".join(map(str, sorted(lengths)))
-        raise CheckpointError(f"{where}: metadata.unwritten.sums are of {counts} seeds; all are of as many.")
+        raise CheckpointError(
+            f"{where}: metadata.unwritten.sums has {counts} seeds, expected the same number everywhere."
+        )
     for name, numbers in saved.sums.items():
         if len(numbers) not in (1, seeds):
             raise CheckpointError(
-                f"{where}: metadata.unwritten.sums[{name!r:.60}] is of {len(numbers)} seeds, not of {seeds}."
+                f"{where}: metadata.unwritten.sums[{name!r:.60}] has {len(numbers)} seeds, expected {seeds}."
             )

@@ -392,7 +392,7 @@ class Recorder:
         if not finished:
             reason = f": {summary['stop_reason']}" if "stop_reason" in summary else ""
             self._display.note(
-                f"stopped by {summary['stopped_by']} after iteration {self._iteration}{reason}; go on with"
+                f"stopped by {summary['stopped_by']} after iteration {self._iteration}{reason}. Resume with"
             )
             self._display.note(f"  {self._run.command('resume')}")
         if self._hooks.failure is None:

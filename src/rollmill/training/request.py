@@ -256,7 +256,7 @@ def seeds_of(value: Any) -> range | None:
         return None
     seeds = range(int(first), int(last) + 1)
     if not 1 <= len(seeds) <= MAX_SEEDS:
-        raise UsageError(f"seed={value} has to be at least one seed, and at most {MAX_SEEDS:,}.")
+        raise UsageError(f"seed={value} must contain between 1 and {MAX_SEEDS:,} seeds.")
     return seeds
 
 
@@ -293,12 +293,14 @@ def _check_network(config: Any, settings: Mapping[str, Any]) -> None:
         return
     find_network(name)
     if NETWORK not in _names_in(type(config)):
-        raise UsageError(f"--network {name}: the hyperparameters of this algorithm have no network.")
+        raise UsageError(
+            f"--network {name} has no effect: this algorithm has no network among its hyperparameters."
+        )
 
 
 def _with_num_envs(config: Any, num_envs: int) -> Any:
     if not is_dataclass(config) or "num_envs" not in {each.name for each in fields(config)}:
-        raise UsageError("the hyperparameters of this algorithm have no num_envs, so that its batch cannot grow.")
+        raise UsageError("this algorithm has no num_envs among its hyperparameters, so its batch cannot grow.")
     return replace(config, num_envs=num_envs)  # pyright: ignore[reportArgumentType]
 
 

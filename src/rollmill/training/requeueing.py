@@ -35,8 +35,8 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
     saved = read_saved(run)
     if differing := _differences(algorithm, options, saved):
         raise UsageError(
-            f"{root} holds a run of another configuration: {'; '.join(differing)}. hint: give another run_dir, or "
-            f"go on with this run as it is, changed on purpose where you like: {run.command('resume')}"
+            f"{root} contains a run with another configuration: {'; '.join(differing)}. hint: give another "
+            f"run_dir, or resume this run as it is, with changes where you want them: {run.command('resume')}"
         )
     # The command itself names them, on a machine that may not have made the run.
     remember(run, sorted({*trusted_modules(run), *named_places(saved)}))
@@ -84,7 +84,7 @@ def _unlike_plan(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> l
 def _unlike(now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
     nothing = object()
     return [
-        f"{name.removeprefix('config.')} is {_said(now, name)}, and {_said(begun, name)} in the run"
+        f"{name.removeprefix('config.')} is {_said(now, name)} here and {_said(begun, name)} in the run"
         for name in {**now, **begun}
         if now.get(name, nothing) != begun.get(name, nothing)
     ]

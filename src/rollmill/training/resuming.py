@@ -109,10 +109,10 @@ def resume(
     ):
         restored = _restore(run, checkpoints, reopened, options)
         if finished := _if_finished(run, graph, restored):
-            display.note("this run has already finished; nothing was changed")
+            display.note("this run has already finished. Nothing was changed.")
             return finished
         if restored and not options.checkpoint_environments:
-            display.note("note: checkpoint_environments=False, so that all environments begin new episodes")
+            display.note("note: checkpoint_environments=False, so all environments begin new episodes")
         if note := note_of_versions(run):
             display.note(note)
         described = _describe(reopened, display)
@@ -178,7 +178,7 @@ def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     """Returns the options for timeouts and placement of workers."""
     if unknown := placement.keys() - {*PLACEMENT, *WORKER_LIMITS}:
         raise UsageError(
-            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: "
+            f"{', '.join(sorted(unknown))} cannot be changed in a resumed run. These can be changed: "
             f"{PLACEMENT + WORKER_LIMITS}."
         )
     limits = {name: value for name, value in placement.items() if name in WORKER_LIMITS}
@@ -244,7 +244,7 @@ def _describe(reopened: _Reopened, display: Display) -> dict[str, Any]:
     graph, saved, settings = reopened.graph, reopened.saved, reopened.settings
     described = describe(graph) if reopened.passed else {**settings, "fingerprint": fingerprint(graph)}
     if settings["config"] == saved["config"] and described["fingerprint"] != saved.get("fingerprint"):
-        display.note("note: environment, network, algorithm or JAX are not what they were when this run started")
+        display.note("note: the environment, the network, the algorithm or JAX has changed since this run started")
     return {"custom": [], **described}
 
 
@@ -262,7 +262,7 @@ def _plan_elsewhere(
     except UsageError:
         if not keeps_fusion:
             raise
-        display.note(f"note: fusion={options.fusion} is impossible here; this run goes on with fusion=auto")
+        display.note(f"note: fusion={options.fusion} is not possible here. This run continues with fusion=auto")
         return plan, without
 
 

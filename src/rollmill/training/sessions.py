@@ -87,8 +87,8 @@ def _fault_advice(graph: Graph, run: RunDirectory) -> str:
     """How to find the cause of a number that is not finite."""
     if graph.host is not None:
         return (
-            "All rewards and observations were finite, so it came up in learning from them.\n"
-            "hint: a smaller learning_rate or max_grad_norm, or normalize_observations and normalize_rewards."
+            "All rewards and observations were finite, so the NaN appeared while learning from them.\nhint: a "
+            "smaller learning_rate or max_grad_norm, or normalize_observations and normalize_rewards."
         )
     resume = run.command("resume", "--distribution", "gpu-only")
-    return f"To find the step and the line, go on from the last checkpoint in one program: {resume}"
+    return f"To find the step and the line, resume from the last checkpoint in a single program: {resume}"

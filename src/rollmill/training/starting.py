@@ -45,14 +45,14 @@ class GivenWeights(NamedTuple):
                 **self.source
             )
         source, lacking = self.source, self.source["lacking"]
-        more = f"; {', '.join(lacking)} begin at random" if lacking else ""
+        more = f"; {', '.join(lacking)} start with random weights" if lacking else ""
         if self.unread is not None:
             more += (
-                f"; {self.unread} are left out, though its network learned from normalised observations. hint: "
+                f"; {self.unread} are left out, although its network learned from normalised observations. hint: "
                 "normalize_observations=True (--normalize-observations)"
             )
         return (
-            f"begins with {len(self.arrays)} arrays of {source['run']} after iteration {source['iteration']}{more}"
+            f"starts with {len(self.arrays)} arrays of {source['run']} after iteration {source['iteration']}{more}"
         )
 
 
@@ -80,8 +80,8 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
     arrays = {place: np.asarray(theirs[place]) for place in ours if _holder(place) not in unfit}
     if not any(array.ndim for array in arrays.values()):
         raise UsageError(
-            f"start_from={options.start_from}: {_name(other)} has no arrays of weights with the places and shapes "
-            f"of those of {_name(graph)}. hint: give both the same network."
+            f"start_from={options.start_from}: {_name(other)} has no weights with the same names and shapes as "
+            f"those of {_name(graph)}. hint: give both the same network."
         )
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}

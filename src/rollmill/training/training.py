@@ -185,11 +185,11 @@ def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: di
 
     Raises a `UsageError` for unknown names and invalid values.
     """
-    hint = "Hyperparameters go to the algorithm: rollmill.ppo(env, num_envs=8)."
+    hint = "Hyperparameters belong to the algorithm: rollmill.ppo(env, num_envs=8)."
     if isinstance(options, Mapping):
         return chosen_options(None, {**options, **overrides})
     if not isinstance(options, RunOptions | None):
-        raise UsageError(f"options is a {type(options).__name__}. hint: give rollmill.RunOptions(...). {hint}")
+        raise UsageError(f"options is a {type(options).__name__}, expected rollmill.RunOptions(...). {hint}")
     check_names(RunOptions, overrides, what="option of train", hint=hint)
     return replace(options or RunOptions(), **overrides)
 
@@ -202,6 +202,6 @@ def check_algorithm(algorithm: Any) -> None:
     name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "")
     name = name if name in ALGORITHMS else "ppo"
     raise UsageError(
-        f"expected an algorithm on an environment, got {algorithm!r:.60}. "
-        f'hint: rollmill.{name}("CartPole-v1") makes one.'
+        f'expected an algorithm on an environment, got {algorithm!r:.60}. hint: rollmill.{name}("CartPole-v1") '
+        "creates one."
     )

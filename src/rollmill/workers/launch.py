@@ -189,13 +189,13 @@ def _first_of(plan: Plan) -> Membership:
     member, replicas = read_membership(), plan.partition.groups[0].replicas
     if member.rank:
         raise UsageError(
-            f"this process has rank {member.rank}, and the one with rank 0 trains. hint: use the command "
-            "`rollmill train`, whose processes with other ranks wait for work."
+            f"this process has rank {member.rank}, but only the process with rank 0 trains. hint: use the "
+            "command `rollmill train`, in which processes with other ranks wait for work."
         )
     if member.count != replicas:
         raise UsageError(
-            f"cluster={HOSTS}: the job has {member.count} processes, and the training {replicas}. hint: start "
-            f"as many, or go on with --learners {member.count}."
+            f"cluster={HOSTS}: the job has {member.count} processes, but the run has {replicas} replicas. hint: "
+            f"start as many processes, or resume with --learners {member.count}."
         )
     return member
 

@@ -43,13 +43,17 @@ def gpus_of_workers(
     names = visible_gpus()
     if reduction == "one-shot" and not (workers and names):
         raise UsageError(
-            "reduction=one-shot reads the memory of other GPUs, and no worker has one. hint: reduction=auto."
+            "reduction=one-shot reads the memory of other GPUs, but no worker has a GPU. hint: reduction=auto."
         )
     if workers <= len(names) or not names:
         # A process that sees other GPUs, too, is slower on its own.
         own = () if len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
         unused = reduction in ("hierarchical", "host")
-        note = f"reduction={reduction} has no effect: no two of these processes share a GPU" if unused else ""
+        note = (
+            (f"reduction={reduction} has no effect, because no two of these processes share a GPU")
+            if unused
+            else ""
+        )
         yield WorkerGpus(own, note, reduction="auto" if unused else reduction)
         return
     chosen, reason = _reduction_of(workers, len(names), reduction) if mesh else (reduction, "")
@@ -92,21 +96,21 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
     """
     if wanted == "one-shot":
         raise UsageError(
-            f"reduction=one-shot with {workers} processes on {gpus} GPUs: those of one GPU would wait for each "
-            f"other. hint: reduction=auto; or learners={gpus}."
+            f"reduction=one-shot with {workers} processes on {gpus} GPUs: processes on the same GPU would wait "
+            f"for each other. hint: reduction=auto, or learners={gpus}."
         )
     version = nccl_version()
     if version is None or version < MIN_NCCL:
-        had = "there is none" if version is None else f"there is {version[0]}.{version[1]}"
-        needed = f"NCCL {MIN_NCCL[0]}.{MIN_NCCL[1]} or newer joins several processes of a GPU, and {had}"
+        had = "it is not installed" if version is None else f"there is {version[0]}.{version[1]}"
+        needed = f"NCCL {MIN_NCCL[0]}.{MIN_NCCL[1]} or newer is needed for several processes on one GPU, but {had}"
         if wanted in ("flat", "hierarchical"):
             raise UsageError(
-                f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: reduction=host; or "
+                f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: reduction=host, or "
                 f"learners={gpus}."
             )
-        return "host", "" if wanted == "host" else f"means are taken in the host's memory: {needed}"
+        return "host", "" if wanted == "host" else f"means are computed in host memory: {needed}"
     if wanted == "auto" and workers % gpus:
         return "flat", ""
     if wanted == "hierarchical" and (gpus == 1 or workers % gpus):
-        return "flat", "means are flat: only several GPUs with equally many processes each have a hierarchy"
+        return "flat", "means are flat, because only several GPUs with equally many processes form a hierarchy"
     return wanted, ""

@@ -103,7 +103,7 @@ class RemoteBroker:
             answer, descriptors = self._connection.receive_json(timeout=PATIENCE)
         except (ConnectionLost, TimedOut) as error:
             self._connection.close()  # a late answer must not be taken for the answer to the next request
-            raise ChannelClosed("the coordinator's broker is gone.") from error
+            raise ChannelClosed("the connection to the coordinator's broker was lost.") from error
         if "error" in answer:
             raise UsageError(str(answer["error"]))
         return answer, descriptors

@@ -52,7 +52,7 @@ class LocalBroker:
                 self._segments[name] = MemorySegment(create_memory(nbytes), nbytes)
             segment = self._segments[name]
         if segment.nbytes != nbytes:
-            raise UsageError(f"{name} has {segment.nbytes} bytes, {nbytes} were asked for.")
+            raise UsageError(f"{name} has {segment.nbytes} bytes, expected {nbytes}.")
         return segment.fd
 
     def agree(self, name: str, *, digest: str) -> None:
@@ -61,8 +61,8 @@ class LocalBroker:
             known = self._digests.setdefault(name, digest)
         if known != digest:
             raise UsageError(
-                f"{name} was opened as {known}, and now as {digest}: both ends of a channel must name the same "
-                "layout, capacity and number of ends."
+                f"{name} was first opened as {known} and now as {digest}. Both ends of a channel must have the "
+                "same layout, capacity and number of ends."
             )
 
     def doorbell(self, name: str) -> Doorbell:
@@ -113,7 +113,7 @@ class LocalBroker:
 
     def _publish(self, segment: str, word: int, incarnation: int) -> None:
         if segment not in self._segments:
-            raise UsageError(f"there is no segment {segment} to publish the holder of an end in.")
+            raise UsageError(f"the segment {segment}, in which to publish the holder of an end, does not exist.")
         if not 0 <= word < self._segments[segment].nbytes // WORD.size:
             raise UsageError(f"{segment} has no word {word}.")
         os.pwrite(self._segments[segment].fd, WORD.pack(incarnation), word * WORD.size)

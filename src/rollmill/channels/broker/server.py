@@ -72,7 +72,7 @@ class BrokerServer:
         name = str(request["name"])
         match request["ask"]:
             case "segment" | "doorbell" if not in_host:
-                raise Refused("memory is shared within one host; use TcpWire between hosts.")
+                raise Refused("shared memory works only within one host. hint: use TcpWire between hosts.")
             case "segment":
                 nbytes, digest = int(request["nbytes"]), str(request["digest"])
                 return {}, [self._broker.segment_descriptor(name, nbytes=nbytes, digest=digest)]
@@ -105,4 +105,4 @@ class BrokerServer:
             case "lookup":
                 return {"address": self._broker.lookup(name)}
             case unknown:
-                raise Refused(f"the broker knows no request {unknown!r}.")
+                raise Refused(f"unknown request {unknown!r} to the broker.")

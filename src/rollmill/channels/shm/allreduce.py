@@ -46,7 +46,7 @@ def spans(layout: Layout) -> list[Span]:
     ends = [leaf.offset for leaf in layout.leaves[1:]] + [layout.nbytes]
     for leaf, end in zip(layout.leaves, ends, strict=True):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise UsageError(f"{leaf} has no mean in its own type: reduce floating-point arrays.")
+            raise UsageError(f"{leaf} has a type without a mean. hint: reduce floating-point arrays.")
         if merged and merged[-1].dtype == leaf.dtype:
             merged[-1] = merged[-1]._replace(stop=end)
         else:
@@ -193,13 +193,15 @@ def check_steps(steps: Sequence[int], name: str) -> None:
     """Raises `UsageError` where ranks passed different steps."""
     if len(set(steps)) > 1:
         listed = ", ".join(f"rank {rank} is at {step}" for rank, step in enumerate(steps))
-        raise UsageError(f"{name}: ranks disagree about the step: {listed}. Restart all from one checkpoint.")
+        raise UsageError(
+            f"{name}: ranks disagree about the step: {listed}. hint: restart all of them from one checkpoint."
+        )
 
 
 def refuse_reopening(opened: bool, name: str, rank: int) -> None:
     """Raises `UsageError` if `opened`: this rank was opened before."""
     if opened:
         raise UsageError(
-            f"{name}: rank {rank} was opened before, and has lost its place in the sequence of reductions. "
-            "Restart all ranks under a new name."
+            f"{name}: rank {rank} was opened before and cannot rejoin the sequence of reductions. hint: restart "
+            "all ranks under a new name."
         )

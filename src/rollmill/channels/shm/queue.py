@@ -123,7 +123,7 @@ class QueueSender:
     def _checked(self, target: int) -> int:
         if target not in self._writers:
             known = ", ".join(map(str, self._targets))
-            raise UsageError(f"target={target} is not a target of this sender; known: {known}.")
+            raise UsageError(f"target={target} is not a target of this sender. Known: {known}.")
         return target
 
 
@@ -168,7 +168,10 @@ class QueueReceiver:
     ) -> Gathered:
         """Concatenates several messages in one batch."""
         if count is not None and sources is not None:
-            raise UsageError(f"gather count={count} messages of any source, or one of each in sources={sources}.")
+            raise UsageError(
+                f"gather accepts either count={count} messages from any source, or one message from each of "
+                f"sources={sources}."
+            )
         order = [None] * count if count is not None else list(sources or self._sources)
         batch, parts = self._batch_layout(axis, len(order)).allocate()
         deadline, headers = Deadline(timeout), []
@@ -194,7 +197,7 @@ class QueueReceiver:
             return self._sources
         if source not in self._readers:
             known = ", ".join(map(str, self._sources))
-            raise UsageError(f"source={source} is not a source of this receiver; known: {known}.")
+            raise UsageError(f"source={source} is not a source of this receiver. Known: {known}.")
         return (source,)
 
     def _take(self, candidates: tuple[int, ...]) -> RingMessage | None:
@@ -208,7 +211,7 @@ class QueueReceiver:
                 return message
             closed += ended
         if closed == len(candidates):
-            raise ChannelClosed(f"{self._name}: every sender closed the channel, and all messages were taken.")
+            raise ChannelClosed(f"{self._name}: every sender closed the channel, and all messages were received.")
         return None
 
     def _batch_layout(self, axis: int | PyTree[int], count: int) -> BatchLayout:

@@ -121,7 +121,7 @@ class SingleProcessHolders:
     def claim(self, word: int) -> int:
         """Claims a side."""
         self._root[word] += 1
-        assert self._root[word] == 1, "this ring's sides cannot be replaced"
+        assert self._root[word] == 1, "the ends of this ring cannot be replaced"
         return 1
 
     def confirm(self, word: int, incarnation: int) -> None:
@@ -130,7 +130,7 @@ class SingleProcessHolders:
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
         """Returns the shared memory of one incarnation of the side that `word` selects."""
-        raise AssertionError("there is one incarnation")
+        raise AssertionError("there is only one incarnation")
 
     def drop(self, word: int, incarnation: int) -> None:
         """Frees the name of that memory."""
@@ -316,7 +316,7 @@ class RingWriter:
 
     def _check_owner(self) -> None:
         if self._ring.root[PRODUCER] != self._owner:
-            raise ChannelClosed(f"{self._name}: another producer took this one's place.")
+            raise ChannelClosed(f"{self._name}: another producer replaced this one.")
 
 
 class RingMessage:
@@ -439,7 +439,7 @@ class RingReader:
         """Raises `ChannelClosed` if this consumer was replaced: slots that it holds may have been overwritten."""
         self._fence()
         if self._ring.root[CONSUMER] != self._owner:
-            raise ChannelClosed(f"{self._name}: another receiver took this one's place.")
+            raise ChannelClosed(f"{self._name}: another receiver replaced this one.")
 
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
         """Counts of the consumer's side. `earlier` messages passed before this ring existed."""
@@ -490,7 +490,5 @@ class RingReader:
             intact = zlib.crc32(slot.payload) == checksum
         if not intact:
             self.release(position)
-            raise Damaged(
-                f"{self._name}: message {position} is corrupt. Is a worker that was replaced still running?"
-            )
+            raise Damaged(f"{self._name}: message {position} is corrupt. Is a replaced worker still running?")
         return Header(sequence, source, version, iteration, flags, size)

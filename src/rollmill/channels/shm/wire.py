@@ -170,4 +170,4 @@ def check_rank(rank: int, count: int, name: str, what: str) -> None:
 def check_ranks(ranks: Sequence[int], name: str, what: str) -> None:
     """Raises `UsageError` where `ranks` is empty or has duplicates."""
     if not ranks or len(set(ranks)) < len(ranks):
-        raise UsageError(f"{name}: {what}={list(ranks)} must name at least one rank, and each rank once.")
+        raise UsageError(f"{name}: {what}={list(ranks)} must contain at least one rank, and no rank twice.")

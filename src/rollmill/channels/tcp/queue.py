@@ -96,5 +96,5 @@ class ResumePoint:
         """
         while not self._known.wait(NAP_MS / 1000):
             if abandon():
-                raise Abandoned(f"{what} was given up, because the run is being stopped.")
+                raise Abandoned(f"{what} was aborted, because the run is being stopped.")
         return self.messages

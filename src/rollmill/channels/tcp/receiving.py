@@ -114,9 +114,9 @@ class ReceiverEndpoint:
         while (header := stream.header()) is not None:
             number, _, _, size, rank, *_ = HEADER.unpack(header)
             if (number, size, rank) != (earlier.sequence + writer.published, ring.layout.nbytes, source):
-                raise Refused(f"{self._name}: data from {source} is not the next message of this channel.")
+                raise Refused(f"{self._name}: the data from {source} is not the next message of this channel.")
             if not writer.has_room():
-                raise Refused(f"{self._name}: {source} sent more messages than there are free slots.")
+                raise Refused(f"{self._name}: {source} sent more messages than this channel has free slots.")
             stream.receive_into(writer.payload())
             writer.publish_raw(header)
         writer.close()

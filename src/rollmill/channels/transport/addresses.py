@@ -31,7 +31,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
             return listener, f"tcp:{where[0]}:{listener.getsockname()[1]}"
         return _listen_in_host(where), address
     except OSError as error:
-        raise UsageError(f"{address} cannot be listened on: {error}.") from error
+        raise UsageError(f"cannot listen on {address}: {error}.") from error
 
 
 def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
@@ -45,7 +45,7 @@ def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and host and port.isdigit():
         return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port))
-    raise UsageError(f"address {address!r} is not valid: write tcp:host:port, unix:/path or unix:@name.")
+    raise UsageError(f"address {address!r} is not valid, expected tcp:host:port, unix:/path or unix:@name.")
 
 
 def connect(address: str, *, timeout: float) -> socket.socket:

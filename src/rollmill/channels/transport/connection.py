@@ -114,7 +114,7 @@ class Connection:
             rest = self.receive(LENGTH.size - 1, timeout=deadline.seconds())
             (length,) = LENGTH.unpack(first + rest)
             if length > limit:
-                raise Refused(f"{length} bytes of JSON were announced, at most {limit} are accepted.")
+                raise Refused(f"the other end announced {length} bytes of JSON, more than the limit of {limit}.")
             text = self.receive(length, timeout=deadline.seconds())
             return parse_object(text, where="a message", limit=limit, error=Refused), descriptors
         except BaseException:

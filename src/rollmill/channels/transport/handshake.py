@@ -67,7 +67,7 @@ def admit(token: bytes) -> Dialogue[Admission]:
     peer_nonce, proof = head[:NONCE_BYTES], head[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
     (length,) = LENGTH.unpack(head[-LENGTH.size :])
     if length > MAX_CLAIM:
-        raise Refused(f"its claim has {length:,} bytes; at most {MAX_CLAIM:,} are accepted.")
+        raise Refused(f"its claim has {length:,} bytes, more than the limit of {MAX_CLAIM:,}.")
     claim = (yield b"", length) if length else b""
     if not hmac.compare_digest(proof, _proof(token, b"dialler", nonce + peer_nonce, claim)):
         yield REFUSED + bytes(PROOF_BYTES), 0
@@ -82,15 +82,15 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
     """
     greeting = yield b"", len(GREETING) + NONCE_BYTES
     if not greeting.startswith(GREETING):
-        raise Refused("the listener there is not Rollmill of this version.")
+        raise Refused("the listener at this address is not Rollmill of this version.")
     nonce = secrets.token_bytes(NONCE_BYTES)
     nonces = greeting[len(GREETING) :] + nonce
     head = nonce + _proof(token, b"dialler", nonces, claim) + LENGTH.pack(len(claim))
     answer = yield head + claim, ANSWER_BYTES
     if not answer.startswith(ACCEPTED):
-        raise Refused("the connection was refused: its token differs from the run's.")
+        raise Refused("the listener rejected the connection, because its token differs from the run's.")
     if not hmac.compare_digest(answer[1:], _proof(token, b"acceptor", nonces)):
-        raise Refused("the listener there does not know the run's token.")
+        raise Refused("the listener at this address does not know the run's token.")
 
 
 def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T:
@@ -110,7 +110,7 @@ def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T
     except StopIteration as end:
         return end.value
     except TimeoutError as error:
-        raise TimedOut(f"the other end did not prove itself within {timeout:g} s.") from error
+        raise TimedOut(f"the other end did not authenticate within {timeout:g} s.") from error
     except OSError as error:
         raise ConnectionLost(f"the connection was lost: {error}.") from error
 

@@ -73,7 +73,7 @@ class Handshake:
         while len(self._received) < self._wanted:
             chunk = self.sock.recv(self._wanted - len(self._received))
             if not chunk:
-                raise ConnectionLost("it closed the connection before it had proved itself.")
+                raise ConnectionLost("it closed the connection before it had authenticated.")
             self._received += chunk
             self.silent = False
         return self._dialogue.send(bytes(self._received))
@@ -166,7 +166,7 @@ class Listener:
             time.sleep(REST_SECONDS)
             return
         if len(self._handshakes) >= MAX_HANDSHAKES:
-            self._make_room(f"{MAX_HANDSHAKES} others wait to prove themselves")
+            self._make_room(f"{MAX_HANDSHAKES} other connections are waiting to authenticate")
         handshake = Handshake(sock, address_of(peer), admit(self._token))
         self._handshakes[sock.fileno()] = handshake
         self._selector.register(handshake, handshake.events)
@@ -190,7 +190,7 @@ class Listener:
     def _drop_late(self) -> None:
         now = time.monotonic()
         for handshake in [candidate for candidate in self._handshakes.values() if candidate.deadline <= now]:
-            self._refuse(handshake, TimedOut(f"it did not prove itself within {HANDSHAKE_SECONDS:g} s."))
+            self._refuse(handshake, TimedOut(f"it did not authenticate within {HANDSHAKE_SECONDS:g} s."))
 
     def _refuse(self, handshake: Handshake, reason: object, *, idle: bool = True) -> None:
         self._forget(handshake).close()

@@ -68,11 +68,11 @@ def sentence(refusals: list[RefusedConnection]) -> str:
     """Describes one or more refusals in a line."""
     last = refusals[-1].reason
     if len(refusals) == 1:
-        return f"a connection{_from(refusals[0].address)} was refused: {last}"
+        return f"a connection{_from(refusals[0].address)} was rejected: {last}"
     reasons = Counter(refusal.reason for refusal in refusals).most_common()
     counted = "; ".join(f"{reason} ({count})" for reason, count in reasons[:SHOWN_ADDRESSES])
     peers = _counted(Counter(refusal.address for refusal in refusals).most_common())
-    return f"{len(refusals)} connections{peers} were refused: {last if len(reasons) == 1 else counted}"
+    return f"{len(refusals)} connections{peers} were rejected: {last if len(reasons) == 1 else counted}"
 
 
 def _from(address: str) -> str:

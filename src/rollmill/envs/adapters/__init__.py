@@ -21,5 +21,5 @@ def import_extra(module: str, extra: str) -> ModuleType:
             return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
-            f"{extra}:ID environments need a package that is missing ({error}): {install_command(extra)}"
+            f"{extra}:ID environments need a package that is not installed ({error}): {install_command(extra)}"
         ) from None

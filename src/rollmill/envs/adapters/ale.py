@@ -198,12 +198,10 @@ def _checked(name: str, options: dict[str, Any], more: set[str]) -> dict[str, An
             fits, wanted = isinstance(value, bool), "true or false"
         elif isinstance(default, float):
             fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-            wanted = "a number from 0 to 1"
+            wanted = "a number between 0 and 1"
         else:
             least = LEAST.get(option, 0)
-            fits, wanted = type(value) is int and value >= least, f"a whole number of at least {least}"
+            fits, wanted = type(value) is int and value >= least, f"an integer of at least {least}"
         if not fits:
-            raise UsageError(
-                f"ale:{name}: {option}={value} has to be {wanted}; if it is left out, it is {default}."
-            )
+            raise UsageError(f"ale:{name}: {option}={value} must be {wanted}. The default is {default}.")
     return options

@@ -35,10 +35,12 @@ def make(name: str, *, episode_length: int = 1000, reset_ratio: int = RESET_RATI
         if option not in known:
             raise unknown_option(f"brax:{name}", option, [*known, "episode_length", "reset_ratio"])
     if options.get("backend", BACKENDS[0]) not in BACKENDS:
-        raise UsageError(f"brax:{name}: backend={options['backend']!r} has to be one of {', '.join(BACKENDS)}.")
+        raise UsageError(f"brax:{name}: backend={options['backend']!r} must be one of {', '.join(BACKENDS)}.")
     try:
         with standard_promotion():
             source = brax.get_environment(name, **options)
     except (TypeError, ValueError, NotImplementedError) as error:  # of an option's value
-        raise UsageError(f"brax:{name} cannot be made with {options}: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"brax:{name} cannot be created with {options}: {type(error).__name__}: {error}"
+        ) from error
     return from_brax_form(f"brax:{name}", source, episode_length=episode_length, reset_ratio=reset_ratio)

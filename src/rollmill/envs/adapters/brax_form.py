@@ -54,9 +54,7 @@ def checked_ratio(reset_ratio: Any) -> int:
     """Returns the option `reset_ratio` of an adapter. Raises a `UsageError` if it is below 1."""
     ratio = coerce("reset_ratio", int, reset_ratio)
     if ratio < 1:
-        raise UsageError(
-            f"reset_ratio={ratio} has to be at least 1, which resets every environment in every step."
-        )
+        raise UsageError(f"reset_ratio={ratio} must be at least 1, which resets every environment in every step.")
     return ratio
 
 

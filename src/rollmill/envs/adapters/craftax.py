@@ -125,6 +125,7 @@ def _with_textures(name: str, env: Environment) -> Environment:
             return promoting(env)
     except OSError as error:
         raise UsageError(
-            f"craftax:{name} needs textures that Craftax makes once and keeps in its own folder, which failed: "
-            f"{type(error).__name__}: {error}. hint: make it once as a user who may write there."
+            f"craftax:{name} could not create its textures, which Craftax stores in its own folder: "
+            f"{type(error).__name__}: {error}. hint: create the environment once as a user who may write to that "
+            "folder."
         ) from error

@@ -121,14 +121,14 @@ def _import_envpool() -> ModuleType:
         return importlib.import_module("envpool")
     except ImportError as error:
         raise UsageError(
-            f"EnvPool's environments need a package that is missing ({error}): {install_command('envpool')}"
+            f"EnvPool environments need a package that is not installed ({error}): {install_command('envpool')}"
         ) from None
 
 
 def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[spaces.Space, spaces.Space]:
     if RESERVED & set(options):
         refused = ", ".join(sorted(RESERVED & set(options)))
-        raise UsageError(f"envpool:{name}: {refused} cannot be given as an option; Rollmill sets it.")
+        raise UsageError(f"envpool:{name}: the option {refused} is set by Rollmill. hint: leave it out.")
     known = envpool.list_all_envs()
     if name not in known:
         raise unknown_name("EnvPool environment", name, known)
@@ -145,7 +145,8 @@ def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[sp
         raise UsageError(f"envpool:{name}: {error}") from None
     if spec.config.max_num_players > 1:
         raise UsageError(
-            f"envpool:{name} has up to {spec.config.max_num_players} players; environments of one are supported."
+            f"envpool:{name} has up to {spec.config.max_num_players} players, but only single-player "
+            "environments are supported."
         )
     return observation_space, action_space
 

@@ -53,7 +53,10 @@ def make(
         vectorization_mode = VectorizeMode.VECTOR_ENTRY_POINT.value
     if vectorization_mode is None:
         if autoreset_mode is not None:
-            raise UsageError(f"{full_name}: autoreset_mode needs vectorization_mode, such as sync.")
+            raise UsageError(
+                f"{full_name}: autoreset_mode has no effect without vectorization_mode. hint: add one, such as "
+                "sync."
+            )
         options = {"disable_env_checker": True, **options}
         single = functools.partial(_make_one, name, spec, options)
         return host_environment(full_name, single, reset_options=reset_options)
@@ -77,15 +80,16 @@ def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
     spec = env.spec
     if spec is None:
         raise UsageError(
-            f"{type(env.unwrapped).__name__} has no id to make copies from. hint: gymnasium.register it and give "
-            "gymnasium:MODULE:ID, or rollmill.from_gymnasium(function that makes one)."
+            f"{type(env.unwrapped).__name__} has no id from which copies could be created. hint: call "
+            "gymnasium.register for it and use gymnasium:MODULE:ID, or pass a function that creates it to "
+            "rollmill.from_gymnasium."
         )
     if spec.additional_wrappers:
         wrappers = ", ".join(wrapper.name for wrapper in spec.additional_wrappers)
         raise UsageError(
-            f"{spec.id} was wrapped after it was made ({wrappers}), which its id does not include. hint: "
-            "rollmill.from_gymnasium(function that makes and wraps one), or one of Rollmill's own transforms; or "
-            "gymnasium.register such a function and give gymnasium:MODULE:ID."
+            f"{spec.id} was wrapped after it was created ({wrappers}), and its id does not include these "
+            "wrappers. hint: pass a function that creates and wraps it to rollmill.from_gymnasium, or register "
+            "that function with Gymnasium and use gymnasium:MODULE:ID, or use Rollmill's transforms."
         )
     options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     registered = gymnasium.registry.get(spec.id)
@@ -99,14 +103,15 @@ def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
     spec = batch.spec
     if spec is None or isinstance(batch, VectorWrapper):
         raise UsageError(
-            f"{type(batch).__name__} cannot be made again, as workers and evaluations do. hint: "
-            "rollmill.from_gymnasium(function of num_envs that makes, and wraps, a VectorEnv); the class will do."
+            f"{type(batch).__name__} cannot be created again, which workers and evaluations need. hint: pass a "
+            "function of num_envs that creates and wraps a VectorEnv to rollmill.from_gymnasium. The class "
+            "itself is such a function."
         )
     options = {name: value for name, value in spec.kwargs.items() if name not in ("num_envs", "render_mode")}
     if options.get("wrappers"):
         raise UsageError(
-            f"{spec.id}: its single environments were wrapped, which its id does not include. hint: "
-            "rollmill.from_gymnasium(function that makes and wraps a single one)."
+            f"{spec.id}: its single environments were wrapped, and its id does not include these wrappers. hint: "
+            "pass a function that creates and wraps a single environment to rollmill.from_gymnasium."
         )
     chosen = dict(options.pop("vector_kwargs", {}))
     mode = chosen.pop("autoreset_mode", None)
@@ -123,11 +128,11 @@ def checked_reset_options(name: str, options: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise UsageError(
-            f"{name}: reset_options={options!r} has to be a mapping of names to values, such as "
-            """{"low": -0.1}; on the command line --env-option 'reset_options={"low": -0.1}'."""
+            f'{name}: reset_options={options!r} must be a mapping from names to values, such as {{"low": '
+            "-0.1}. hint: on the command line, --env-option 'reset_options={\"low\": -0.1}'."
         )
     if "reset_mask" in options:
-        raise UsageError(f"{name}: reset_options cannot hold reset_mask, which Rollmill sets.")
+        raise UsageError(f"{name}: reset_options must not contain reset_mask, which Rollmill sets.")
     return dict(options)
 
 
@@ -145,7 +150,7 @@ def _spec(name: str) -> EnvSpec:
     try:
         return gymnasium.spec(gymnasium_id)
     except gymnasium.error.Error:
-        hint = "If another package registers it, name that: gymnasium:MODULE:ID."
+        hint = "If another package registers it, name that package: gymnasium:MODULE:ID."
         raise unknown_name("Gymnasium environment", gymnasium_id, gymnasium.registry, hint=hint) from None
 
 

@@ -71,7 +71,7 @@ def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, 
     except OSError as error:  # for example urllib's, if its data cannot be downloaded
         raise UsageError(
             f"gymnax:{name} needs data that could not be read or downloaded: {type(error).__name__}: {error}. "
-            "hint: connect this machine to the network once; gymnax keeps what it has downloaded."
+            "hint: connect this machine to the network once; gymnax stores the download."
         ) from error
     defaults = {entry.name: getattr(params, entry.name) for entry in dataclasses.fields(params)}
     others = {option: value for option, value in options.items() if option not in defaults}

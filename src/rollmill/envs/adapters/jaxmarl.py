@@ -79,7 +79,7 @@ def _source(jaxmarl: Any, name: str, options: dict[str, Any]) -> Any:
         return jaxmarl.make(name, **options) if options else default
     except (AssertionError, TypeError, ValueError, NotImplementedError) as error:  # of an option's value
         raise UsageError(
-            f"jaxmarl:{name} cannot be made with {options}: {type(error).__name__}: {error}"
+            f"jaxmarl:{name} cannot be created with {options}: {type(error).__name__}: {error}"
         ) from error
 
 

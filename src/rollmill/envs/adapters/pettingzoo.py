@@ -62,10 +62,10 @@ def _source(pettingzoo: Any, name: str, *, by_module: bool) -> _Source:
         return _registered(name, specs[_id(name)])
     if _id(name) in map(_id, pettingzoo.aec_registry):
         raise UsageError(
-            f"the agents of pettingzoo:{name} act by turns; those of an environment have to act at the same time "
-            "(PettingZoo's parallel environments). hint: `rollmill list` shows games for two players."
+            f"pettingzoo:{name} is turn-based (AEC), which is not supported. hint: use one of PettingZoo's "
+            "parallel environments, or one of the two-player games that `rollmill list` shows."
         )
-    hint = "" if by_module else "If another package registers it, name that: pettingzoo:MODULE:ID."
+    hint = "" if by_module else "If another package registers it, name that package: pettingzoo:MODULE:ID."
     known = [*specs, *(PARTICLES + particle for particle in _names_of_particles(missing_ok=True))]
     raise unknown_name("PettingZoo environment", name, known, hint=hint)
 

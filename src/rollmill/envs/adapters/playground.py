@@ -60,8 +60,8 @@ def _check_models(playground: Any, name: str) -> None:
     models = importlib.import_module("mujoco_playground._src.mjx_env").MENAGERIE_PATH
     if name not in playground.dm_control_suite.ALL_ENVS and not models.exists():
         raise UsageError(
-            f"playground:{name} needs models of robots from MuJoCo Menagerie, which are missing in {models}. "
-            f"hint: download them once: {DOWNLOAD}"
+            f"playground:{name} needs robot models from MuJoCo Menagerie, which are missing in {models}. hint: "
+            f"download them once: {DOWNLOAD}"
         )
 
 
@@ -72,8 +72,8 @@ def _load(playground: Any, name: str, chosen: dict[str, Any]) -> Any:
     except (ImportError, RuntimeError, NotImplementedError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"playground:{name} cannot be made with {chosen}: {type(error).__name__}: {reason}. "
-            "hint: impl=jax runs on every device, impl=warp needs warp-lang and an NVIDIA GPU."
+            f"playground:{name} cannot be created with {chosen}: {type(error).__name__}: {reason}. hint: "
+            "impl=jax runs on every device, and impl=warp needs warp-lang and an NVIDIA GPU."
         ) from error
 
 

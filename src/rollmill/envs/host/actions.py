@@ -36,8 +36,8 @@ def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:
     array = np.asarray(actions)
     if array.shape != (num_envs, *(space.shape or ())):
         raise UsageError(
-            f"actions have the shape {array.shape}; {num_envs} actions of {space} have "
-            f"{(num_envs, *(space.shape or ()))}."
+            f"actions have the shape {array.shape}, expected {(num_envs, *(space.shape or ()))} for {num_envs} "
+            f"actions of {space}."
         )
     if isinstance(space, spaces.Box):
         return np.minimum(np.maximum(array, space.low), space.high).astype(space.dtype, copy=False)

@@ -91,14 +91,14 @@ def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
         batch = make(num_envs)
     if not isinstance(batch, VectorEnv):
         raise UsageError(
-            f"{name}: made with num_envs={num_envs}, it is a {type(batch).__name__}, not a gymnasium VectorEnv. "
-            "hint: a function that makes single environments takes no arguments."
+            f"{name}: with num_envs={num_envs}, the function returned a {type(batch).__name__}, expected a "
+            "gymnasium VectorEnv. hint: a function that creates single environments takes no arguments."
         )
     if batch.num_envs != num_envs:
         close_quietly(batch)
         raise UsageError(
-            f"{name}: made with num_envs={num_envs}, it has {batch.num_envs} environments. Each process makes as "
-            "many as it steps, so the number must be that of the argument."
+            f"{name}: with num_envs={num_envs}, the function returned {batch.num_envs} environments. Each "
+            "process creates only the environments that it steps, so the number must be that of the argument."
         )
     return batch
 

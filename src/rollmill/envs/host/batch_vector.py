@@ -130,9 +130,9 @@ class BatchVector(RowVector):
         """Row `i` of the final observations: of an array of objects, or of a batch as observations are."""
         if told is None or (isinstance(told, np.ndarray) and told.dtype == object and told[i] is None):
             raise ContractError(
-                f"{self._name}: the episode of environment {self._indices[i]} ended, and the infos of that step "
-                "have no final_obs of it. Gymnasium's mode SAME_STEP asks for one, as the observation is that of "
-                "the next episode already."
+                f"{self._name}: the episode of environment {self._indices[i]} ended, but the infos of that step "
+                "have no final_obs for it. Gymnasium's SAME_STEP mode requires one, because the returned "
+                "observation already belongs to the next episode."
             )
         return told[i] if isinstance(told, np.ndarray) else jax.tree.map(lambda leaf: leaf[i], told)
 
@@ -164,11 +164,12 @@ class BatchVector(RowVector):
 
     def _reset_too_many(self, row: int) -> ContractError:
         return ContractError(
-            f"{self._name}: reset(options={{'reset_mask': rows}}) changed the observation of row {row}, which the "
-            f"mask leaves out. In its autoreset_mode, {self.mode.name}, a row whose episode ended is reset by "
-            "itself; a step spent on the reset would be learned from. hint: heed reset_mask, and return the "
-            "observations of the other rows as they are; or reset in the step that ends an episode (SAME_STEP, "
-            "with final_obs in the infos). Gymnasium's own: gymnasium:ID, or vectorization_mode='sync'."
+            f"{self._name}: reset(options={{'reset_mask': rows}}) changed the observation of row {row}, which "
+            f"the mask leaves out. With autoreset_mode={self.mode.name}, a row is reset separately after its "
+            "episode has ended, because a step spent on the reset would be learned from. hint: apply reset_mask "
+            "and return the observations of the other rows unchanged, or reset in the step that ends an episode "
+            "(SAME_STEP, with final_obs in the infos). Gymnasium's own environments support both: gymnasium:ID, "
+            "or vectorization_mode='sync'."
         )
 
     # --- checks ----------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class BatchVector(RowVector):
         mask = np.asarray(info.get("action_mask"))
         if mask.shape != expected:
             raise ContractError(
-                f"{self._name}: the infos of a {what} have an action_mask of the shape {mask.shape}, expected "
+                f"{self._name}: the infos of a {what} have an action_mask of shape {mask.shape}, expected "
                 f"{expected}."
             )
         return mask
@@ -191,7 +192,7 @@ class BatchVector(RowVector):
         array = np.asarray(values)
         if array.shape != (self.num_envs,):
             raise ContractError(
-                f"{self._name}: step returned {what} of the shape {array.shape}, expected ({self.num_envs},)."
+                f"{self._name}: step returned {what} of shape {array.shape}, expected ({self.num_envs},)."
             )
         return array
 
@@ -204,7 +205,7 @@ class BatchVector(RowVector):
         ):
             if np.shape(leaf) != like.shape:
                 raise ContractError(
-                    f"{self._name}: observations have the shape {np.shape(leaf)}, expected {like.shape} by "
+                    f"{self._name}: observations have the shape {np.shape(leaf)}, expected {like.shape} for "
                     "single_observation_space and num_envs."
                 )
         return observation

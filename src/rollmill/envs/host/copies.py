@@ -151,14 +151,14 @@ def close_quietly(single: Any) -> None:
 
 def _exited(what: str, error: SystemExit) -> EnvironmentFailed:
     return EnvironmentFailed(
-        f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {user_frame(error)}\n"
-        "hint: an environment must not end the program; let it end its episode (terminated), or raise another "
-        "exception, after which another copy takes its place."
+        f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {user_frame(error)}\nhint: "
+        "an environment must not end the program. Let it end its episode (terminated), or raise another "
+        "exception, after which another copy replaces it."
     )
 
 
 def _given_up(name: str, failure: HostFailure, count: int) -> ContractError:
     return ContractError(
-        f"{name}: environment {failure.index} failed {count} times in a row, the last time in its "
+        f"{name}: environment {failure.index} failed {count} times in a row, most recently in its "
         f"{failure.doing}: {failure.error}\n  at {failure.line}"
     )

@@ -111,7 +111,9 @@ def check_indices(name: str, indices: Sequence[int]) -> None:
         UsageError: there are none, or one is negative.
     """
     if len(indices) == 0 or min(indices) < 0:
-        raise UsageError(f"{name}: start({list(indices)}) needs at least one index of an environment, from 0.")
+        raise UsageError(
+            f"{name}: start({list(indices)}) needs at least one environment index, and indices begin at 0."
+        )
 
 
 def _has_action_mask(name: str, single: gymnasium.Env, reset_options: Mapping[str, Any] | None) -> bool:

@@ -80,7 +80,7 @@ def _look(env: Any, film: Film) -> None:
         return
     mode = getattr(env, "render_mode", None)
     if mode != "rgb_array":
-        film.problems.append(f"it was made with render_mode={mode!r}")
+        film.problems.append(f"it was created with render_mode={mode!r}")
         return
     try:
         picture = np.asarray(env.render())
@@ -88,7 +88,7 @@ def _look(env: Any, film: Film) -> None:
         film.problems.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-        film.problems.append(f"a picture is {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
+        film.problems.append(f"its picture is {picture.dtype} {list(picture.shape)}, expected uint8 [H, W, 3]")
         return
     fps = env.metadata.get("render_fps")
     film.frames.append((picture, float(fps) if isinstance(fps, int | float) and fps > 0 else None))
@@ -103,8 +103,8 @@ def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
     start = env.start.start if isinstance(env.start, StartByName) else env.start
     if not isinstance(start, StartPython | StartParallel):
         raise UsageError(
-            f"{env.name} cannot be drawn: it is no Python object with Gymnasium's or PettingZoo's interface. "
-            "hint: --env gymnasium:ID (env= in Python) plays in Gymnasium's environment of the same spaces."
+            f"{env.name} cannot be drawn: it is not a Gymnasium or PettingZoo environment in Python. hint: --env "
+            "gymnasium:ID (env= in Python) plays in the Gymnasium environment with the same spaces."
         )
     make: Callable[[], Any] = start.make
     camera = Camera if isinstance(start, StartPython) else ParallelCamera

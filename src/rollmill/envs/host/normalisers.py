@@ -4,15 +4,15 @@ from typing import Any
 
 from rollmill.core.errors import UsageError
 
-SHARED = "whose statistics are those of all environments and a part of the checkpoint"
+SHARED = "whose statistics are shared by all environments and saved in checkpoints"
 REMEDIES = {
     "NormalizeObservation": f"normalize_observations=True (--normalize-observations), {SHARED}",
-    "NormalizeReward": f"normalize_rewards=True (--normalize-rewards), {SHARED}; or use reward-scale",
+    "NormalizeReward": f"normalize_rewards=True (--normalize-rewards), {SHARED}, or use reward-scale",
 }
 """Settings to use instead of each wrapper, by the name of its class."""
 
 EFFECTS = {
-    "NormalizeObservation": "an evaluation would begin with none",
+    "NormalizeObservation": "an evaluation would start without statistics",
     "NormalizeReward": "the recorded returns would be sums of scaled rewards",
 }
 
@@ -35,7 +35,7 @@ def check_wrappers(name: str, env: Any) -> None:
 
 def _refused(name: str, wrapper: str) -> UsageError:
     return UsageError(
-        f"{name} contains Gymnasium's {wrapper}: each copy would scale by statistics of its own, which no "
-        f"checkpoint holds, and {EFFECTS[wrapper]}. hint: leave the wrapper out, and set {REMEDIES[wrapper]}. "
-        "One with fixed statistics (update_running_mean=False) is accepted."
+        f"{name} contains Gymnasium's {wrapper}: each copy would scale by statistics of its own, which "
+        f"checkpoints do not contain, and {EFFECTS[wrapper]}. hint: leave the wrapper out, and set "
+        f"{REMEDIES[wrapper]}. A wrapper with fixed statistics (update_running_mean=False) is accepted."
     )

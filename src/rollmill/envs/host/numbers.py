@@ -54,8 +54,8 @@ def non_finite_error(name: str, number: NonFinite, *, index: int, step: int, see
     """
     when = f"at step {step} of its episode" if step else "when it was reset"
     return NonFiniteError(
-        f"{name}: environment {index} gave {number.field} = {number.value} {when}; its seed is {seed}.\n"
-        "hint: the number comes from the environment's own reset or step; clip it or terminate there."
+        f"{name}: environment {index} returned {number.field} = {number.value} {when}, with the seed {seed}.\n"
+        "hint: this number comes from reset or step of the environment. Clip it, or terminate the episode there."
     )
 
 
@@ -105,6 +105,6 @@ def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
 def _not_held(number: Any, dtype: np.dtype) -> CastError:
     limits = np.iinfo(dtype)
     return CastError(
-        f"the observation {number} cannot be kept as {dtype}, as those of this space are: whole numbers from "
-        f"{limits.min} to {limits.max}. hint: scale it, or observe a Box of float32."
+        f"the observation {number} cannot be stored as {dtype}, the type of this space, which holds integers "
+        f"from {limits.min} to {limits.max}. hint: scale it, or use a Box of float32 as observation space."
     )

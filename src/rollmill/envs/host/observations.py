@@ -61,7 +61,9 @@ def _writer_of_parts(space: spaces.Space) -> Write:
     def write(batch: PyTree[np.ndarray], i: int, observation: Any) -> None:
         for path, length in tuples:
             if len(_at(observation, path)) != length:
-                raise ValueError(f"an observation has {len(_at(observation, path))} parts in a Tuple of {length}.")
+                raise ValueError(
+                    f"an observation has {len(_at(observation, path))} parts, expected a Tuple of {length}."
+                )
         parts = []
         for path, shape, dtype in expected:
             part = _at(observation, path)
@@ -106,4 +108,4 @@ def _items(space: Any) -> Iterable[tuple[Any, spaces.Space]]:
 
 
 def _wrong_shape(actual: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
-    return ValueError(f"an observation has the shape {actual}; the observation space says {expected}.")
+    return ValueError(f"an observation has the shape {actual}, expected {expected} by the observation space.")

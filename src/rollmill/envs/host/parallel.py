@@ -39,7 +39,9 @@ class StartParallel:
         """
         check_indices(self.name, indices)
         if gamma is not None:
-            raise UsageError(f"{self.name} has several agents, whose discounted returns are not recorded.")
+            raise UsageError(
+                f"{self.name} is a multi-agent environment, whose discounted returns are not recorded."
+            )
         env = parallel_of(self)
         return ParallelVector(env, self.make, self.members, indices, seed=seed, generation=generation)
 
@@ -86,13 +88,13 @@ def _agents(name: str, single: Any) -> list[Agent]:
     if not all(hasattr(single, method) for method in METHODS):
         raise UsageError(
             f"{name} is a {type(single).__name__}, without the methods of PettingZoo's ParallelEnv. hint: "
-            "where agents act by turns, pettingzoo.utils.aec_to_parallel makes one, if the author allows that."
+            "pettingzoo.utils.aec_to_parallel converts a turn-based environment, if its author allows that."
         )
     possible: list[Agent] = list(getattr(single, "possible_agents", ()))
     if not possible:
         raise UsageError(
-            f"{name} does not say which agents it may have: its possible_agents are missing or empty. An "
-            "environment that invents agents on the way has no fixed arrays of them."
+            f"{name} does not list its agents: possible_agents is missing or empty. An environment that creates "
+            "new agents as it goes cannot have arrays of fixed shape."
         )
     return possible
 
@@ -103,7 +105,7 @@ def _space(name: str, space_of: Callable[[Agent], Space], agent: Agent) -> Space
     try:
         struct(space)
     except UsageError as error:
-        raise UsageError(f"{name}: of the agent {agent}, {error}") from None
+        raise UsageError(f"{name}: agent {agent}: {error}") from None
     return space
 
 

@@ -148,9 +148,9 @@ class ParallelVector(OneByOne):
     def _check_truncation(self, truncated: Sequence[Agent], left: Sequence[Agent]) -> None:
         if truncated and left:
             raise ContractError(
-                f"{self._name}: the agent {truncated[0]} was truncated while {left[0]} goes on. An agent may "
-                "terminate before the others, but a time limit has to end the episode of all agents at once. "
-                "hint: report it as terminated, or truncate the others too."
+                f"{self._name}: the agent {truncated[0]} was truncated while {left[0]} continues. An agent may "
+                "terminate before the others, but a time limit must end the episode of all agents at the same "
+                "time. hint: report it as terminated, or truncate the others too."
             )
 
     # --- all environments ------------------------------------------------------------------------------

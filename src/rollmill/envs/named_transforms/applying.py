@@ -40,8 +40,8 @@ def transform(env: Environment | HostEnvironment, *names: str) -> Environment | 
     """
     if not isinstance(env, Environment | HostEnvironment):
         raise UsageError(
-            f"transform takes an environment, got a {type(env).__name__}. "
-            "hint: rollmill.make makes one from an id."
+            f"transform needs an environment, got a {type(env).__name__}. hint: rollmill.make creates one from "
+            "an id."
         )
     before = list(env.options.get(OPTION, ()))
     for number, name in enumerate(parse_transforms(names), start=len(before)):
@@ -62,7 +62,7 @@ def _on_host(
     start = env.start.start if isinstance(env.start, StartByName) else env.start
     if not isinstance(start, StartPython):
         raise UsageError(
-            f"the transform {name} is for environments of JAX functions and for Python objects; {env.name} steps "
+            f"the transform {name} supports environments written in JAX and Python objects, but {env.name} steps "
             "its environments in another way. hint: use its own options, such as EnvPool's stack_num, frame_skip "
             "and reward_clip (--env-option)."
         )
@@ -80,17 +80,17 @@ def _check_players(env: Environment | HostEnvironment, name: TransformName) -> N
     """Raises a `UsageError` if a transform does not fit the number of players and agents."""
     if isinstance(env, Environment) and env.num_players > 1:
         raise UsageError(
-            f"the transform {name} does not fit {env.name}, a game for two players: its rewards and positions are "
-            "those of the player to move."
+            f"the transform {name} does not support {env.name}, a two-player game, whose rewards and positions "
+            "belong to the player to move."
         )
     if isinstance(env, HostEnvironment) and env.agents:
         raise UsageError(
-            f"the transform {name} does not fit {env.name}, which has several agents on the host. hint: register "
-            "a function that wraps the environment, in a module: pettingzoo:MODULE:ID."
+            f"the transform {name} does not support {env.name}, a multi-agent environment on the host. hint: "
+            "register a function that wraps the environment in a module, and use pettingzoo:MODULE:ID."
         )
     if isinstance(env, Environment) and env.agents and name.name not in OF_REWARDS:
         raise UsageError(
-            f"the transform {name} does not fit {env.name}, which has several agents: only "
+            f"the transform {name} does not support {env.name}, a multi-agent environment. Only "
             f"{' and '.join(OF_REWARDS)} do."
         )
 
@@ -100,6 +100,6 @@ def _check_actions(env: Environment | HostEnvironment, name: TransformName, chos
     masked = env.has_action_mask if isinstance(env, HostEnvironment) else env.action_mask is not None
     if masked and chosen.takes_other_actions:
         raise UsageError(
-            f"the transform {name} does not fit {env.name}, which tells the legal actions: an action that is "
-            "taken again may no longer be legal."
+            f"the transform {name} does not support {env.name}, which has an action mask: a repeated action may "
+            "no longer be legal."
         )

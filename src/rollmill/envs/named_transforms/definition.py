@@ -74,8 +74,8 @@ def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str)
         return space
     dimensions = " or ".join(map(str, ranks))
     raise UsageError(
-        f"the transform {name} needs observations that are a Box with {dimensions} dimensions; they are {space}. "
-        f"hint: {hint}."
+        f"the transform {name} needs observations in a Box with {dimensions} dimensions, got {space}. hint: "
+        f"{hint}."
     )
 
 

@@ -25,7 +25,8 @@ def grey(argument: str, spaces: Spaces) -> Transform:
     axis = channel_axis(space.shape)
     if space.shape[axis] != 3:
         raise UsageError(
-            f"the transform grey needs images with three colours, first or last axis; observations are {space}."
+            "the transform grey needs images with three colours in the first or last axis, got the observation "
+            f"space {space}."
         )
     exact = space.dtype == np.uint8
 
@@ -75,9 +76,7 @@ def resize(argument: str, spaces: Spaces) -> Transform:
 def _image(space: gymnasium_spaces.Space, name: str, *, ranks: tuple[int, ...]) -> gymnasium_spaces.Box:
     box = box_of(space, name, ranks=ranks, hint="it is for images")
     if box.dtype != np.uint8 and not np.issubdtype(box.dtype, np.floating):
-        raise UsageError(
-            f"the transform {name} needs images of uint8 or floating-point numbers; these are {space}."
-        )
+        raise UsageError(f"the transform {name} needs images of uint8 or floating-point numbers, got {space}.")
     return box
 
 

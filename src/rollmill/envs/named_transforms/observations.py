@@ -18,8 +18,8 @@ def frame_stack(argument: str, spaces: Spaces) -> Transform:
     """
     count = count_of(argument)
     if count is None:
-        raise bad_argument("frame-stack", argument, "N has to be a whole number from 1", "frame-stack:4")
-    hint = "flatten or one-hot before it makes a vector"
+        raise bad_argument("frame-stack", argument, "N must be an integer of at least 1", "frame-stack:4")
+    hint = "flatten or one-hot first converts it to a vector"
     space = box_of(spaces.observation, "frame-stack", ranks=(1, 2, 3), hint=hint)
     axis = channel_axis(space.shape) if len(space.shape) == 3 else None
 
@@ -56,8 +56,8 @@ def one_hot(argument: str, spaces: Spaces) -> Transform:
         raise bad_argument("one-hot", argument, "it takes no argument", "one-hot")
     if not isinstance(spaces.observation, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):
         raise UsageError(
-            f"the transform one-hot needs observations that are categories (Discrete or MultiDiscrete); they are "
-            f"{spaces.observation}. hint: flatten makes a vector of observations with several parts."
+            f"the transform one-hot needs Discrete or MultiDiscrete observations, got {spaces.observation}. "
+            "hint: flatten converts observations with several parts to a vector."
         )
     return _encoded(spaces)
 
@@ -67,11 +67,16 @@ def time_observation(argument: str, spaces: Spaces) -> Transform:
     steps = count_of(argument)
     if steps is None:
         raise bad_argument(
-            "time", argument, "STEPS has to be a whole number from 1, such as the longest episode", "time:500"
+            "time",
+            argument,
+            "STEPS must be an integer of at least 1, such as the length of the longest episode",
+            "time:500",
         )
     space = box_of(spaces.observation, "time", ranks=(1,), hint="put flatten or one-hot before it")
     if not np.issubdtype(space.dtype, np.floating):
-        raise UsageError(f"the transform time needs a vector of floating-point numbers; observations are {space}.")
+        raise UsageError(
+            f"the transform time needs a vector of floating-point numbers, got the observation space {space}."
+        )
 
     def timed(xp: Any, observation: Any, elapsed: Any) -> Any:
         share = xp.minimum(elapsed.astype(np.float32) / np.float32(steps), np.float32(1))

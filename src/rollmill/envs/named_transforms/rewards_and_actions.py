@@ -17,7 +17,7 @@ def reward_scale(argument: str, spaces: Spaces) -> Transform:
     factor = number_of(argument)
     if not factor:
         raise bad_argument(
-            "reward-scale", argument, "FACTOR has to be a finite number other than 0", "reward-scale:0.1"
+            "reward-scale", argument, "FACTOR must be a finite number other than 0", "reward-scale:0.1"
         )
     return Transform(*spaces, reward=lambda xp, reward: reward * np.float32(factor))
 
@@ -39,7 +39,7 @@ def action_repeat(argument: str, spaces: Spaces) -> Transform:
     """Takes each action N times, or until the episode ends, and sums the rewards. Only the last is observed."""
     count = count_of(argument)
     if count is None:
-        raise bad_argument("action-repeat", argument, "N has to be a whole number from 1", "action-repeat:4")
+        raise bad_argument("action-repeat", argument, "N must be an integer of at least 1", "action-repeat:4")
     return Transform(*spaces, repeats=count, takes_other_actions=count > 1)
 
 
@@ -50,7 +50,7 @@ def sticky_actions(argument: str, spaces: Spaces) -> Transform:
     """
     probability = number_of(argument)
     if probability is None or not 0 < probability < 1:
-        expected = "PROBABILITY has to lie between 0 and 1"
+        expected = "PROBABILITY must lie between 0 and 1"
         raise bad_argument("sticky-actions", argument, expected, "sticky-actions:0.25")
 
     def begin(xp: Any, observation: Any) -> Any:
@@ -72,13 +72,11 @@ def rescale_actions(argument: str, spaces: Spaces) -> Transform:
         raise bad_argument("rescale-actions", argument, "it takes no argument", "rescale-actions")
     space = spaces.action
     if not isinstance(space, gymnasium_spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise UsageError(
-            f"the transform rescale-actions needs actions that are a Box of numbers; they are {space}."
-        )
+        raise UsageError(f"the transform rescale-actions needs a Box of actions, got {space}.")
     if not space.is_bounded():
         raise UsageError(
-            f"the transform rescale-actions needs bounds on both sides of each action; the actions are {space}. "
-            "hint: leave it out; the policy's actions have no scale that would need a change."
+            f"the transform rescale-actions needs finite bounds for every action, got {space}. hint: leave it "
+            "out, because unbounded actions need no rescaling."
         )
     low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     half = (high - low) / np.float32(2)

@@ -91,7 +91,7 @@ def robot(
     """
     own = _loaded(model, physics, iterations)
     if not own.structure.actuators:
-        raise UsageError(f"{name} has no actuators: give its model some, such as <motor joint=...>.")
+        raise UsageError(f"{name} has no actuators. hint: add some to its model, such as <motor joint=...>.")
     count = checked_count("substeps", substeps)
     if not max_speed > 0:
         raise UsageError(f"max_speed has to be above 0, got {max_speed}.")
@@ -166,7 +166,7 @@ class _OwnTask:
         for name, out in found.items():
             if not hasattr(out, "shape") or not is_right[name](out):
                 kind = f"{out.dtype.name}{list(out.shape)}" if hasattr(out, "shape") else type(out).__name__
-                raise UsageError(f"{name} has to return {wanted[name]} for one robot; it returns {kind}.")
+                raise UsageError(f"{name} must return {wanted[name]} for one robot, got {kind}.")
         return found["observe"].shape[0]
 
     def reset(self, key: Key, params: RobotParams) -> tuple[Float[Array, " numbers"], RobotState]:
@@ -207,7 +207,7 @@ class _OwnTask:
 
 def _returned(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     if not callable(function):
-        raise UsageError(f"{name} is a {type(function).__name__}, and has to be a function.")
+        raise UsageError(f"{name} must be a function, got a {type(function).__name__}.")
     with attribute_to_user_code(name):
         return jax.eval_shape(function, *arguments)
 

@@ -48,7 +48,7 @@ def checked_count(name: str, value: int) -> int:
     """Returns a number of steps or iterations, at least 1."""
     count = coerce(name, int, value)
     if count < 1:
-        raise UsageError(f"{name} has to be at least 1, got {count}.")
+        raise UsageError(f"{name} must be at least 1, got {count}.")
     return count
 
 

@@ -24,4 +24,4 @@ def backend_of(device: Any, numerics: Numerics) -> Backend:
         from rollmill.fusion.backends.cpu.launches import machine_code
 
         return machine_code()
-    raise UsageError(f"there are kernels for gpu and cpu, not for {device.platform}.")
+    raise UsageError(f"there are no kernels for {device.platform}, only for gpu and cpu.")

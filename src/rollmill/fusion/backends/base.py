@@ -67,7 +67,7 @@ class Backend(NamedTuple):
 def check_package(backend: Backend) -> None:
     """Checks that the package of a backend is installed. A `UsageError` has the command that installs it."""
     if importlib.util.find_spec(backend.package) is None:
-        raise UsageError(f"kernels need {backend.package}, which is missing: {install_command('fusion')}")
+        raise UsageError(f"kernels need {backend.package}, which is not installed: {install_command('fusion')}")
 
 
 def many_products(pressure: Pressure) -> str | None:
@@ -75,6 +75,6 @@ def many_products(pressure: Pressure) -> str | None:
     if pressure.products <= MAX_PRODUCTS:
         return None
     return (
-        f"a step is {pressure.products} matrix products, as convolutions are at each place of an image; with more "
-        f"than {MAX_PRODUCTS}, it compiles for minutes"
+        f"a step has {pressure.products} matrix products, because a convolution is one product for each place of "
+        f"an image. With more than {MAX_PRODUCTS}, compiling takes minutes"
     )

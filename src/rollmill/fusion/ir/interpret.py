@@ -87,7 +87,7 @@ def _structural_value(node: Node, operands: list[Any], arrays: Arrays, precision
             return _loop(node, operands, arrays, precision)
         case "item":
             return operands[0][node.attributes[0]]
-    raise ValueError(f"there is no operation {node.op!r}")
+    raise ValueError(f"unknown operation {node.op!r}")
 
 
 def _uniform(node: Node, uniforms: Sequence[Array]) -> Array:

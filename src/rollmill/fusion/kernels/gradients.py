@@ -189,7 +189,7 @@ def _sequence_step(
     slope = inside[1]
     if not all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(slope)):
         raise CannotFuse(
-            "the memory of the policy is not of float32, and gradients of other memories are not carried."
+            "the memory of the policy must be float32, because gradients cannot pass through other types."
         )
     step = lambda learner, slope, sample, ahead: gradients.of_one(learner, slope, sample, *ahead)
     lowered = lower_function(step, (slope, sample, inside), (learner,), carried=True, summed=True)
@@ -219,13 +219,13 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
         return graph.gradients
     if graph.loops.cut != "samples":
         raise CannotFuse(
-            "whole sequences are learned from, and kernels take those of a rollout, step by step "
+            "training on whole sequences needs sequences of a rollout, step by step "
             "(rollmill.dataflow.SequenceGradients)."
         )
     if not isinstance(graph.gradients, MeanGradients):
         raise CannotFuse(
-            f"{graph.settings['algorithm']} computes gradients of a whole minibatch, but kernels need gradients "
-            "of one sample (rollmill.dataflow.MeanGradients)."
+            f"{graph.settings['algorithm']} computes the gradients of a whole minibatch, but kernels need the "
+            "gradients of one sample (rollmill.dataflow.MeanGradients)."
         )
     return graph.gradients
 
@@ -358,7 +358,8 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
     conditioned, of_sequences = graph.condition(Batch(taken, sequences), reduce)
     if [*map(id, jax.tree.leaves(sequences))] != [*map(id, jax.tree.leaves(of_sequences))]:
         raise CannotFuse(
-            "conditioning a minibatch changes leaves of whole sequences, and kernels take those of the batch."
+            "conditioning a minibatch changes leaves of whole sequences, which kernels can only read from the "
+            "batch."
         )
     pairs = zip(jax.tree.leaves(taken), jax.tree.leaves(conditioned), strict=True)
     # By identity: conditioning hands on the leaves that it does not change as they are. What was gathered for

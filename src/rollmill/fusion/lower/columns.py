@@ -49,5 +49,5 @@ def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) 
         case "splat":
             return region.emit("splat", *node.operands, dtype=node.dtype, width=width)
     raise LoweringError(
-        f"{width} of {node.width} columns are sliced out of an input row; pass the parts as separate arrays"
+        f"{width} of the {node.width} columns of an input row are sliced. Pass the parts as separate arrays"
     )

@@ -132,7 +132,7 @@ def _results_by_rule(equation: core.JaxprEqn, values: list[Operand]) -> Sequence
     if name in BY_PARTS:
         return _by_parts(equation, values)
     if (rule := RULES.get(name)) is None:
-        raise LoweringError("kernels have no such function of complex numbers; write it with two floats")
+        raise LoweringError("kernels do not support this function of complex numbers. Write it with two floats")
     return [rule(equation.params, *values)]
 
 
@@ -346,9 +346,7 @@ def _fourier(params: Mapping[str, Any], x: Operand) -> Operand:
     """Multiplies by the matrix of a discrete Fourier transform along the last axis."""
     kind, lengths = params["fft_type"].name, params["fft_lengths"]
     if len(lengths) != 1 or lengths[0] > MAX_LENGTH:
-        raise LoweringError(
-            f"a transform of {lengths} numbers; kernels compute at most {MAX_LENGTH} along one axis"
-        )
+        raise LoweringError(f"a transform of {lengths} numbers exceeds the limit of {MAX_LENGTH} along one axis")
     (length,) = lengths
     kept = length // 2 + 1 if kind in ("RFFT", "IRFFT") else length
     waves = np.exp(2j * np.pi * np.outer(np.arange(length), np.arange(kept)) / length)

@@ -220,8 +220,8 @@ def check_columns(shape: tuple[int, ...]) -> None:
     """Refuses to take apart what is too wide."""
     if shape[-1] > MAX_COLUMNS:
         raise LoweringError(
-            f"an array of shape {shape} is taken apart into single numbers, which is done for at most "
-            f"{MAX_COLUMNS} along the last axis"
+            f"an array of shape {shape} must be split into single numbers, for which the limit is {MAX_COLUMNS} "
+            "along the last axis"
         )
 
 

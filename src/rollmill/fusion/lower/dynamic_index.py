@@ -106,8 +106,8 @@ def check_selects(count: int) -> None:
     """Refuses an access that costs too much."""
     if count > MAX_SELECTS:
         raise LoweringError(
-            f"an index that differs from environment to environment would take {count} selects, more than "
-            f"{MAX_SELECTS}; index smaller arrays, or such as all environments share"
+            f"an index that differs between environments would take {count} selects, more than the limit of "
+            f"{MAX_SELECTS}. Index smaller arrays, or arrays that all environments share"
         )
 
 

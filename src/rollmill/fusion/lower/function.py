@@ -131,7 +131,7 @@ def trace_function(
     shapes = jax.tree.map(_shape_of, tuple(uniform))
     closed, results = jax.make_jaxpr(function, return_shape=True)(*shapes, *each)
     if any(map(is_traced, closed.consts)):
-        raise TypeError("a lowered function reads a traced array; make it a uniform argument")
+        raise TypeError("a lowered function reads a traced array. Make it a uniform argument")
     closed = without_complex_numbers(closed)
     leaves, structure = jax.tree.flatten(tuple(each))
     count = len(jax.tree.leaves(each[0])) if carried else 0
@@ -288,7 +288,9 @@ def _input(
         return filled(leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32)))
     dtype = np.dtype(leaf.dtype)
     if dtype.name not in TYPES:
-        raise LoweringError(f"an argument of type {dtype.name} cannot be fused; kernels know {', '.join(TYPES)}")
+        raise LoweringError(
+            f"an argument of type {dtype.name} cannot be fused. Kernels support {', '.join(TYPES)}"
+        )
     if in_rows:
         width = leaf.shape[-1]
         rows = filled(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))

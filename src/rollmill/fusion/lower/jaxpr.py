@@ -57,14 +57,16 @@ KEEP_PRODUCTS = {*calls.INLINED, "transpose", "add_any", "cond"}
 """Primitives that may be handed products of vectors that are not written out."""
 
 ADVICE = {
-    "pure_callback": "a kernel cannot call Python; write it in jax.numpy.",
-    "io_callback": "a kernel cannot call Python; return what is to be seen in `info`.",
-    "debug_callback": "a kernel cannot print or call Python; leave debugging out when it is to be fused.",
-    "debug_print": "a kernel cannot print; leave debugging out when it is to be fused.",
-    "conv_general_dilated": "convolutions are faster as kernels of their own.",
-    "custom_vmap_call": "a kernel steps each environment by itself, and some share their resets, as brax: "
-    "and playground: do; reset_ratio=1 (--env-option reset_ratio=1) lets each reset itself.",
-    "cross": "a fragment that is placed elsewhere cannot be part of a kernel.",
+    "pure_callback": "a kernel cannot call Python. Write this part with jax.numpy.",
+    "io_callback": "a kernel cannot call Python. Return the values in `info` instead.",
+    "debug_callback": "a kernel cannot print or call Python. Remove debugging code to fuse this program.",
+    "debug_print": "a kernel cannot print. Remove debugging code to fuse this program.",
+    "conv_general_dilated": "convolutions are faster as separate kernels.",
+    "custom_vmap_call": (
+        "a kernel steps each environment separately, but in some libraries (brax:, playground:) environments "
+        "share their resets. With reset_ratio=1 (--env-option reset_ratio=1) each environment resets separately."
+    ),
+    "cross": "a fragment of another group cannot be part of a kernel.",
 }
 
 
@@ -131,14 +133,14 @@ def _results(
         # Calls are entered even where all operands are shared: inside, some results may be known and others not.
         alike = name not in calls.RULES and all(map(is_shared, values))
         if equation.effects and (alike or name not in RULES):
-            raise LoweringError("it has effects outside of the program")
+            raise LoweringError("it has side effects")
         if alike and not _is_moved(name, values):
             return _beside(equation, values, ctx)
         outputs = tuple(map(_struct, equation.outvars))
         if name not in calls.RULES:
             _check_types(outputs)
         if name not in RULES:
-            raise LoweringError("there is nothing like it in a kernel")
+            raise LoweringError("kernels do not support it")
         operands = [_operand(ctx, name, value) for value in values]
         results = RULES[name](ctx, Equation(name, _plain_params(equation), outputs, needed), operands)
         return [settled(value) for value in results]
@@ -172,7 +174,9 @@ def _plain(value: Any) -> Any:
 def _check_types(outputs: Sequence[Any]) -> None:
     for aval in outputs:
         if not is_key(aval.dtype) and aval.dtype.name not in TYPES:
-            raise LoweringError(f"numbers of type {aval.dtype.name}; kernels know {', '.join(TYPES)}")
+            raise LoweringError(
+                f"kernels do not support numbers of type {aval.dtype.name}, only {', '.join(TYPES)}"
+            )
 
 
 def _is_moved(name: str, values: Sequence[Value]) -> bool:

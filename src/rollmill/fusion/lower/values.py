@@ -255,9 +255,8 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
     size = int(np.prod(shape))
     if size > MAX_SCALARS:
         raise LoweringError(
-            f"{what} of shape {shape} is {size} numbers of each environment, which do not fit on chip; at most "
-            f"{MAX_SCALARS} do. Keep less in the state, or make what is the same everywhere a parameter that all "
-            "environments share"
+            f"{what} of shape {shape} has {size} numbers per environment, more than the {MAX_SCALARS} that fit "
+            "on the chip. Keep less in the state, or make constant arrays a parameter that all environments share"
         )
 
 

@@ -101,9 +101,9 @@ class Search(NamedTuple):
         """
         stored = read_as(StoredLaunch, document, where=str(self.file))
         if stored.launch not in set(map(tuple, self.launches)):
-            raise DataError(f"{self.file}: launch {short_json(stored.launch)} is not among those that were tried.")
+            raise DataError(f"{self.file}: launch {short_json(stored.launch)} is not one of the candidates.")
         if any(time is not None and not 0 < time < math.inf for time in (stored.seconds, stored.unfused_seconds)):
-            raise DataError(f"{self.file}: times have to be finite and greater than 0.")
+            raise DataError(f"{self.file}: times must be finite and greater than 0.")
         return Tuned(stored.launch, stored.seconds, stored.unfused_seconds)
 
 

@@ -163,7 +163,7 @@ class _SearchState:
         if reason := self._hopeless(candidate, row.predicted_speed):
             return replace(row, status="skipped", reason=reason)
         if self.best is not None and self.left() <= 0:
-            return replace(row, status="not reached", reason="the budget was spent")
+            return replace(row, status="not reached", reason="the time budget was used up")
         return self._tried(row)
 
     def _tried(self, row: CandidateRow) -> CandidateRow:
@@ -179,7 +179,9 @@ class _SearchState:
                 self.impossible_depths |= dict.fromkeys(error.depths, row.candidate)
             return replace(latest, reason=str(error))
         except OutOfTime:
-            return replace(latest, status="not reached", reason="the budget ended before its first iterations")
+            return replace(
+                latest, status="not reached", reason=("the time budget was used up before its first iterations")
+            )
         return latest
 
     def _try(self, row: CandidateRow) -> Iterator[CandidateRow]:
@@ -190,7 +192,7 @@ class _SearchState:
         yield (row := replace(row, predicted_memory=memory))
         if memory is not None and self.memory_limit is not None and memory > self.memory_limit:
             need, limit = memory_text(memory), memory_text(self.memory_limit)
-            yield replace(row, reason=f"needs {need}, more than the {limit} there are")
+            yield replace(row, reason=f"needs {need}, more than the available {limit}")
             return
         if program is not None and program in self.programs:
             self.same_program[candidate.kind] = self.programs[program]
@@ -215,8 +217,8 @@ class _SearchState:
         row = replace(row, measured_speed=found.steps_per_second, measured_memory=found.memory)
         if found.memory is not None and self.memory_limit is not None and found.memory > self.memory_limit:
             need, limit = memory_text(found.memory), memory_text(self.memory_limit)
-            return replace(row, reason=f"took {need}, more than the {limit} there are")
-        early = "stopped early, because it could not win any more" if found.stopped_early else ""
+            return replace(row, reason=f"took {need}, more than the available {limit}")
+        early = "stopped early, because it could no longer win" if found.stopped_early else ""
         return replace(row, status="slower", reason=early)
 
     def _correct(self, row: CandidateRow, found: Measurement) -> None:
@@ -239,9 +241,9 @@ class _SearchState:
     def _not_worth_trying(self, candidate: Candidate) -> str | None:
         """Returns why a candidate is not tried, by others of its kind or branches."""
         if same := self.same_program.get(candidate.kind):
-            return f"others of its kind are the same programs as those of {same}"
+            return f"the other candidates of its kind are the same programs as those of {same}"
         if refused := self.impossible_depths.get(candidate.fusion or ""):
-            return f"cannot be fused, as {refused}"
+            return f"cannot be fused, because {refused}"
         if reason := self._failed_narrower(candidate):
             return reason
         for width in WIDTHS:
@@ -263,13 +265,15 @@ class _SearchState:
             return None
         number = fewer.candidate.num_envs or 1
         if fewer.status == "rejected":
-            return f"the same with {number:,} environments was rejected: {fewer.reason}"
+            return f"the same plan with {number:,} environments was rejected: {fewer.reason}"
         if fewer.measured_speed is not None:
             return None
         most = (fewer.predicted_speed or 0.0) * candidate.num_envs / number
         if self.best is None or not most or most * UNCHECKED_MARGIN >= self.best:
             return None
-        return f"dominated: even in proportion to {number:,} environments it is slower than the best so far"
+        return (
+            f"dominated: even scaled in proportion to {number:,} environments, it is slower than the best so far"
+        )
 
     def _fewer_envs(self, candidate: Candidate) -> CandidateRow | None:
         """Returns the row of the same candidate with fewer environments, the most that were tried or predicted."""
@@ -348,14 +352,14 @@ def _with_choice(rows: Sequence[CandidateRow]) -> tuple[CandidateRow, ...]:
             return replace(row, status=status, reason=_joined(_why(best, others), row.reason))
         if row.status != "slower":
             return row
-        return replace(row, reason=_joined(f"{_share(row, best):.0%} of the choice", row.reason))
+        return replace(row, reason=_joined(f"{_share(row, best):.0%} of the chosen plan's speed", row.reason))
 
     return tuple(map(final, rows))
 
 
 def _why(best: float, others: Sequence[CandidateRow]) -> str:
     if not others:
-        return "the only one that could be measured"
+        return "the only candidate that could be measured"
     return f"{1 / _share(others[0], best):.2f} x the next, {others[0].candidate}"
 
 

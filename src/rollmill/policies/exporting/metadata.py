@@ -16,7 +16,7 @@ from rollmill.record.leaves import tree_digest
 BATCH = "batch"
 """Name of the leading axis of all inputs and outputs, whose length is free."""
 
-SEARCH_NOTE = "The search is not part of the export: actions are those of the network alone."
+SEARCH_NOTE = "The export does not include the search: actions come from the network alone."
 
 
 def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"this policy cannot be converted to ONNX: {type(error).__name__}: {reason}. hint: the format "
-            "stablehlo can hold all operations of JAX."
+            "stablehlo supports all JAX operations."
         ) from error
     entry = model.metadata_props.add()
     entry.key, entry.value = METADATA_KEY, metadata
@@ -73,7 +73,7 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own errors have no common base
-        raise UsageError(f"ONNX Runtime cannot compute the exported policy: {error}") from error
+        raise UsageError(f"ONNX Runtime cannot run the exported policy: {error}") from error
     names, outputs = ([each.name for each in part] for part in (exported.inputs, exported.outputs))
     kept = {each.name for each in session.get_inputs()}
 
@@ -147,8 +147,8 @@ def _package(name: str) -> Any:
         return __import__(name)
     except ImportError as error:
         raise UsageError(
-            f"the format onnx needs {name}, which is missing: {install_command('onnx')}. --format stablehlo needs "
-            "JAX alone."
+            f"the format onnx needs {name}, which is not installed: {install_command('onnx')}. hint: --format "
+            "stablehlo needs only JAX."
         ) from error
 
 

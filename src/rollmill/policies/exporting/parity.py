@@ -58,7 +58,9 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
     largest, ties = 0.0, 0
     for name, wanted, got, single in zip(names, expected, found, alone, strict=True):
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
-            raise _differs(name, f"it is {got.dtype} {list(got.shape)}, not {wanted.dtype} {list(wanted.shape)}")
+            raise _differs(
+                name, f"it is {got.dtype} {list(got.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
+            )
         if name.partition(".")[0] != ACTION:
             _check_close(name, wanted, got, OUTPUT_TOLERANCE)
             _check_close(name, wanted[:1], single, OUTPUT_TOLERANCE, batch=wanted)
@@ -85,7 +87,7 @@ def _check_close(
     difference = np.where(wanted == got, 0, np.abs(wanted - got))
     allowed = tolerance * np.maximum(np.abs(wanted), scale)
     if not (difference <= allowed).all():  # NaN too
-        raise _differs(name, f"by {np.max(difference):.3g}, of at most {tolerance * scale:.3g}")
+        raise _differs(name, f"by {np.max(difference):.3g}, where at most {tolerance * scale:.3g} is allowed")
     return float(np.max(difference / np.maximum(np.abs(wanted), scale), initial=0))
 
 
@@ -117,6 +119,6 @@ def _joined(name: str, path: str) -> str:
 
 def _differs(name: str, how: str) -> UsageError:
     return UsageError(
-        f"the exported policy differs from the original in {name}: {how}. Nothing was written. hint: another "
-        "format may represent it."
+        f"the exported policy differs from the original in {name}: {how}. Nothing was written. hint: try the "
+        "other format."
     )

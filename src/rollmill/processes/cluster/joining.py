@@ -40,12 +40,12 @@ CONNECT_SECONDS = 5.0
 """How long an answer from a cluster's address is waited for."""
 
 WAYS_OUT = (
-    "`ray start --head` makes this machine the first node of a cluster; `ray stop` forgets one that is gone; with "
-    "neither, cluster=ray uses this machine alone."
+    "`ray start --head` makes this machine the first node of a cluster, `ray stop` removes a node that is gone, "
+    "and cluster=ray uses this machine alone."
 )
 
 TOKEN = (
-    "If the cluster asks for a token (as `ray start` does where there is a file ~/.ray/auth_token), this process "
+    "If the cluster asks for a token (as `ray start` does if the file ~/.ray/auth_token exists), this process "
     "needs the same token in ~/.ray/auth_token, and RAY_AUTH_MODE=token in its environment."
 )
 
@@ -77,9 +77,11 @@ def check_cluster(name: str) -> None:
     Raises a `UsageError` for an invalid name, or if Ray is not installed.
     """
     if name not in NAMES and ":" not in name:
-        raise UsageError(f"cluster={name!r} is not valid: write ray, auto, ray://HOST:PORT or HOST:PORT.")
+        raise UsageError(f"cluster={name!r} is not valid, expected ray, auto, ray://HOST:PORT or HOST:PORT.")
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(f"placing workers with Ray needs a package that is missing: {install_command('cluster')}")
+        raise UsageError(
+            f"placing workers with Ray needs a package that is not installed: {install_command('cluster')}"
+        )
 
 
 def find_ray() -> Any:
@@ -175,8 +177,7 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
     except Exception as error:  # Ray raises bare ones
         raise UsageError(
             f"cluster=ray: Ray cannot be started on this machine: {str(error).strip() or type(error).__name__}\n"
-            "hint: on a machine that is busy with other work it may be too slow to start; try again, or use "
-            "place=processes."
+            "hint: a busy machine may be too slow to start Ray. Try again, or use place=processes."
         ) from error
     finally:
         os.environ.pop(MARK)
@@ -234,8 +235,8 @@ def _telling_delay(name: str, show: Callable[[str], None]) -> Iterator[None]:
     def tell() -> None:
         while not ended.wait(PATIENT_SECONDS):
             show(
-                f"cluster={name!r} has not let this process in for {time.monotonic() - began:.0f} s. This machine "
-                f"has to be one of its nodes: `ray start --address=HOST:PORT` makes it one. {TOKEN}"
+                f"cluster={name!r} did not accept this process within {time.monotonic() - began:.0f} s. This "
+                f"machine must be one of its nodes: run `ray start --address=HOST:PORT` on it. {TOKEN}"
             )
 
     thread = threading.Thread(target=tell, name="rollmill-joining", daemon=True)
@@ -268,7 +269,7 @@ def _check_reachable(name: str, address: str | None) -> None:
             pass
     except (OSError, OverflowError) as error:
         raise UsageError(
-            f"cluster={name!r} cannot be joined: nothing answers at {address} ({error}). {WAYS_OUT}"
+            f"cluster={name!r} cannot be joined: there is no answer at {address} ({error}). {WAYS_OUT}"
         ) from error
 
 
@@ -294,6 +295,6 @@ def _keeping_signals() -> Iterator[None]:
     except SystemExit:  # by which Ray's handler ends, with code 1
         signal.signal(signal.SIGTERM, before)
         signal.raise_signal(signal.SIGTERM)
-        raise StoppedJoining("SIGTERM came while Ray was joined, before anything was trained.") from None
+        raise StoppedJoining("SIGTERM arrived while Ray was being joined, before training began.") from None
     finally:
         signal.signal(signal.SIGTERM, before)

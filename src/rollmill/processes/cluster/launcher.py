@@ -245,13 +245,13 @@ class RayLauncher:
         kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)
         counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)
         self._show(
-            f"{job.name} has not come in {waited:.0f} s: it asks for {demand}, and the cluster has "
-            f"{' and '.join(counts)} free{_beyond(handle.without)}; `ray status` tells more"
+            f"{job.name} has not started after {waited:.0f} s: it needs {demand}, and the cluster has "
+            f"{' and '.join(counts)} free{_beyond(handle.without)}. `ray status` shows more"
         )
 
 
 def _beyond(without: Mapping[str, str]) -> str:
-    return f", {', '.join(without.values())} being out of reach" if without else ""
+    return f", while {', '.join(without.values())} cannot be reached" if without else ""
 
 
 def _passed_on() -> dict[str, str]:
@@ -290,7 +290,7 @@ def failed_start(text: str) -> str:
     where = f"on {host[1]}" if host else "on its host"
     if missing:
         return (
-            f"{missing[1]} is missing {where}: {errors[-1]}. Install what the driver has, for the Python that "
-            "runs Ray's node"
+            f"{missing[1]} is not installed {where}: {errors[-1]}. hint: install the driver's packages for the "
+            "Python that runs Ray's node"
         )
-    return f"the rollmill {where} cannot begin, as one of another version may not: {errors[-1]}"
+    return f"the rollmill {where} cannot start, possibly because it is another version: {errors[-1]}"

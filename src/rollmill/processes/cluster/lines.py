@@ -93,7 +93,7 @@ class OutputListener:
         origin = _origin_of(claim)
         stream = self._expected.pop((claim.name, claim.attempt), None)
         if stream is None:
-            refuse(peer, admission, "no worker of that name and attempt is expected")
+            refuse(peer, admission, "no worker with this name and attempt is expected")
             return
         welcome(peer, admission)
         try:
@@ -107,7 +107,7 @@ def _origin_of(claim: Identity) -> Origin:
     match claim.details:
         case {"host": str(host), "pid": int(pid)}:
             return Origin(host, pid)
-    raise Damaged("a worker's claim does not say where it runs.")
+    raise Damaged("a worker's claim does not give its host.")
 
 
 def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:

@@ -61,10 +61,10 @@ def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[
     for count, there, kind in ((asked, room.in_all, ""), (with_gpu, room.with_gpu, " with a GPU")):
         if count > there:
             raise UsageError(
-                f"the cluster can never hold the workers of this training: {count} asked{kind}, {there} there in "
-                f"all ({groups}; each takes a CPU, and the cluster's nodes alive are {len(nodes)}).\n"
-                "hint: fewer workers (--actors, --workers, --learners), or more nodes: "
-                "`ray start --address=HOST:PORT` adds one, and its --num-cpus says how many workers it takes"
+                f"the cluster is too small for the workers of this run: {count} requested{kind}, {there} "
+                f"available in total ({groups}; each needs a CPU, and the cluster has {len(nodes)} live nodes).\n"
+                "hint: use fewer workers (--actors, --workers, --learners), or more nodes: `ray start "
+                "--address=HOST:PORT` adds one, and its --num-cpus sets how many workers it accepts"
             )
 
 

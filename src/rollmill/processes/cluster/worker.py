@@ -67,6 +67,6 @@ class Worker:
 
 def _unreachable(error: Any, address: str, host: str) -> str:
     return (
-        f"its process on {host} cannot reach the coordinator at {address}: {error}. If others reach that host by "
-        "another address, say so with host=ADDRESS"
+        f"its process on {host} cannot reach the coordinator at {address}: {error}. hint: if other machines "
+        "reach the coordinator at another address, set host=ADDRESS"
     )

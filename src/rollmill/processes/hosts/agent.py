@@ -42,7 +42,7 @@ def serve_host(member: Membership, show: Callable[[str], None]) -> int:
     some minutes, and `Refused` if it has another secret or other code.
     """
     leave_signals_to_coordinator()
-    show(f"host {member.rank} of {member.count}: waits for the training of {member.first}")
+    show(f"host {member.rank} of {member.count}: waiting for the run on {member.first}")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -53,10 +53,10 @@ def serve_host(member: Membership, show: Callable[[str], None]) -> int:
         with peer, LocalLauncher() as launcher:
             if _Agent(peer, launcher).serve():
                 return 0
-        show(f"host {member.rank}: the connection to {member.first} has ended, and is tried again")
+        show(f"host {member.rank}: the connection to {member.first} has ended. Connecting again")
         deadline = time.monotonic() + PATIENCE_SECONDS
     raise NobodyCame(
-        f"no training listens at {member.address} since {PATIENCE_SECONDS:.0f} s. hint: look at the output of the "
+        f"no run has listened at {member.address} for {PATIENCE_SECONDS:.0f} s. hint: look at the output of the "
         "process with rank 0."
     )
 

@@ -98,7 +98,8 @@ class HostsLauncher:
         if handle.host is None and handle.exit is None and waited > WAITING_SECONDS * (handle.reported + 1):
             handle.reported = int(waited / WAITING_SECONDS)
             self._show(
-                f"{handle.job.name} waits since {waited:.0f} s for the process with rank {handle.job.replica}"
+                f"{handle.job.name} has been waiting for {waited:.0f} s for the process with rank "
+                f"{handle.job.replica}"
             )
         return handle.exit
 
@@ -186,7 +187,7 @@ class HostsLauncher:
     def _lose(self, host: _Host) -> None:
         for handle in self._handles.values():
             if handle.host is host and handle.exit is None:
-                handle.exit = Exit(None, f"its host {host.address} has vanished")
+                handle.exit = Exit(None, f"its host {host.address} can no longer be reached")
 
     def _listen(self, peer: socket.socket) -> None:
         with contextlib.suppress(OSError, Damaged):

@@ -71,7 +71,10 @@ def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
     if episodes < 1:
         raise UsageError(f"episodes={episodes} must be at least 1.")
     if episodes > MAX_EPISODES:
-        raise UsageError(f"episodes={episodes} is more than {MAX_EPISODES}. hint: 100 to 10,000 give a mean.")
+        raise UsageError(
+            f"episodes={episodes} is more than the limit of {MAX_EPISODES}. hint: 100 to 10,000 suffice for a "
+            "mean."
+        )
     check_seed(seed)
     return episodes, seed
 
@@ -85,8 +88,8 @@ def check_seed(seed: int) -> None:
 def never_ends(count: int, episodes: int) -> UsageError:
     """Returns the error for episodes that are too long."""
     return UsageError(
-        f"{count} of {episodes} episodes did not end within {MAX_STEPS} steps; put a time limit around the "
-        "environment: rollmill.time_limit(env, max_steps)."
+        f"{count} of {episodes} episodes did not end within {MAX_STEPS} steps. hint: limit the length of an "
+        "episode: rollmill.time_limit(env, max_steps)."
     )
 
 

@@ -55,12 +55,12 @@ FINITE = "finite/"
 """Prefix of the metrics that tell whether the outputs of a fragment were finite."""
 
 NOT_REPLAYED = (
-    "The last good checkpoint is kept; what came before this iteration was overwritten, as a replay memory is.\n"
-    "hint: a smaller learning_rate, or max_grad_norm."
+    "The last good checkpoint is kept. Earlier data, such as the contents of a replay memory, was overwritten in "
+    "this iteration.\nhint: a smaller learning_rate, or max_grad_norm."
 )
 
 
-NO_CHECKPOINT = "The iteration cannot be computed again, because there is no checkpoint to begin with."
+NO_CHECKPOINT = "The iteration cannot be computed again, because there is no checkpoint to start from."
 
 
 class Fault(NamedTuple):
@@ -106,8 +106,7 @@ def stop_at_nonfinite(
             continue
         fragments = [name.removeprefix("finite/") for name, value in row.items() if not is_finite({name: value})]
         raise NonFiniteError(
-            f"{' and '.join(fragments) or 'the loss'} gave a number that is not finite at iteration {last}. "
-            f"{advice}"
+            f"{' and '.join(fragments) or 'the loss'} returned a non-finite number at iteration {last}. {advice}"
         )
 
 
@@ -130,7 +129,7 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
     try:
         _save(directory, fault, state)
     except (StorageError, CheckpointError) as error:
-        raise NonFiniteError(f"{message} The inputs of the step could not be kept: {error}") from error
+        raise NonFiniteError(f"{message} The inputs of the step could not be saved: {error}") from error
     command = RunDirectory(directory.root).command("doctor")
     raise NonFiniteError(
         f"{message} `{command}`, or `rollmill.replay` from Python, replays the step un-jitted and shows where it "

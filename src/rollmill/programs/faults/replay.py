@@ -48,12 +48,13 @@ def replay_fault(graph: Graph, directory: Folder) -> Replayed:
     with Checkpoints(directory, read_only=True) as checkpoints:
         restored = checkpoints.restore(state_shapes(graph), given=held_leaves(graph))
     if restored is None:
-        raise CheckpointError(f"{directory.path} holds no state to replay from.")
+        raise CheckpointError(f"{directory.path} contains no state to replay from.")
     rollout = fault.fragment in ("environment", "policy")
     if not rollout and fault.epoch is None:
         raise CheckpointError(
-            f"{fault}: the number was not there when the iteration was computed again on one device, so no single "
-            "step can be replayed. It lies at the border of overflow; look for large rewards or learning rates."
+            f"{fault}: the non-finite number did not occur again when the iteration was recomputed on one "
+            "device, so no single step can be replayed. The values are close to overflow. hint: look for large "
+            "rewards or learning rates."
         )
     return (_replay_step if rollout else _replay_minibatch)(graph, restored.state, fault)
 
@@ -94,7 +95,7 @@ def _read_fault(graph: Graph, directory: Folder) -> Fault:
     }
     for name, (value, limit) in limits.items():
         if not 0 <= value < limit or min(fault.environments, default=0) < 0:
-            raise CheckpointError(f"{where}: {name} is beyond what this run computes; it has {limit}.")
+            raise CheckpointError(f"{where}: {name} is beyond the range of this run, {limit}.")
     if fault.fragment in ("environment", "policy") and (fault.step is None or not fault.environments):
         raise CheckpointError(f"{where}: step or environments are missing.")
     return fault
@@ -102,12 +103,12 @@ def _read_fault(graph: Graph, directory: Folder) -> Fault:
 
 def _nothing_to_replay(directory: Folder) -> str:
     if not directory.has(MESSAGE):
-        return f"{directory.root} has no fault to replay: no number that is not finite stopped it."
+        return f"{directory.root} has nothing to replay: it was not stopped by a non-finite number."
     message = str(read_json(directory, MESSAGE).get("message"))
     said = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in message)
     return (
-        f"{directory.root} stopped at a number that is not finite. It ran in several processes and keeps no "
-        f"state to replay it from; it said: {said}"
+        f"{directory.root} stopped at a non-finite number. It ran in several processes and has no state to "
+        f"replay from. Its message was: {said}"
     )
 
 

@@ -62,12 +62,12 @@ def to_gymnasium(
     if num_envs is None:
         if autoreset_mode is not None:
             raise UsageError(
-                f"autoreset_mode={autoreset_mode!r} is for vectors: a single environment is reset by its user. "
-                "hint: give num_envs, or leave autoreset_mode out."
+                f"autoreset_mode={autoreset_mode!r} needs a vector environment, because a single environment is "
+                "reset by its user. hint: give num_envs, or leave autoreset_mode out."
             )
         return SingleEnvironment(made, render_mode=render_mode)
     if render_mode is not None:
-        raise UsageError(f"render_mode={render_mode!r} is for single environments. hint: leave num_envs out.")
+        raise UsageError(f"render_mode={render_mode!r} needs a single environment. hint: leave num_envs out.")
     mode = coerce("autoreset_mode", Autoreset, autoreset_mode or "NextStep")
     return VectorEnvironment(made, coerce("num_envs", int, num_envs), mode)
 
@@ -98,7 +98,7 @@ def to_pettingzoo(
 
     made = _compiled(env, options)
     if not made.agents:
-        raise UsageError(f"{made.name} has a single agent. hint: rollmill.to_gymnasium takes it.")
+        raise UsageError(f"{made.name} has a single agent. hint: use rollmill.to_gymnasium.")
     return ParallelEnvironment(made, render_mode=render_mode)
 
 
@@ -107,8 +107,8 @@ def _compiled(env: Environment | str, options: Mapping[str, Any]) -> Environment
     made = as_environment(env, options or NO_OPTIONS)
     if isinstance(made, HostEnvironment):
         raise UsageError(
-            f"{made.name} is stepped by Python on the host. hint: make it by gymnasium.make, or the "
-            "library that it comes from."
+            f"{made.name} is stepped by Python on the host. hint: create it with gymnasium.make, or with the "
+            "library that provides it."
         )
     return made
 
@@ -117,10 +117,10 @@ def _single_agent(env: Environment | str, options: Mapping[str, Any]) -> Environ
     """Returns the environment, if one agent acts in it and it is made of JAX functions."""
     made = _compiled(env, options)
     if made.agents:
-        raise UsageError(f"{made.name} has several agents. hint: rollmill.to_pettingzoo takes it.")
+        raise UsageError(f"{made.name} is a multi-agent environment. hint: use rollmill.to_pettingzoo.")
     if made.num_players > 1:
         raise UsageError(
-            f"{made.name} is a game for two players, and Gymnasium's environments have one agent. hint: "
-            "`rollmill train alphazero` trains on it, rollmill.match plays it."
+            f"{made.name} is a two-player game, but Gymnasium environments have one agent. hint: `rollmill train "
+            "alphazero` trains on it, and rollmill.match plays it."
         )
     return made

@@ -67,9 +67,9 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
         """
         acting = self.agents
         if missing := [name for name in acting if name not in actions]:
-            raise UsageError(f"{self._env.name}: {', '.join(missing)} took part and had no action.")
+            raise UsageError(f"{self._env.name}: the active agents {', '.join(missing)} have no action.")
         if not acting:
-            raise UsageError(f"{self._env.name}: no agent takes part; an episode begins by reset().")
+            raise UsageError(f"{self._env.name}: no agent is active. hint: call reset() to begin an episode.")
         batch = {kind.name: self._of_kind(kind, actions) for kind in self._env.agents}
         with attribute_to_user_code(f"{self._env.name}: step"):
             self._carry, result, (mask, active) = self._step(self._carry, batch)

@@ -24,9 +24,9 @@ def check_render_mode(env: Environment, mode: str | None) -> None:
     modes = render_modes(env)
     if mode is not None and mode not in modes:
         possible = (
-            f"it may be {' or '.join(modes)}" if modes else "the environment has neither `draw` nor `render`"
+            f"it must be {' or '.join(modes)}" if modes else "the environment has neither `draw` nor `render`"
         )
-        raise UsageError(f"{env.name}: render_mode={mode!r} is not possible; {possible}.")
+        raise UsageError(f"{env.name}: render_mode={mode!r} is not supported: {possible}.")
 
 
 def show(env: Environment, mode: str | None, state: Any) -> Any:

@@ -52,7 +52,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         `UsageError` if the action is outside its space.
         """
         if self._ended:
-            raise gymnasium.error.ResetNeeded(f"{self._env.name}: an episode begins by reset().")
+            raise gymnasium.error.ResetNeeded(f"{self._env.name}: call reset() to begin an episode.")
         batch = checked_actions(self._env.name, self.action_space, batch_of_one(self.action_space, action), 1)
         with attribute_to_user_code(f"{self._env.name}: step"):
             self._carry, result, self._mask = self._step(self._carry, batch)
@@ -90,7 +90,7 @@ def refuse_options(name: str, options: dict[str, Any] | None) -> None:
     """Raises a `UsageError` for options of a reset, which no environment of JAX functions has."""
     if options:
         raise UsageError(
-            f"{name}: reset takes no options, got {', '.join(options)}. hint: give them to rollmill.make."
+            f"{name}: reset does not support options, got {', '.join(options)}. hint: give them to rollmill.make."
         )
 
 

@@ -71,10 +71,12 @@ def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int)
 def _check_leaf(name: str, space: spaces.Space, actions: np.ndarray) -> None:
     if isinstance(space, spaces.Box):
         if not np.isfinite(actions).all():
-            raise UsageError(f"{name}: an action is {actions[~np.isfinite(actions)][0]}, which is not finite.")
+            raise UsageError(
+                f"{name}: an action is {actions[~np.isfinite(actions)][0]}, expected a finite number."
+            )
         return
     if actions.dtype.kind not in "iub":
-        raise UsageError(f"{name}: an action of {space} is a whole number, not one of the type {actions.dtype}.")
+        raise UsageError(f"{name}: an action of {space} must be an integer, got an array of {actions.dtype}.")
     low, high = _choices(space)
     if outside := actions[(actions < low) | (actions >= high)].tolist():
         raise UsageError(f"{name}: the action {outside[0]} is outside {space}.")

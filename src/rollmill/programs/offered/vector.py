@@ -27,7 +27,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
 
     def __init__(self, env: Environment, num_envs: int, autoreset_mode: str) -> None:
         if num_envs < 1:
-            raise UsageError(f"num_envs={num_envs} has to be at least 1.")
+            raise UsageError(f"num_envs={num_envs} must be at least 1.")
         self.num_envs = num_envs
         self._mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": self._mode, "render_modes": []}
@@ -74,7 +74,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         episode that ended was not reset, and a `UsageError` if an action is outside its space.
         """
         if self._carry is None or (self._mode is AutoresetMode.DISABLED and self._ended.any()):
-            raise gymnasium.error.ResetNeeded(f"{self._env.name}: an episode begins by reset().")
+            raise gymnasium.error.ResetNeeded(f"{self._env.name}: call reset() to begin an episode.")
         batch = checked_actions(self._env.name, self.single_action_space, actions, self.num_envs)
         with attribute_to_user_code(f"{self._env.name}: step"):
             self._carry, result = self._step(self._carry, batch)
@@ -105,7 +105,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         if seed is None:
             return drawn
         if len(seed) != self.num_envs:
-            raise UsageError(f"seed has {len(seed)} numbers, one for each of {self.num_envs} copies is needed.")
+            raise UsageError(f"seed has {len(seed)} numbers, expected one for each of {self.num_envs} copies.")
         given = [number if own is None else own % 2**32 for own, number in zip(seed, drawn, strict=True)]
         return np.array(given, np.uint32)
 
@@ -115,8 +115,8 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         array = np.asarray(chosen)
         if array.shape != (self.num_envs,) or array.dtype != bool:
             raise UsageError(
-                f"{RESET_MASK} is {array.dtype} {list(array.shape)}, expected bool [{self.num_envs}], True "
-                "for each copy that begins an episode."
+                f"{RESET_MASK} is {array.dtype} {list(array.shape)}, expected bool [{self.num_envs}], True for "
+                "each copy that begins an episode."
             )
         return array
 

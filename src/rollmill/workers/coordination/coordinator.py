@@ -190,7 +190,7 @@ class Coordinator:
         if time.monotonic() - asked >= SLOW_STOP_SECONDS:
             self._slow_stop_reported = True
             yield Notice(
-                f"stopping; still waiting for {self.waited_for}. Ctrl-C once more ends the run at once; it can be "
+                f"stopping; waiting for {self.waited_for}. Press Ctrl-C again to end the run at once; it can be "
                 "resumed from its newest checkpoint"
             )
 
@@ -275,7 +275,7 @@ class Coordinator:
                     self._begin_all()
                 if job.name in self._replacing:
                     self._replacing.remove(job.name)
-                    yield Notice(f"{job.name} was replaced; the training goes on")
+                    yield Notice(f"{job.name} was replaced; training continues")
             case KernelsChosen():
                 yield from self._pass_on(job, message)
             case MeshCompiled():
@@ -364,8 +364,8 @@ class Coordinator:
         pause, to_start = pause_before(count), job.name if role.replaceable else ALL
         if pause:
             yield Notice(
-                f"{job.name} was lost {count} times in a row (more than {limit} end the run); "
-                f"it is started again in {pause:g} s"
+                f"{job.name} was lost {count} times in a row (the limit is {limit}) and is restarted in "
+                f"{pause:g} s"
             )
             self._workers.stop(to_start, grace_seconds=0.0)
         self._due = {**(self._due if role.replaceable else {}), to_start: time.monotonic() + pause}
@@ -379,7 +379,7 @@ class Coordinator:
         index = share(self._graph.loops.num_envs, role.group.replicas, job.replica)
         return (
             f"{text}\nIt steps environments {index[0]} to {index[-1]} of {self._graph.settings['environment']}.\n"
-            f"hint: mend the environment, or allow more losses in a row with --max-failures (now {count - 1})."
+            f"hint: fix the environment, or allow more losses in a row with --max-failures (now {count - 1})."
         )
 
     def _is_due(self, job: Job) -> bool:
@@ -410,4 +410,4 @@ class Coordinator:
             self._workers.replace(job)
         self._begin_all()
         yield RolledBack(self._pace.iteration)
-        yield Notice(f"all workers begin again after iteration {self._pace.iteration}")
+        yield Notice(f"all workers restart after iteration {self._pace.iteration}")

@@ -45,9 +45,9 @@ class FailureLog:
         if not self._growth_reported:
             self._growth_reported = True
             yield Notice(
-                f"{worker}: its memory grows by about {_size(growth.bytes_per_step)} a step of an environment, to "
-                f"{_size(growth.resident)} so far, while it steps environments {growth.first} to {growth.last} of "
-                f"{environment}: the environment keeps what it should free, or records all of its steps"
+                f"{worker}: its memory grows by about {_size(growth.bytes_per_step)} per environment step, to "
+                f"{_size(growth.resident)} so far, while it steps environments {growth.first} to {growth.last} "
+                f"of {environment}: the environment does not free memory, or records all of its steps"
             )
 
     def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -67,8 +67,8 @@ def _size(num_bytes: int | float) -> str:
 def _notice(worker: str, failure: Mapping[str, Any], count: int) -> Notice:
     times = f", for the {count}th time" if count > REPORTED_EACH else ""
     return Notice(
-        f"{worker}: environment {failure['index']} failed in {failure['doing']}{times}: "
-        f"{failure['error']}, at {failure['line']}; its episode was truncated",
+        f"{worker}: environment {failure['index']} failed in {failure['doing']}{times}: {failure['error']}, at "
+        f"{failure['line']}. Its episode was truncated",
         failed="environment",
     )
 
@@ -78,8 +78,8 @@ def link_notice(event: Silent | Audible) -> Notice:
     match event:
         case Silent(job, seconds, host):
             return Notice(
-                f"nothing is heard from {job.name} on {host} for {seconds:.0f} s; it is given up after "
+                f"{job.name} on {host} has not responded for {seconds:.0f} s. It counts as lost after "
                 f"{SECONDS_UNTIL_LOST} s"
             )
         case Audible(job, seconds, host):
-            return Notice(f"{job.name} on {host} is heard again after {seconds:.0f} s")
+            return Notice(f"{job.name} on {host} responds again after {seconds:.0f} s")

@@ -146,9 +146,9 @@ class FailureStreaks:
 
 def _too_often(failure: HostFailure, count: int) -> EnvironmentFailed:
     return EnvironmentFailed(
-        f"environment {failure.index} failed {count} times with no whole episode in between, the last time in its "
-        f"{failure.doing}: {failure.error}\n  at {failure.line}\n"
-        f"hint: mend the environment, or allow more failures in a row with --max-failures (now {count - 1})."
+        f"environment {failure.index} failed {count} times without a complete episode in between, most recently "
+        f"in its {failure.doing}: {failure.error}\n  at {failure.line}\nhint: fix the environment, or allow more "
+        f"failures in a row with --max-failures (now {count - 1})."
     )
 
 

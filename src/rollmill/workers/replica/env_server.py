@@ -98,7 +98,7 @@ class EnvServer(StageRun):
             self._reply(served, served.stepper.step(request))
 
     def _reply(self, served: _Served, reply: StepReply, flags: int = 0) -> None:
-        self._context.control.at("waiting for room to send timesteps")
+        self._context.control.at("waiting for space to send timesteps")
         served.replies.send(reply, flags=flags, target=served.pair.policy)
 
     # --- beginning, and after a loss -------------------------------------------------------------------

@@ -82,7 +82,7 @@ class SendTrajectories(StageRun):
             if self._context.begin.attempt and self._first + self._delivered(target) > state.iteration:
                 continue  # the replaced worker delivered this one, but not to all targets
             tree = jax.tree.map(np.asarray, part)
-            self._context.control.at("waiting for room to send a trajectory")
+            self._context.control.at("waiting for space to send a trajectory")
             self._sender.send(tree, version=state.version, iteration=state.iteration, target=target)
         return state
 
@@ -132,6 +132,6 @@ def _check_iteration(gathered: Gathered, iteration: int) -> None:
     for header in gathered.headers:
         if header.iteration != iteration:
             raise Damaged(
-                f"the trajectory of replica {header.source} is of iteration {header.iteration}; "
-                f"iteration {iteration} was expected."
+                f"the trajectory of replica {header.source} belongs to iteration {header.iteration}, expected "
+                f"iteration {iteration}."
             )

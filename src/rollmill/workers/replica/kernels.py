@@ -69,9 +69,8 @@ def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
         return plain_kernels(unroll)
     if other != mine:
         raise UsageError(
-            f"fusion={fusion}: the hosts of group {context.group.name} have different devices, "
-            f"{other} and {mine}, but all have to run the same kernels. hint: fusion=off, or hosts of "
-            "one kind."
+            f"fusion={fusion}: the hosts of group {context.group.name} have different devices, {other} and "
+            f"{mine}, but must all run the same kernels. hint: fusion=off, or hosts with equal devices."
         )
     return _find(context, unroll, launches)
 

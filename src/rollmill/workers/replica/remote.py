@@ -109,7 +109,7 @@ class ParameterClient:
             self._send(gradients, version, metrics, flags=flags)
 
     def _send(self, gradients: PyTree, version: int, metrics: np.ndarray | None = None, *, flags: int) -> None:
-        self._context.control.at("waiting for room to send gradients")
+        self._context.control.at("waiting for space to send gradients")
         metrics = np.zeros(len(self._names), np.float32) if metrics is None else metrics
         self._gradients.send((gradients, metrics), version=version, iteration=self._iteration, flags=flags)
 

@@ -103,7 +103,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
     for name, arrays in gathered.items():
         joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         if joined.shape != whole[name].shape:
-            sent = f"{name} is {list(joined.shape)} and should be {list(whole[name].shape)}"
+            sent = f"{name} is {list(joined.shape)}, expected {list(whole[name].shape)}"
             raise CheckpointError(_unusable(iteration, sent))
         whole[name] = joined
     return from_host(whole, blank)
@@ -114,7 +114,7 @@ def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequenc
     for part in parts:
         if foreign := sorted(part.arrays.keys() - whole.keys()):
             raise CheckpointError(
-                _unusable(iteration, f"{part.replica} sent {foreign[0]}, which it does not have")
+                _unusable(iteration, f"{part.replica} sent {foreign[0]}, which does not belong to it")
             )
         for name in whole.keys() - part.arrays.keys():
             if (kind := _kind_by_environment(name)) in part.owned:
@@ -144,7 +144,7 @@ def _owners(parts: Sequence[StatePart], kind: str) -> str:
 def _unusable(iteration: int, problem: str) -> str:
     return (
         f"the state after iteration {iteration} cannot be saved, because {problem}. The run keeps its earlier "
-        "checkpoints. hint: this is an error of Rollmill, or of a worker of another version; please report it."
+        "checkpoints. hint: this is a bug in Rollmill, or a worker runs another version; please report it."
     )
 
 

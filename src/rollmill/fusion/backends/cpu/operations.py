@@ -123,7 +123,7 @@ def _arithmetic(emit: Emitter, op: str, operands: Sequence[Value], dtype: np.dty
 
 def _of_floats(emit: Emitter, op: str, operands: Sequence[Value], dtype: np.dtype) -> Value:
     if dtype != FLOAT32:
-        raise CannotFuse(f"there is no machine code for {op} of {dtype.name}.")
+        raise CannotFuse(f"machine code does not support {op} of {dtype.name}.")
     if op in OF_C:
         return emit.each_lane(OF_C[op], *operands)
     return OF_FLOATS[op](emit, *operands)
@@ -146,7 +146,7 @@ def _of_integers(emit: Emitter, op: str, operands: Sequence[Value], *, signed: b
             return builder.select(builder.icmp_signed("<", x, zero), builder.neg(one), one) if signed else one
         case "shift_left" | "shift_right_logical" | "shift_right_arithmetic":
             return _shifted(emit, op, *operands)
-    raise CannotFuse(f"there is no machine code for {op} of integers.")
+    raise CannotFuse(f"machine code does not support {op} of integers.")
 
 
 def _compared(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.dtype) -> Value:

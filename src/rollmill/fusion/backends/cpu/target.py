@@ -106,7 +106,7 @@ def _binding() -> Any:
         import llvmlite.binding as binding
     except ImportError as error:
         raise CannotFuse(
-            "machine code needs a package that is missing", advice=install_command("fusion")
+            "machine code needs a package that is not installed", advice=install_command("fusion")
         ) from error
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

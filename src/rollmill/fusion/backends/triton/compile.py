@@ -157,7 +157,7 @@ def _check_shared_memory(name: str, needed: int, capability: int) -> None:
     room = SHARED_BYTES.get(capability, min(SHARED_BYTES.values()))
     if needed > room:
         raise CannotFuse(
-            f"a block of the kernel {name} needs {needed:,} bytes of shared memory, and the GPU has {room:,}",
+            f"a block of the kernel {name} needs {needed:,} bytes of shared memory, but the GPU has {room:,}",
             advice="a smaller network, or fusion=rollout, fits"
             if name == GRADIENTS_KERNEL
             else "a smaller network fits",
@@ -238,6 +238,6 @@ def _source_file(source: str) -> Path:
     try:
         write_exactly(file, text)
     except (OSError, CheckpointError) as error:
-        advice = "ROLLMILL_CACHE_DIR can name another folder"
+        advice = "set ROLLMILL_CACHE_DIR to another folder"
         raise CannotFuse(f"{file} cannot be written: {error}.", advice=advice) from error
     return file

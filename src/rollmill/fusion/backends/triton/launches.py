@@ -104,16 +104,16 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
     """
     if pressure.operations > MAX_NODES:
         size = f"{pressure.operations:,} operations"
-        return f"a step is {size}; a kernel of more than {MAX_NODES:,} compiles for minutes"
+        return f"a step has {size}. A kernel with more than {MAX_NODES:,} takes minutes to compile"
     if (reason := many_products(pressure)) is not None:
         return reason
     instructions = pressure.instructions + pressure.guarded
     is_looped = pressure.looped > instructions / 2
     if pressure.live > REGISTER_ROOM and instructions > INSTRUCTION_CACHE and not is_looped:
         return (
-            f"a step holds up to {pressure.live:,} numbers at a time, and registers have room for about "
-            f"{REGISTER_ROOM}; it is about {instructions:,} instructions, of which the cache holds "
-            f"{INSTRUCTION_CACHE:,}: such a kernel is slower than XLA"
+            f"a step holds up to {pressure.live:,} numbers at a time, but the registers have space for about "
+            f"{REGISTER_ROOM}. It has about {instructions:,} instructions, but the instruction cache holds "
+            f"{INSTRUCTION_CACHE:,}. Such a kernel is slower than XLA"
         )
     return None
 
@@ -127,8 +127,8 @@ def long_gradients_on_gpu(step: GradientStep) -> str | None:
     if size <= MAX_GRADIENT_OPERATIONS:
         return None
     return (
-        f"the gradients of a sample are {size:,} operations; a kernel of more than {MAX_GRADIENT_OPERATIONS:,} "
-        "compiles for minutes"
+        f"the gradients of a sample have {size:,} operations. A kernel with more than "
+        f"{MAX_GRADIENT_OPERATIONS:,} takes minutes to compile"
     )
 
 
@@ -136,8 +136,8 @@ def _check_chip(device: Any) -> None:
     capability = str(device.compute_capability)
     if not capability.replace(".", "").isdigit() or float(capability) < MIN_CAPABILITY:
         raise UsageError(
-            f"kernels are for NVIDIA's chips from compute capability {MIN_CAPABILITY} on; this one, "
-            f"{device.device_kind}, has {capability}"
+            f"kernels need an NVIDIA GPU of compute capability {MIN_CAPABILITY} or newer, but "
+            f"{device.device_kind} has {capability}"
         )
 
 
@@ -170,7 +170,7 @@ def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: An
 
 def _describe_rollouts(launch: AnyLaunch) -> str:
     own = Launch(*launch)
-    few = f" of at most {own.registers} registers a thread" if own.registers else ""
+    few = f" with at most {own.registers} registers per thread" if own.registers else ""
     return f"blocks of {own.block} environments, {own.num_warps} warps each{few}"
 
 

@@ -48,7 +48,9 @@ def register_rule(primitive: str, rule: Rule) -> None:
         UsageError: the primitive has a rule already.
     """
     if primitive in RULES:
-        raise UsageError(f"the primitive {primitive!r} has a rule already. hint: give yours another name.")
+        raise UsageError(
+            f"the primitive {primitive!r} already has a rule. hint: give your primitive another name."
+        )
     RULES[primitive] = rule
 
 

@@ -209,8 +209,8 @@ def _check_held(shape: tuple[int, ...], what: str) -> None:
     size = int(np.prod(shape))
     if size > MAX_HELD:
         raise LoweringError(
-            f"a loop of {shape[0]} turns {what} an array of shape {shape} turn by turn, {size} numbers of each "
-            f"environment; at most {MAX_HELD} are held. Carry what is needed of it instead"
+            f"a loop of {shape[0]} iterations {what} an array of shape {shape} in each iteration, {size} numbers "
+            f"per environment, more than the limit of {MAX_HELD}. Carry only the parts that are needed"
         )
 
 

@@ -96,8 +96,8 @@ def _check_size(image: Value, weights: Value, groups: Sequence[_Taps], dtype: An
         what = "multiplications" if written_out else "matrix products, one for each place of the kernel,"
         most = MAX_MULTIPLIED if written_out else MAX_PRODUCTS
         raise LoweringError(
-            f"a kernel of shape {weights.shape} over an array of shape {image.shape} is {count:,} {what} in each "
-            f"environment; at most {most:,} are written out"
+            f"a convolution of an array of shape {image.shape} with a kernel of shape {weights.shape} takes "
+            f"{count:,} {what} in each environment, more than the limit of {most:,}"
         )
 
 

@@ -131,7 +131,7 @@ def _convert(ctx: Lowering, equation: Equation, x: Node) -> Node:
 def _bitcast(ctx: Lowering, equation: Equation, x: Node) -> Node:
     new = np.dtype(equation.params["new_dtype"])
     if new.itemsize != x.dtype.itemsize or np.bool_ in (new, x.dtype):
-        raise LoweringError(f"the bits of {x.dtype} cannot be read as {new}: sizes must be equal")
+        raise LoweringError(f"{x.dtype} cannot be reinterpreted as {new}, because their sizes differ")
     return ctx.apply("bitcast", x, dtype=new)
 
 

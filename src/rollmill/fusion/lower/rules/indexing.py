@@ -57,7 +57,7 @@ def is_clamped(mode: Any) -> bool:
     """Returns whether an index out of bounds means the nearest inside."""
     name = getattr(mode, "name", str(mode))
     if name not in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
-        raise LoweringError(f"indexing in the mode {name}")
+        raise LoweringError(f"the indexing mode {name} is not supported")
     return name != "FILL_OR_DROP"
 
 
@@ -65,7 +65,7 @@ def _dynamic_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -
     value, *indices = values
     sizes = equation.params["slice_sizes"]
     if len(indices) != len(sizes):
-        raise LoweringError("a shape is not known while tracing")
+        raise LoweringError("a shape is not known during tracing")
     return [block_at(ctx, value, [ctx.scalar(index) for index in indices], sizes)]
 
 

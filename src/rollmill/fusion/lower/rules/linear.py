@@ -26,8 +26,8 @@ def check_order(primitive: str, shape: Sequence[int], columns: int) -> None:
     if count > MAX_MULTIPLIED:
         many = f"{prod(batch)} matrices" if prod(batch) > 1 else "a matrix"
         raise LoweringError(
-            f"{primitive} of {many} of {shape[-2]} x {shape[-1]} is about {count:,} multiplications in each "
-            f"environment; at most {MAX_MULTIPLIED:,} are written out, which is one matrix of 16 x 16"
+            f"{primitive} of {many} of {shape[-2]} x {shape[-1]} takes about {count:,} multiplications in each "
+            f"environment, more than the limit of {MAX_MULTIPLIED:,}, which is one matrix of 16 x 16"
         )
 
 

@@ -393,8 +393,8 @@ def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
 def _check_multiplied(count: int) -> None:
     if count > MAX_MULTIPLIED:
         raise LoweringError(
-            f"a matrix product of {count} multiplications in each environment; at most {MAX_MULTIPLIED} are "
-            "written out. Products with matrices that all environments share are not limited"
+            f"a matrix product takes {count} multiplications in each environment, more than the limit of "
+            f"{MAX_MULTIPLIED}. Products with matrices that all environments share have no limit"
         )
 
 

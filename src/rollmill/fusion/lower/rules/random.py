@@ -39,7 +39,7 @@ def check_threefry(dtype: Any) -> None:
     threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
     if dtype != threefry:
         raise LoweringError(
-            f"random keys of the kind {dtype}; only JAX's default, threefry2x32, is said in kernels"
+            f"random keys of type {dtype} are not supported in kernels, only threefry2x32, the default of JAX"
         )
 
 

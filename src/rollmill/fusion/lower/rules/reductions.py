@@ -64,7 +64,9 @@ def _of_lanes(op: str) -> Rule:
         axes = equation.params["axes"]
         names = [axis for axis in axes if not isinstance(axis, int)]
         if names or equation.params["axis_index_groups"] is not None:
-            raise LoweringError(f"a collective over {names or 'groups of lanes'}; only whole axes of `vmap` are")
+            raise LoweringError(
+                f"a collective over {names or 'groups of lanes'} is not supported, only over whole axes of `vmap`"
+            )
         return [reduced(ctx, op, values[0], axes)]
 
     return rule

@@ -153,7 +153,7 @@ class _Reading(NamedTuple):
 def _scatter(kind: str) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         if not kind and equation.params.get("update_jaxpr") is not None:
-            raise LoweringError("a scatter that applies a function of the caller's; use jnp.where")
+            raise LoweringError("a scatter with a user-defined function is not supported. Use jnp.where")
         return [_scattered(ctx, equation, values, kind)]
 
     return rule

@@ -70,7 +70,7 @@ def _sorted(
     moved = [np.moveaxis(array.nodes, axis, -1) for array in (*arrays, *keys)]
     size, own = moved[0].shape[-1], len(arrays)
     if size > MAX_SORTED:
-        raise LoweringError(f"{size} elements are sorted; at most {MAX_SORTED} are, by a network of exchanges")
+        raise LoweringError(f"sorting {size} elements exceeds the limit of {MAX_SORTED} for a sorting network")
     found = [nodes.copy() for nodes in moved[:own]]
     for at in np.ndindex(*moved[0].shape[:-1]):
         lines = [list(column) for column in zip(*(nodes[at] for nodes in moved), strict=True)]

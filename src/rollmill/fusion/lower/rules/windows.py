@@ -53,8 +53,8 @@ def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray
     under = under.reshape(*under.shape[:rank], prod(under.shape[rank:]))
     if under.size > MAX_COMBINED:
         raise LoweringError(
-            f"{under[..., 0].size:,} windows of {under.shape[-1]:,} numbers; at most {MAX_COMBINED:,} numbers "
-            "under all windows are combined"
+            f"{under[..., 0].size:,} windows of {under.shape[-1]:,} numbers exceed the limit of {MAX_COMBINED:,} "
+            "numbers in all windows together"
         )
     return under
 
