@@ -31,7 +31,9 @@ def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str]
 
 
 def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
-    """Reads a file's JSON by `read`. Returns None if there is no file, or removes a damaged one."""
+    """Reads a file's JSON with `read`. Returns None if the file does not exist or is damaged, and removes a
+    damaged file.
+    """
     folder = folder_in_cache(file)
     try:
         return read(parse_json(folder.read(file.name, limit=MAX_BYTES), where=str(file)))

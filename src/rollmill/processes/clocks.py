@@ -34,7 +34,7 @@ def answer(question: WorkerMessage) -> WorkerMessage:
 
 
 class ClockWatch:
-    """Asks one worker for its clock, several times in a row."""
+    """Measures the clock of one worker by several questions in a row."""
 
     def __init__(self) -> None:
         self.clock = Clock()

@@ -1,4 +1,4 @@
-"""Messages as bytes on a socket. One frame:
+"""Encodes messages as bytes on a socket. One frame consists of
 
     4 bytes   RMW1
     4 bytes   length of the JSON

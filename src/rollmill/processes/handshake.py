@@ -63,7 +63,7 @@ def welcome(peer: socket.socket, admission: Admission, **settings: float) -> Non
 
 
 def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
-    """Tells the peer why it is not taken in."""
+    """Tells the peer why it is rejected, and closes the connection."""
     _say(peer, admission, ".refused", reason=reason)
 
 

@@ -43,7 +43,7 @@ class Heartbeat(NamedTuple):
 
 
 class Progress:
-    """The notes of one thread, written by it and looked at by another."""
+    """The last activity of one thread. That thread writes it, and another thread reads it."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread

@@ -171,7 +171,7 @@ class ForkServerProcess:
         return handle
 
     def ask(self, fields: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Sends a request, or nothing where the server is gone, which its handles tell."""
+        """Sends a request. Does nothing if the server is gone, which its handles report."""
         with contextlib.suppress(ConnectionLost), self._lock:
             self._line.send_json(fields, descriptors=descriptors)
 

@@ -1,4 +1,4 @@
-"""Messages that came and were not taken yet, by kind."""
+"""Holds received messages by kind until they are taken."""
 
 import threading
 import time

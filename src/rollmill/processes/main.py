@@ -44,7 +44,7 @@ def run_as_worker(assignment: dict[str, Any]) -> int:
 
 
 def take_environment(environment: dict[str, str]) -> None:
-    """Makes this process's environment this one."""
+    """Replaces the environment variables of this process."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""Where another thread stands, read without touching its frames."""
+"""Reads the current line of another thread without touching its frames."""
 
 import faulthandler
 import linecache

@@ -35,10 +35,11 @@ class Supervision(Protocol):
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """Returns the events since the last call, in order. Waits up to `timeout` seconds for at least one.
+        """Returns the events since the last call, in order. Waits up to `timeout` seconds for at least one, or
+        without limit if it is None.
 
-        None waits as long as it takes. Nothing waits once all workers are gone. Of one worker, all that it
-        sent comes before `Finished` or `Lost`, and nothing after.
+        Returns at once if all workers are gone. All messages of a worker come before its `Finished` or `Lost`
+        event.
         """
         ...
 
@@ -67,13 +68,13 @@ class Supervision(Protocol):
     ) -> None:
         """Sends a message in order, without waiting. Requested workers receive it once they have started.
 
-        What goes to a worker that is gone is lost. A replacement gets only what is sent after `replace`.
+        Messages to a worker that is gone are lost. A replacement receives only messages sent after `replace`.
 
         Args:
             to: a job, a job's name, a group's name, or `ALL`.
-            kind: what the worker asks for, of its own choice but without a dot at the start.
-            fields: what JSON holds.
-            arrays: of numbers. They may be reused at once.
+            kind: any name that the worker waits for. It must not start with a dot.
+            fields: values that can be represented in JSON.
+            arrays: numeric arrays, which the caller may reuse at once.
 
         Raises:
             UsageError: no worker has that name, or the message cannot be sent.

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.5
 
 
 class WorkerFailed(RollmillError):
-    """A worker's function raised an error, which is this one's cause."""
+    """A worker's function raised an error, which is the `__cause__` of this error."""
 
     exit_code = 1
 
@@ -190,7 +190,7 @@ class ThreadSupervisor:
         self.post(worker, message)
 
     def post(self, worker: _Worker, message: WorkerMessage) -> None:
-        """Notes a worker's message, from any thread, however many lie unread."""
+        """Queues a worker's message from any thread, without a limit on unread messages."""
         with self._changed:
             worker.unread_bytes += size_of(message)
         self._note(worker, Received(worker.job, message))

@@ -85,7 +85,7 @@ class SocketControl(MailboxControl):
             raise Abandoned("the coordinator has closed the connection.") from error
 
     def hang_up(self) -> None:
-        """Ends sending. When the coordinator closes the connection, this process is no longer ended."""
+        """Stops sending. From then on, this process survives a closed connection to the coordinator."""
         self._hung_up = True
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_WR)

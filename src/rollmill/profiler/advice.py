@@ -1,10 +1,10 @@
-"""Changes that would make a profiled training faster: small rules, each from a profile to one piece of advice.
+"""Suggests changes that would make a profiled run faster. Each rule turns a profile into one suggestion.
 
-A rule applies only if what it is about takes a tenth of the time or more. Its prediction is that time multiplied
-by a fraction stated here. No rule knows the speed of any machine. The fractions are such that half of a prediction
-at least is gained. Where that depends on what a profile does not measure, a rule predicts nothing, and says how to
-measure it: what one of several processes saves may only make it wait longer for the others, and one more process
-does not have one more core.
+A rule applies only if its subject takes at least a tenth of the time. Its prediction is that time multiplied by a
+fraction stated here. No rule knows the speed of any machine. The fractions are chosen so that at least half of a
+prediction is gained. If the gain depends on something that a profile does not measure, the rule predicts nothing,
+and says how to measure it. For example, time saved in one of several processes may only make it wait longer for
+the others, and one more process does not bring one more core.
 """
 
 from collections.abc import Callable
@@ -121,7 +121,7 @@ def _has_short_kernels(operation: OperationTime) -> bool:
 
 
 def fuse_on_cpu(profile: Profile) -> Advice | None:
-    """Rollouts, or rollouts and gradients, whose instructions a CPU computes one after the other."""
+    """Suggests kernels for rollouts, or rollouts and gradients, that a CPU computes one instruction at a time."""
     if not _on_cpu(profile) or not _fusion_is(profile, "off") or profile.training.possible_fusion == "off":
         return None
     depth = profile.training.possible_fusion
@@ -287,7 +287,7 @@ def _rarer_checkpoints(profile: Profile) -> str:
 
 
 def enlarge_batches(profile: Profile) -> Advice | None:
-    """Starting programs takes longer than what they compute, because batches are small."""
+    """Suggests larger batches if starting programs takes longer than computing them."""
     dispatching = fsum(map(_dispatching_alone, profile.processes))
     share = whole_time(profile).share(dispatching)
     computing = fsum(operation.device for operation in profile.operations)
@@ -312,7 +312,7 @@ def _dispatching_alone(process: ProcessTime) -> float:
 
 
 def reduce_traffic(profile: Profile) -> Advice | None:
-    """Gradients whose time is that of reading and writing memory."""
+    """Suggests less memory traffic if gradients are limited by memory bandwidth."""
     if profile.ceilings is None or profile.ceilings.bytes_per_second <= 0:
         return None
     operations = [one for one in _named(profile, GRADIENTS) if one.bytes > 0 and one.device > 0]

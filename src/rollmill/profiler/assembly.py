@@ -27,10 +27,10 @@ def profile_of(
     error: Exception | None,
     command: str,
 ) -> results.Profile:
-    """Returns a run's profile, with advice, from its windows, of which at least one was read.
+    """Returns a run's profile, with advice, from its windows. At least one window must have been read.
 
-    `calibrate` measures the machine again. `error` is the one that ended the training. `command` is the command
-    line that profiles it again. Empty means this process's.
+    `calibrate` measures the machine again. `error` is the error that ended training, if any. `command` is the
+    command line that profiles the run again. An empty one means the command line of this process.
     """
     notes = [f"Training ended with an error: {first_line(error)}"] if error else []
     notes += _notes(prepared, windows)

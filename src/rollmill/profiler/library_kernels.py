@@ -1,8 +1,9 @@
 """Attributes cuBLAS and cuDNN kernels to the operations that called them.
 
 A device that runs a CUDA graph names kernels, but not their instructions. Kernels by XLA have the names of
-instructions. Library kernels and copies do not. The same program, compiled so that it starts each instruction by
-itself, shows them. Shares are taken from that program's recording, times from the recording of the real one.
+instructions. Library kernels and copies do not. The same program, compiled so that it starts each instruction
+separately, shows them. Shares are taken from the recording of that program, and times from the recording of the
+real program.
 """
 
 from collections import defaultdict

@@ -52,7 +52,7 @@ class ProfileOptions:
 
 
 class NothingProfiled(RollmillError):
-    """The training ended before the first window with the profiler did."""
+    """Training ended before the end of the first window with the profiler."""
 
 
 class ProfilingStopped(RollmillError):
@@ -87,12 +87,12 @@ def profile(
 
     Args:
         algorithm: a graph, such as `rollmill.ppo(env)`. It should train for longer than the windows take.
-        options: how it is run, as for `rollmill.train`. The run directory is a temporary one.
-        how: number and duration of windows.
+        options: options of the run, as for `rollmill.train`, but without a run directory.
+        how: number and duration of the windows.
         imports: modules that registered the environment, network or algorithm.
         recipe: the recipe that the hyperparameters come from.
-        command: the command line that profiles it again, for readers.
-        show: shows a line to the user.
+        command: the command line that profiles it again, shown in reports.
+        show: prints a line for the user.
 
     Raises:
         UsageError: for options that cannot be used.

@@ -1,4 +1,4 @@
-"""The windows of a profiled training: without the profiler, with it, and again, until there are enough."""
+"""Alternates windows with and without the profiler until there are enough."""
 
 import statistics
 import time
@@ -235,7 +235,7 @@ class Windows:
         return sum(waits for waits, _ in measured) / sum(count for _, count in measured) if measured else 0.0
 
     def pairs(self) -> list[PairedWindow]:
-        """Pairs each window with the profiler with the one without it before.
+        """Pairs each window with the profiler with the preceding window without it.
 
         No two pairs share a window, so that the profiler's cost in some of them can be tested with others. For a
         window not read, the number of events is the mean of the others.

@@ -43,7 +43,7 @@ class StateSegment(NamedTuple):
 
 
 class DeviceTime(NamedTuple):
-    """The device's time in one operation, in nanoseconds of the window."""
+    """Device time of one operation in one window, in nanoseconds."""
 
     work: float = 0.0
     """Time in kernels."""
@@ -176,7 +176,7 @@ class _OpenEvents:
             self._open.pop()
 
     def push(self, end: int, state: EventClass) -> None:
-        """Adds an event inside the others."""
+        """Pushes an event that lies inside all events on the stack."""
         state = self._inside(state)
         if isinstance(state, DeviceWork) and state.instruction is not RUNNING:
             self._last_work = state

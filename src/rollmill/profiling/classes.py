@@ -167,7 +167,8 @@ class Classifier:
         return None
 
     def device_instruction(self, event: Event) -> Instruction:
-        """Returns the instruction that the device reports for an event, or else the one with its kernel's name.
+        """Returns the instruction that the device reports for an event, or else the instruction with the name of
+        its kernel.
 
         XLA compiles equal instructions into one kernel with the name of one of them, so the name alone may be
         that of another operation. In a CUDA graph nothing else is known.

@@ -6,9 +6,9 @@ reported error is a prediction error: every second window is corrected by costs 
 inside events is measured on a program of known duration (`measure_event`).
 
 On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
-every recording. The host, too, takes longer to start kernels. Where that makes it late, the device waits, and how
-long differs much from recording to recording. So this waiting is measured in each window, and no more of it kept
-than the windows without the profiler have time for, or than there is in the window that has least of it.
+every recording. The host, too, takes longer to start kernels. If that makes the host late, the device waits, for a
+time that varies between recordings. So this waiting is measured in each window. It is limited to the time that
+windows without the profiler leave for it, and to its minimum over the windows.
 """
 
 import math
@@ -33,7 +33,7 @@ TURNS, REPEATS = 400, 9
 
 
 class PairedWindow(NamedTuple):
-    """A window with the profiler, and the one without it before."""
+    """A window with the profiler, and the preceding window without it."""
 
     profiled: float
     """Nanoseconds of an iteration."""
@@ -189,12 +189,12 @@ def without_cost(
 ) -> WithoutCost:
     """Returns the times of a process in windows that would have taken `target` nanoseconds without the profiler.
 
-    On an accelerator most of the cost lies between kernels: only the part inside them is taken from them, the
-    rest from the time in which they are being started, and the rest of the target is the time in which the
-    device waits. On a CPU the cost is taken from the operations of its events. A remaining difference from the
-    target, by the cost of the host's spans or by other work of the machine, is waiting time. If there is too
-    little or too much of it, all times are scaled in proportion. Of several `accelerators` side by side, idle
-    time is that in which none computes.
+    On an accelerator, most of the cost lies between kernels. Only the part inside kernels is subtracted from their
+    times, and the remainder from the time in which kernels are being started. The device waits for the remaining
+    time of the target. On a CPU, the cost is subtracted from the operations of its events. A remaining difference
+    from the target, caused by spans of the host or by other work on the machine, counts as waiting time. If there
+    is too little or too much of it, all times are scaled in proportion. With several `accelerators`, idle time is
+    the time in which none of them computes.
     """
     corrected = {path: _corrected(times, found) for path, times in device.items()}
     busy = math.fsum(corrected.values())

@@ -23,7 +23,7 @@ FREE = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcas
 
 
 class Instruction(NamedTuple):
-    """An instruction that a backend runs by itself, as a kernel or a thunk."""
+    """An instruction that a backend runs separately, as a kernel or a thunk."""
 
     kind: Kind
     shares: Mapping[Path, float]

@@ -49,7 +49,7 @@ def flops_of(line: HloLine, lines: Lines) -> float:
 
 
 def weight_of(line: HloLine, lines: Lines) -> float:
-    """Returns the relative cost of a fusion's part. A broadcast is only another index."""
+    """Returns the relative cost of an instruction within a fusion. Broadcasts are free."""
     if line.opcode == "broadcast":
         return 0.0
     return max(float(_changed_elements(line, lines)), flops_of(line, lines))

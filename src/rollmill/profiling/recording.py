@@ -31,7 +31,7 @@ MAX_TEXT = 64 * 2**20
 
 
 class RecordedWindow(NamedTuple):
-    """What one process recorded in one window."""
+    """The recording of one process in one window."""
 
     times: WindowTimes
     spans: tuple[TimelineSpan, ...]

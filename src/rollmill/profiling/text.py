@@ -83,7 +83,7 @@ def fullest_text(memory: MemoryUse, most: int) -> str:
 
 
 def titled(profile: Profile) -> str:
-    """Names the training."""
+    """Returns the title of a profile: its algorithm and environment."""
     return one_line(f"{profile.training.algorithm} on {profile.training.environment}")
 
 

@@ -62,11 +62,11 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
 def known_program(
     name: str, module: bytes, temporary: int, programs: Iterable[AssignedProgram]
 ) -> AssignedProgram | None:
-    """Returns the program among those of a trace that is the given one, or None.
+    """Returns the program of a trace that matches `module`, or None.
 
-    On a GPU a program has another number in traces than its executable has, and a few instructions that were added
-    last are in one of them only. So most of the instructions of `module`, a serialized `HloModuleProto`, identify
-    it, and its `temporary` memory in bytes tells it from programs that differ in their shapes alone.
+    On a GPU, a program in a trace has another number than its executable, and a few instructions added last may be
+    missing in one of them. So a program matches if it has most of the instructions of `module`, a serialized
+    `HloModuleProto`. Its `temporary` memory in bytes distinguishes programs that differ only in shapes.
     """
     names = {*instruction_names(module).values()}
     alike = [(_common(names, {*each.instructions.values()}), each) for each in programs if each.name == name]

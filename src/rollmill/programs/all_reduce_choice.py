@@ -22,7 +22,7 @@ WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
 
 
 class AllReduceChoice(NamedTuple):
-    """How a mesh takes means."""
+    """The chosen all-reduce of a mesh."""
 
     mean: MeshAllReduce
     way: AllReduce | None = None

@@ -79,7 +79,7 @@ def unroll_for(platform: str) -> int:
 
 
 class CompiledProgram(NamedTuple):
-    """A graph compiled for a place. Calling it cannot compile anything more."""
+    """A graph compiled for its devices. Calls compile nothing more."""
 
     start: Callable[[], State]
     """Returns the state before the first iteration."""
@@ -326,7 +326,7 @@ def _copied(state: State) -> State:
 
 
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
-    """Returns whether no copy of a state is kept: of one with a replay memory, or of a large one."""
+    """Returns whether programs update the state in place: if it has a replay memory, or is large."""
     return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
 
 
@@ -341,7 +341,7 @@ def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
 
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
-    """Makes the training state before the first iteration, on the default device."""
+    """Creates the initial training state on the default device."""
     return jax.jit(partial(_start, graph))(*start_inputs(graph, seeds))
 
 

@@ -15,7 +15,7 @@ from rollmill.gpus.jax_settings import check_platform
 def take_devices(count: int) -> list[Any]:
     """Returns the first `count` devices of the default platform, or all for 0.
 
-    CPU cores count as one device unless JAX is told otherwise. Where it has not started yet, it is. Raises a
+    CPU cores count as one device unless JAX is configured otherwise. Starts JAX if necessary. Raises a
     `UsageError` if there are fewer.
     """
     if count > 1:

@@ -65,7 +65,7 @@ def _always(first: int) -> bool:
 
 
 class Pauses(NamedTuple):
-    """When a program waits, and for what."""
+    """Describes when a program waits, and for what."""
 
     every: int
     """Iterations between two pauses."""

@@ -38,13 +38,13 @@ def choose_kernels(
 ) -> KernelChoice:
     """Chooses how the rollouts and gradients of a graph are computed on the devices that share the environments.
 
-    `fusion` is `off`, which leaves all to XLA; `rollout`, which has the policy and the environment in a kernel;
-    `full`, the gradients too; or `auto`, which takes each kernel where there is one and it is faster, by timing,
-    in trainings that are long enough. With `launches` from the beginning of the run, nothing is timed on devices
-    of the same kind. `parts` are those computed here. The others are left to XLA. The environments are divided
-    into `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed.
-    A search ends after `limit` seconds, with the fastest kernels until then. Raises a `UsageError` if a kernel was
-    asked for and cannot be made.
+    `fusion` is one of four choices. `off` leaves all parts to XLA, `rollout` computes policy and environment in a
+    kernel, and `full` also the gradients. `auto` times each possible kernel in runs that are long enough, and uses
+    it if it is faster. With `launches` from the beginning of the run, nothing is timed on devices of the same
+    kind. `parts` are the parts computed here, and the others are left to XLA. The environments are divided into
+    `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed. A
+    search ends after `limit` seconds, with the fastest kernels so far. Raises a `UsageError` if a requested kernel
+    is not possible.
     """
     plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):

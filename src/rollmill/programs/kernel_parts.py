@@ -1,7 +1,8 @@
 """Divides a rollout kernel, which is one instruction, into policy and environment: by timing kernels without one.
 
-A kernel overlaps what it computes, so its parts have no times of their own. The time that a kernel takes longer
-than one without the environment is the environment's; the same for the policy; what remains is the rest.
+A kernel overlaps what it computes, so its parts have no times of their own. The environment's time is the
+difference from a kernel without the environment. The policy's time is measured in the same way, and the remainder
+is reported as its own part.
 """
 
 from collections.abc import Mapping

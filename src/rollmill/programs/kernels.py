@@ -17,7 +17,7 @@ Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector,
 
 
 class Implementation(NamedTuple):
-    """How one part of an iteration is computed."""
+    """The way in which one part of an iteration is computed: by XLA, or by a kernel and its launch."""
 
     function: Any
     fused: bool
@@ -45,7 +45,7 @@ PARTS: tuple[KernelPart, ...] = ("rollouts", "gradients")
 
 
 class KernelChoice(NamedTuple):
-    """How an iteration is computed."""
+    """The kernels chosen for the parts of an iteration, and notes about them."""
 
     rollouts: Implementation
     """A `Collect`."""

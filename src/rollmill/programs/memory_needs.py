@@ -46,7 +46,7 @@ def least_bytes(graph: Graph, *, seeds: Sequence[int], devices: int) -> int:
 
 
 def claims_memory(devices: Sequence[Any]) -> bool:
-    """Returns whether memory of these devices is taken as it is needed, so that others may take it before."""
+    """Returns whether memory of these devices is allocated on demand, so that other programs may take it first."""
     return devices[0].platform == "gpu" and takes_as_needed()
 
 

@@ -40,7 +40,7 @@ def on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
 
 
 def over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """Returns the mean of a tree, whose arrays of one dtype are reduced as one vector."""
+    """Returns the mean of a tree. All arrays of one dtype are reduced together, as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     by_dtype: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):

@@ -42,13 +42,13 @@ class MeshAllReduce(NamedTuple):
 def mesh_all_reduce(
     mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
 ) -> MeshAllReduce:
-    """Returns the mean over all devices of a mesh, all of whose processes have to call this.
+    """Returns a function that computes means over all devices of a mesh. All processes of the mesh must call it.
 
-    `flat` is one all-reduce over all devices. In a `hierarchical` one, the instances of a GPU first sum a part
-    each, so that a number crosses between GPUs only once. In a `one-shot` one each GPU reads the memory of all
-    others. `num_parameters` is the length of the longest vector that is reduced often. For `host`, the mean
-    through the host's memory is given. Raises `NoPeerMemory` if the one-shot way is impossible, for example
-    because GPUs cannot reach each other's memory, or because triton is missing.
+    `flat` is one all-reduce over all devices. In a `hierarchical` all-reduce, the instances of a GPU first sum one
+    part each, so that each number crosses between GPUs only once. In a `one-shot` all-reduce, each GPU reads the
+    memory of all others. `num_parameters` is the length of the longest vector that is reduced often. For `host`,
+    the mean through the host's memory is given. Raises `NoPeerMemory` if the one-shot way is impossible, for
+    example because GPUs cannot reach each other's memory, or because triton is missing.
     """
     if mesh.size == 1:
         return MeshAllReduce(lambda: identity)

@@ -30,7 +30,7 @@ class SearchCost(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Seconds after which a search ends, about as many as kernels can save."""
+        """Seconds after which a search ends, about the time that kernels can save."""
         return SAVED * self.training_seconds
 
     @property
@@ -52,7 +52,7 @@ MIN_GAIN = 1.05
 
 
 class ReadyKernels(NamedTuple):
-    """The seconds of an iteration with kernels that are stored, beside those by XLA."""
+    """Measured seconds of an iteration with stored kernels and by XLA."""
 
     platform: str
     iterations: int
@@ -72,10 +72,10 @@ class ReadyKernels(NamedTuple):
 
 
 class StoredSeconds:
-    """The place of the seconds that an iteration takes by XLA. They are measured once, so that runs decide alike.
+    """Stores the seconds that an iteration takes by XLA. They are measured once, so that all runs decide alike.
 
     Args:
-        name: digest of all that they depend on. None: they are not stored.
+        name: digest of everything that they depend on. None if they are not stored.
     """
 
     def __init__(self, name: str | None) -> None:

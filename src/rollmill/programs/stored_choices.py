@@ -1,4 +1,4 @@
-"""Choices of kernels on disk, by what they depend on, so that a stored program needs no kernel to be written."""
+"""Stores choices of kernels on disk, so that a stored program is found without generating kernels."""
 
 import contextlib
 import json

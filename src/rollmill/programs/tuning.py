@@ -19,16 +19,16 @@ Arguments: TypeAlias = Callable[[], Sequence[Any]]
 
 
 class Tuner:
-    """Runs searches on one device. What still compiles when its context is left by an error is ended.
+    """Runs searches on one device. Compilations are cancelled if its context is left by an error.
 
     Nothing is timed before everything is compiled, so that no compilation disturbs a time.
 
     Args:
         device: the device.
         before_timing: waits for what the caller compiles.
-        limit: seconds after which its searches end. Those that are timing then have the fastest launch so far, and
-            those that still compile have none. None: no limit.
-        clock: tells the time in seconds.
+        limit: seconds after which its searches end. Searches that are timing then return the fastest launch so
+            far, and searches that are compiling return none. None means no limit.
+        clock: returns the time in seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The code that replicas have loaded: told by each of them, compared with the coordinator's, and recorded."""
+"""Compares the code loaded by each replica with the coordinator's, and records it."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""A training in one compiled program of this process."""
+"""Training in one compiled program of this process."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -122,7 +122,7 @@ class Process(NamedTuple):
 
 
 class KernelsChosen(NamedTuple):
-    """The kernels that the first replica of a group has chosen; the coordinator passes it on to the others."""
+    """Reports the kernels chosen by the first replica of a group. The coordinator forwards it to the others."""
 
     launches: Mapping[str, Any] | None
     """None: no kernels were sought, and XLA computes all."""
@@ -253,9 +253,9 @@ def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
 
 
 def wait(line: MessageLine, kind: type[MessageType]) -> MessageType:
-    """Waits for the oldest message of that type that was not taken yet.
+    """Waits for the oldest message of a type that was not taken yet.
 
-    Raises `Abandoned` if this replica has to stop.
+    Raises `Abandoned` if this replica must stop.
     """
     return parse(line.wait(kind.__name__))
 

@@ -59,7 +59,7 @@ class Durations(NamedTuple):
 
 
 class StartedUp(NamedTuple):
-    """The training, or one more of its replicas, has started."""
+    """Reports that training, or another replica, has started."""
 
     so_far: Durations
     """Durations over all replicas that have started."""
@@ -73,7 +73,7 @@ class LaunchesChosen(NamedTuple):
 
 
 class ReductionChosen(NamedTuple):
-    """The processes of a mesh have timed how to take means."""
+    """Reports that the processes of a mesh have timed all-reduces."""
 
     reduction: AllReduce
     """The fastest way, for the run to keep."""
@@ -96,7 +96,7 @@ Report: TypeAlias = (
 
 @runtime_checkable
 class Training(Protocol):
-    """A training that can be run to its end."""
+    """A prepared run, which yields reports until it ends."""
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         """Yields reports until the training ends, the last of them with its last state.
@@ -112,7 +112,7 @@ class Training(Protocol):
 
     @property
     def out_of_reach(self) -> str:
-        """The workers on unreachable hosts, and these hosts. Empty if there are none."""
+        """The workers on unreachable hosts, with their hosts. Empty if all hosts respond."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Where the workers of a run compute on GPUs: one each, or several that share one."""
+"""Assigns GPUs to the workers of a run: one each, or one shared by several."""
 
 import contextlib
 import ctypes

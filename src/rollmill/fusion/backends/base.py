@@ -1,4 +1,4 @@
-"""The interface of backends to tuning and training."""
+"""The interface between kernel backends and the code that tunes and uses kernels."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class KernelKind(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """The kernels for one kind of device."""
+    """Generates and runs kernels for one kind of device."""
 
     package: str
     """The Python package that compiles the kernels."""

@@ -55,7 +55,7 @@ class Cost(NamedTuple):
 
     @property
     def instructions(self) -> int:
-        """Instructions of one lane, excluding matrix products."""
+        """Number of instructions of one lane, excluding matrix products."""
         return self.floats + self.integers + self.special
 
 

@@ -1,8 +1,8 @@
-"""The intermediate representation: what a program is, how it is made, and what it means.
+"""The intermediate representation of programs.
 
-`node` holds the data, `operations` the meaning of each operation by JAX's functions, `fold` what an operation is
-replaced by when it is made, `region` the builder, `interpret` runs a program as the reference for kernels, and
-`text` prints it.
+`node` defines the data structures, `operations` each operation by a JAX function, `fold` the simplifications of
+new operations, and `region` the builder. `interpret` runs a program as the reference for kernels, and `text`
+prints it.
 """
 
 from rollmill.fusion.ir.fold import COMPARISONS, is_float, is_short_float

@@ -71,7 +71,7 @@ EXACT: dict[str, Callable[..., Any]] = {
 
 @runtime_checkable
 class Maker(Protocol):
-    """Makes the nodes that an operation is replaced by; a `Region` is one."""
+    """Creates the nodes that replace an operation. `Region` implements it."""
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
         """Returns a constant."""

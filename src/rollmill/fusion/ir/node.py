@@ -98,9 +98,9 @@ def total_of(nodes: Sequence[Node]) -> int:
 
 
 def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:
-    """These nodes and everything that they are computed from, but for what is known, and what that needed.
+    """Returns these nodes and everything that they are computed from, except known nodes and their inputs.
 
-    Depth first, without recursion: programs are deeper than Python's stack.
+    The order is depth-first. There is no recursion, because programs are deeper than the Python stack.
     """
     seen: set[Node] = set()
     pending: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]

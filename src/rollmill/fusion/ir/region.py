@@ -38,7 +38,7 @@ class Region:
         return self._once(key, lambda: Node("constant", (), (number,), dtype))
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
-        """Returns a number, or a row, of what all environments have in common."""
+        """Returns a number or a row of a uniform array, which all environments share."""
         if self.outer is not None:
             return self.outer.uniform(slot, place, dtype, width)
         dtype = np.dtype(dtype)
@@ -96,7 +96,7 @@ class Region:
         return len(self._made)
 
     def is_same(self, one: Node, other: Node) -> bool:
-        """Returns whether two nodes are one, seen from here."""
+        """Returns whether two nodes are the same node from inside this region."""
         return self._captured.get(one, one) is self._captured.get(other, other)
 
     def program(self, outputs: Sequence[Node]) -> Program:

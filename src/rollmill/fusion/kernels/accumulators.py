@@ -19,7 +19,7 @@ Side = tuple[Node | None, ...]
 
 
 class TilePart(NamedTuple):
-    """The part of a tile that belongs to one result."""
+    """A part of a tile, which belongs to one result."""
 
     offset: int
     """The place of the result's first number in the vector of all results."""
@@ -163,7 +163,7 @@ class _Tiles:
         self.tiles.append(Tile(list(terms), [TilePart(offset, 0, rows, columns, stride, turned)]))
 
     def add_row(self, offset: int, row: Node) -> None:
-        """Adds the sum of a row: its product with one."""
+        """Accumulates the sum of a row, as its product with one."""
         self.add_products(offset, [TileTerm((None,), (row,))], row.width or 1)
 
 

@@ -1,11 +1,12 @@
-"""Gradients of a minibatch as one kernel: forward, loss and backward, sample after sample, sums kept on the chip.
+"""Gradients of a minibatch as one kernel: forward pass, loss and backward pass for one sample after another, with
+sums kept on the chip.
 
 It computes what an algorithm's fragment `gradients` computes, from the same loss of one sample. Samples are read
 in place, in the order of the shuffle, so no shuffled batch is written.
 
 Losses of sequences are sums over steps. Memories, and constants such as the targets of V-trace, are computed
-before the kernel, forward along time. Then steps without a memory are samples like any other; those with one are
-taken from the last to the first, and carry the gradient with respect to the memory.
+before the kernel, forward in time. Steps without memory are then ordinary samples. Steps with memory are processed
+from the last to the first, and carry the gradient with respect to the memory.
 
 Shape letters: `R` samples of a batch, `E` sequences of it, `T` steps of each, `N` samples, or sequences, of a
 minibatch, `M` minibatches of an epoch.
@@ -283,7 +284,9 @@ def minibatch_of(
     number: Int[Array, ""],
     vector: Vector | None = None,
 ) -> Minibatch:
-    """Returns a minibatch as kernels take it. Of sequences, it computes what lies ahead of a kernel."""
+    """Returns a minibatch in the form that kernels read. For sequences, computes everything that precedes the
+    kernel.
+    """
     learner = settle(graph, learner)
     gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
     if not isinstance(gradients, SequenceGradients):
@@ -328,7 +331,7 @@ def fused_gradients(
 def results_of(
     step: GradientStep, uniforms: UniformArrays, means: Float[Array, " size"]
 ) -> tuple[Weights, Metrics]:
-    """Gradients and metrics, from the means of those that a kernel computes."""
+    """Returns gradients and metrics from the means that a kernel computes."""
     results, first = [], 0
     for each in step.sums:
         if each.is_computed:
@@ -342,7 +345,9 @@ def results_of(
 
 
 def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " size"]) -> PyTree[Array]:
-    """Returns the gradients as the part of a kernel's means that they are, or as they are if it is not all."""
+    """Returns the gradients as a slice of a kernel's means, or unchanged if the kernel does not compute all of
+    them.
+    """
     sums = step.sums[: len(jax.tree.leaves(gradients))]
     if not all(each.is_computed and each.dtype == np.float32 for each in sums):
         return gradients

@@ -1,4 +1,4 @@
-"""Leaves of a tree, and their places among the inputs and outputs of a program.
+"""Maps the leaves of a tree to inputs and outputs of a program.
 
 A leaf in memory is `[E, *shape]`. A program has one node for each element or row, in row-major order.
 """
@@ -114,7 +114,7 @@ def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
 
 
 def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
-    """Returns the leaves of results, whose first node is output `first` of a program."""
+    """Returns the leaves of results. Their nodes start at output `first` of a program."""
     leaves = []
     for value in jax.tree.leaves(part, is_leaf=is_output):
         leaves.append(output_leaf(value, first))

@@ -25,7 +25,7 @@ class Term(NamedTuple):
 
 
 class SampleTurns(NamedTuple):
-    """The parts of a sample that a loop takes one after the other."""
+    """The parts of a sample that a loop processes in turn."""
 
     count: int = 1
     strides: Mapping[int, int] = MappingProxyType({})
@@ -34,7 +34,7 @@ class SampleTurns(NamedTuple):
 
 
 class SampleLoop(NamedTuple):
-    """The sums that one loop over the samples gathers."""
+    """The sums that one loop over the samples accumulates."""
 
     tiles: dict[int, Tile]
     """Tiles by their numbers in the accumulators."""

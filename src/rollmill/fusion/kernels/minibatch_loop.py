@@ -54,8 +54,8 @@ def fused_minibatch_loop(
 ) -> MinibatchLoop:
     """Returns the loop over minibatches whose gradients are computed by `run`.
 
-    The program of a sample is `step`, the graph's, which is lowered here where it is left out. Up to `unroll`
-    minibatches are compiled as one turn of the loop over epochs.
+    `step` is the lowered program of a sample. By default, the graph's is lowered here. Up to `unroll` minibatches
+    are compiled as one iteration of the loop over epochs.
     """
     own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
     return MinibatchLoop(

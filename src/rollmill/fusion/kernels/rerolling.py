@@ -21,7 +21,9 @@ class PartsDiffer(Exception):
 
 
 def reroll(plan: FissionPlan, program: Program, leaves: Sequence[Leaf]) -> FissionPlan:
-    """Returns the plan with as many loops rerolled as possible. `leaves` are those of a sample."""
+    """Returns the plan with as many unrolled loops as possible turned into loops again. `leaves` are the leaves of
+    a sample.
+    """
     positions = {place: (leaf.places, n) for leaf in leaves for n, place in enumerate(leaf.places)}
     loops, sums = list(plan.loops), dict(plan.numbers)
     for n, loop in enumerate(plan.loops):
@@ -124,7 +126,7 @@ class _Parts:
             raise PartsDiffer
 
     def check_inputs(self) -> None:
-        """Checks that what is the same for all parts reads no input that belongs to one of them."""
+        """Checks that nodes shared by all parts read no input of a single part."""
         nodes = Program((), tuple(self._shared)).nodes()
         if any(node.op == "input" and node.attributes[0] in self._owners for node in nodes):
             raise PartsDiffer

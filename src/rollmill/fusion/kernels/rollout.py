@@ -195,8 +195,8 @@ def fused_collect(
 ) -> tuple[Collector, Trajectory]:
     """Computes `dataflow.collect` by `run`, and adds what `graph.appraise` computes.
 
-    The collector is one that `dataflow.start` began: what is true of all of these is not read again. `step` is the
-    graph's lowered step. Default: it is lowered here.
+    The collector must come from `dataflow.start`, because the kernel does not read values that are the same in
+    every such collector. `step` is the lowered step of the graph. By default, it is lowered here.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
     with traced("rollout kernel"):
@@ -208,7 +208,7 @@ def fused_collect(
 def rollout_inputs(
     step: RolloutStep, weights: Weights, collector: Collector, key: Key
 ) -> tuple[UniformArrays, list[Array], Array]:
-    """Computes what a kernel takes besides its program and the number of steps."""
+    """Computes the arguments of a kernel other than its program and the number of steps."""
     # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     return step.prologue(weights), to_raw(collector), jax.random.key_data(keys)

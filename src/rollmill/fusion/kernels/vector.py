@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PyTree
 
 
 class Vector(NamedTuple):
-    """The leaves of a tree, one after the other."""
+    """The leaves of a tree, concatenated to one vector."""
 
     numbers: Float[Array, " size"]
     leaves: list[Array]
@@ -26,12 +26,12 @@ class Vector(NamedTuple):
 
 
 def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
-    """Returns the numbers of a tree's leaves."""
+    """Returns the elements of a tree's leaves as one vector."""
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
 def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
-    """Returns the tree whose leaves are in a vector, and those leaves."""
+    """Returns the tree encoded by a vector, and its leaves."""
     leaves, first = [], 0
     for leaf in jax.tree.leaves(like):
         leaves.append(numbers[first : first + leaf.size].reshape(leaf.shape))

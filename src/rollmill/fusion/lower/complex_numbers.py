@@ -36,7 +36,7 @@ Operand: TypeAlias = Any
 
 
 def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Returns the jaxpr with pairs of floats in place of complex numbers, or the same one if it has none.
+    """Returns the jaxpr with pairs of floats instead of complex numbers, or unchanged if it has none.
 
     Raises:
         CannotFuse: a primitive of complex numbers has no rule.

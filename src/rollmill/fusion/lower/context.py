@@ -76,7 +76,7 @@ class Lowering(NamedTuple):
     # --- beside the kernel ------------------------------------------------------------------------------
 
     def array(self, value: Value) -> Any:
-        """Returns a known or uniform value as an array of the prologue."""
+        """Returns a constant or uniform value as an array of the prologue."""
         match value:
             case Const(array):
                 return array
@@ -146,14 +146,14 @@ class Lowering(NamedTuple):
     def rows(self, value: Value) -> RowArray:
         """Returns a node for each row along the last axis.
 
-        Raises a `LoweringError` if rows would have to be concatenated, and are too wide to be taken apart.
+        Raises a `LoweringError` if rows must be concatenated and are too wide to split.
         """
         if isinstance(value, RowArray):
             return value
         return self.rows_of(self.row_operands(value, value.shape), value.shape[-1], value.dtype)
 
     def rows_of(self, nodes: NodeArray, width: int, dtype: Any) -> RowArray:
-        """Rows of these nodes, of which scalars are the same in all columns."""
+        """Returns rows for these nodes. Scalars are repeated in all columns."""
         splat = lambda node: self.region.emit("splat", node, dtype=dtype, width=width)
         whole = lambda node: splat(node) if node.width is None else node
         return RowArray(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
@@ -217,7 +217,7 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def check_columns(shape: tuple[int, ...]) -> None:
-    """Refuses to take apart what is too wide."""
+    """Raises a `LoweringError` if rows are too wide to split."""
     if shape[-1] > MAX_COLUMNS:
         raise LoweringError(
             f"an array of shape {shape} must be split into single numbers, for which the limit is {MAX_COLUMNS} "

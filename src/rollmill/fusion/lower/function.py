@@ -103,7 +103,7 @@ def lower_function(
 ) -> LoweredFunction:
     """Returns the program of `function(*uniform, *each)`. Takes the arguments of `trace_function`.
 
-    Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
+    Raises `CannotFuse` for an unsupported primitive, or for arrays that are too large.
     """
     return lower_traced(trace_function(function, each, uniform, carried=carried, summed=summed))
 
@@ -150,7 +150,7 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredFunction:
     """Lowers a traced function, given the constant and equal numbers of its first leaves (`assumed`).
 
-    Raises `CannotFuse` for a primitive without a meaning in a kernel, or for arrays too large for it.
+    Raises `CannotFuse` for an unsupported primitive, or for arrays that are too large.
     """
     # Rows that are handed in cannot be cut, which some functions need; scalars can be, and large arrays can lie in
     # memory. Where all fail, the first error is told, with large arrays in memory: it names the operation that the

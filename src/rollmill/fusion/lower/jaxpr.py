@@ -80,10 +80,10 @@ def lower_jaxpr(
 ) -> list[Value]:
     """Returns the results of a jaxpr for these arguments.
 
-    Only those in `needed`, by default all, are computed; the others may be anything. With `keeps_products`,
-    results may be products of vectors that are not written out; branches and bodies of loops hand theirs to rules
-    that take numbers apart. Raises `CannotFuse` if there is no rule for something that a result needs, and a
-    `LoweringError` if a product of vectors is too large to be written out.
+    Only results in `needed`, by default all, are computed. The others are undefined. With `keeps_products`,
+    results may be products of vectors that are not expanded yet. Branches and bodies of loops pass theirs to rules
+    that expand them. Raises `CannotFuse` if a needed primitive has no rule, and a `LoweringError` if a product of
+    vectors is too large to expand.
     """
     jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
     consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []

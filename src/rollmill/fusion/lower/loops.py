@@ -1,4 +1,4 @@
-"""Loops that stay loops in a program: what is carried from turn to turn, and what stays as it is."""
+"""Lowers loops that remain loops in a program, with carried and invariant values."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -32,10 +32,10 @@ class CarryForm(NamedTuple):
 def emit_loop(
     ctx: Lowering, body: Body, condition: Body | None, start: Sequence[Value], turns: int | None
 ) -> list[Value]:
-    """Adds a loop to the program, and returns the carried values after its last turn.
+    """Adds a loop to the program, and returns the carried values after its last iteration.
 
-    A counted loop has this number of turns. Other loops have a condition, which computes from the carried values,
-    `start` before the first turn, whether another turn of the body follows.
+    A counted loop has a fixed number of iterations. Other loops have a condition, which decides from the carried
+    values, initially `start`, whether another iteration follows.
     """
     held, inside, after = _turn(ctx, body, start)
     changing = [n for n, how in enumerate(held) if how.changes]

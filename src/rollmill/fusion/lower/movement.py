@@ -1,4 +1,4 @@
-"""Movement of elements: slicing, transposing and the like place an array's elements elsewhere."""
+"""Lowers operations that move elements, such as slicing and transposing."""
 
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ MAX_PIECES = 8
 def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None = None) -> Value:
     """Returns the elements in these places of a value, counted in row-major order, in the shape of `places`.
 
-    A place of -1 stands for `fill`. Raises a `LoweringError` if wide rows would have to be taken apart.
+    A place of -1 stands for `fill`. Raises a `LoweringError` if wide rows must be split.
     """
     if is_large(value):
         return _of_large(ctx, value, places, fill)

@@ -109,7 +109,9 @@ class PrologueBuilder:
         return id(array)
 
     def picked(self, value: Uniform) -> Array:
-        """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
+        """Returns a uniform array as stored in memory. A selection of another array's elements is computed only
+        once.
+        """
         places = value.places
         if places is None:
             return value.array

@@ -34,7 +34,7 @@ class Rule(Protocol):
     """Lowers one primitive: `(ctx, equation, operands) -> results`.
 
     Raises:
-        LoweringError: there is no such thing in a kernel.
+        LoweringError: kernels do not support this case.
     """
 
     def __call__(self, ctx: Lowering, equation: Equation, values: Sequence[Value], /) -> list[Value]:

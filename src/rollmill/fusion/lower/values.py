@@ -244,7 +244,7 @@ def no_nodes(shape: int | Sequence[int]) -> NodeArray:
 
 
 def alone(node: Node) -> NodeArray:
-    """Returns an array of one node, without axes."""
+    """Returns an array without axes that contains one node."""
     nodes = no_nodes(())
     nodes[()] = node
     return nodes
@@ -266,7 +266,7 @@ def is_large(value: Value) -> bool:
 
 
 def is_traced(array: Any) -> bool:
-    """Returns whether the numbers of an array are not known yet."""
+    """Returns whether the elements of an array are traced, and so not known yet."""
     return isinstance(array, Tracer)
 
 
@@ -276,7 +276,9 @@ def is_key(dtype: Any) -> bool:
 
 
 def shared(array: Any) -> Const | Uniform:
-    """Returns an array that all environments have in common; keys are held as they are, for NumPy has none."""
+    """Returns a constant array, which all environments share. Random keys are kept as they are, because NumPy has
+    no such type.
+    """
     if is_traced(array) or (isinstance(array, jax.Array) and is_key(array.dtype)):
         return Uniform(array)
     return Const(np.asarray(array))

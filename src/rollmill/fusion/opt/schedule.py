@@ -36,7 +36,7 @@ class EmitLoop(NamedTuple):
 
 
 class If(NamedTuple):
-    """A branch taken if a condition holds for any environment of a block."""
+    """A branch that runs if a condition is true for any environment of a block."""
 
     condition: Node
     body: tuple["Item", ...]
@@ -45,7 +45,7 @@ class If(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of a long program, for compilers to look at by itself."""
+    """A part of a long program that compilers optimise separately."""
 
     body: tuple["Item", ...]
     results: tuple[Node, ...]

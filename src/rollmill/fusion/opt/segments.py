@@ -16,7 +16,7 @@ MAX_NODES = 5_000
 
 
 class ProgramSegment(NamedTuple):
-    """Nodes that stand together."""
+    """A part of a program, with nodes of one kind."""
 
     of_rows: bool
     """Whether the nodes are rows, or made of one."""

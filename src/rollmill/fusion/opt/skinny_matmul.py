@@ -18,7 +18,7 @@ FEWEST = 8
 
 
 class ColumnDots(NamedTuple):
-    """Sums over a row times uniform rows, which are one product with few columns."""
+    """Dot products of a row with uniform rows, combined into one product with few columns."""
 
     row: Node
     weights: tuple[Node, ...]

@@ -110,7 +110,7 @@ def rollouts_in_a_row(
     collector: Collector,
     key: Key,
 ) -> tuple[Collector, Trajectory]:
-    """Returns the last of several rollouts, of which each continues where the one before has ended."""
+    """Returns the last of several consecutive rollouts."""
     shape = jax.eval_shape(collect, weights, collector, key)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     again = lambda now, key: (collect(weights, now[0], key), None)

@@ -141,12 +141,12 @@ def fastest(
     inputs: Sequence[Any] | None = None,
     compile_whole: Compile = _compiled,
 ) -> Tuned:
-    """Returns the fastest launch, and its time beside the unfused function's, where the search has one.
+    """Returns the fastest launch, with its time and the time of the unfused function, if the search has one.
 
-    `candidates` come from `compile_candidates`, and the arguments are on their device, as are the `inputs` of
-    kernels alone. Inputs are computed here where they are left out. Once `is_late`, the fastest of those timed
-    until then is returned, and not stored. `compile_whole` compiles the function with the fastest kernel, and may
-    raise `CannotFuse`. So does this function, with the last error, if no launch runs on this device.
+    `candidates` come from `compile_candidates`. The arguments are on their device, and so are the `inputs` of
+    kernels compiled on their own, which are computed here by default. Once `is_late` returns True, the fastest
+    launch timed so far is returned but not stored. `compile_whole` compiles the function with the fastest kernel,
+    and may raise `CannotFuse`. So does this function, with the last error, if no launch runs on this device.
     """
     runs: dict[Any, _Timed] = {}
     last = None

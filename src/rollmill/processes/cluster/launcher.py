@@ -278,7 +278,7 @@ def _exit_of(working: Future) -> Exit:
 def failed_start(text: str) -> str:
     """Extracts from a Ray error the reason why no worker can start on a host. Empty for any other error.
 
-    It raised outside of the worker's job, so Rollmill there is missing, or another one.
+    Such an error comes from outside the worker's job: on that host Rollmill is missing, or has another version.
     """
     raised = re.search(r"^ *Traceback \(most recent call last\)|^ray::\S+\(\) \(pid=", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines()]

@@ -32,7 +32,7 @@ class Origin(NamedTuple):
 
 
 class OutputStream:
-    """The output of one worker."""
+    """The standard output and error of one worker."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -85,7 +85,7 @@ class OutputListener:
         return stream
 
     def close(self) -> None:
-        """Takes no more connections. Open ones continue."""
+        """Stops accepting connections. Open connections continue."""
         self._listener.stop()
 
     def _receive(self, peer: socket.socket, admission: Admission) -> None:

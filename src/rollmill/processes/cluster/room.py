@@ -21,7 +21,7 @@ class Demand(NamedTuple):
 def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str, Demand]:
     """Returns the demand of each group's workers: a core, and a GPU if the group can use one and there are enough.
 
-    Groups that may run anywhere get GPUs all or none, so that no two of them compute with different rounding.
+    Either all groups that may run anywhere get GPUs or none does, so that all of them round in the same way.
     """
     wanting = sum(group.replicas for group in partition.groups if group.device != "cpu")
     enough = resources.get("GPU", 0.0) >= wanting
@@ -74,7 +74,7 @@ def living_nodes(ray: Any) -> list[Mapping[str, float]]:
 
 
 def autoscales(ray: Any) -> bool:
-    """Returns whether nodes may be added to a cluster for those who wait, and true where that cannot be known."""
+    """Returns whether a cluster may add nodes for waiting workers. True if this is unknown."""
     try:  # no public function tells
         if ray._private.state.state.get_max_resources_from_cluster_config() is not None:
             return True

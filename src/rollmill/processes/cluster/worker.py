@@ -1,4 +1,4 @@
-"""The job of a Ray actor: it runs one worker."""
+"""Runs one worker as the job of a Ray actor."""
 
 import faulthandler
 import os
@@ -18,7 +18,7 @@ from rollmill.processes.worker import serve
 
 
 class Assignment(NamedTuple):
-    """The arguments of a worker, all of them text or bytes."""
+    """The arguments of a worker, all of them strings or bytes."""
 
     job: str
     """Its JSON."""
@@ -35,7 +35,7 @@ class Assignment(NamedTuple):
 
 
 class Worker:
-    """One worker, as an actor: its process does one job and ends."""
+    """A worker that runs as a Ray actor. Its process does one job and ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name

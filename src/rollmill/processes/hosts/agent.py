@@ -25,7 +25,7 @@ AGAIN_SECONDS = 2.0
 
 
 class NobodyCame(RollmillError):
-    """The process with rank 0 was not found."""
+    """The process with rank 0 could not be reached."""
 
     exit_code = 1
 
@@ -38,8 +38,8 @@ def job_of(rank: int) -> Job:
 def serve_host(member: Membership, show: Callable[[str], None]) -> int:
     """Starts workers on this host whenever the coordinator asks, and returns once the training has ended.
 
-    After a loss of the connection it looks for the coordinator again. Raises `NobodyCame` if it is not found for
-    some minutes, and `Refused` if it has another secret or other code.
+    If the connection is lost, connects to the coordinator again. Raises `NobodyCame` if this fails for some
+    minutes, and `Refused` if the coordinator has another secret or other code.
     """
     leave_signals_to_coordinator()
     show(f"host {member.rank} of {member.count}: waiting for the run on {member.first}")
@@ -70,7 +70,7 @@ class _Agent:
         self._sending = threading.Lock()
 
     def serve(self) -> bool:
-        """Does what the coordinator asks, and returns whether it said that the training has ended."""
+        """Serves the coordinator's requests. Returns True if the coordinator announced the end of the run."""
         try:
             while (message := receive_frame(self._peer)) is not None:
                 if message.kind == "end":

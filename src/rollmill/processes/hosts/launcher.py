@@ -28,7 +28,7 @@ END_SECONDS = 2.0
 
 @dataclass(eq=False)
 class HostHandle:
-    """A worker on another host."""
+    """Handle of a worker on another host."""
 
     number: int
     job: Job
@@ -122,11 +122,11 @@ class HostsLauncher:
             handle.host.close()
 
     def condition(self, handle: LocalHandle | HostHandle) -> str:
-        """See `Launcher`. They are known only for this host."""
+        """See `Launcher`. Only this host's resources are known."""
         return self._local.condition(handle) if isinstance(handle, LocalHandle) else ""
 
     def close(self) -> None:
-        """See `Launcher`. The processes of the other hosts end, too."""
+        """See `Launcher`. Also ends the processes on the other hosts."""
         with self._changing:
             hosts = list(self._hosts.values())
         for host in hosts:

@@ -80,7 +80,7 @@ class ProfileComparison(NamedTuple):
 
     @property
     def speedup(self) -> float | None:
-        """Environment steps a second of `after` by those of `before`, or None if one was not timed."""
+        """Ratio of the environment steps per second, `after` to `before`, or None if one was not timed."""
         before, after = speed_of(self.before), speed_of(self.after)
         return after / before if before and after else None
 
@@ -162,7 +162,7 @@ def comparison_view(comparison: ProfileComparison) -> RenderableType:
 
 
 def comparison_page(comparison: ProfileComparison) -> str:
-    """Returns the comparison as one page that loads nothing, below 300 kB."""
+    """Returns the comparison as a self-contained HTML page of less than 300 kB."""
     before, after, speed = comparison.before, comparison.after, comparison.speedup
     title = f"{titled(before)}: before and after"
     figures = [

@@ -1,4 +1,4 @@
-"""A profile as one page that loads nothing else."""
+"""Renders a profile as a self-contained HTML page."""
 
 from rollmill.core.text import compact
 from rollmill.pages.page import asset, escaped, page, tiles

@@ -1,4 +1,4 @@
-"""Sections that the page and the terminal show of one profile."""
+"""Sections of the report on one profile, for the page and the terminal."""
 
 from collections.abc import Sequence
 from math import fsum
@@ -336,7 +336,7 @@ def _transitions(processes: Sequence[ProcessTime]) -> Section:
 
 
 def devices_section(profile: Profile) -> Section:
-    """Returns the driver's utilization beside the time that devices were really at work."""
+    """Returns the driver's utilization next to the time in which devices really worked."""
     bars, rows = [], []
     for index, one in enumerate(profile.devices):
         activity = "-" if one.sm_activity is None else percent(one.sm_activity)

@@ -55,7 +55,7 @@ class LogScale(NamedTuple):
 
 
 def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[RooflinePoint]:
-    """Operations whose floating-point operations, bytes and time on the device are known, the longest first."""
+    """Returns a point for each operation with known arithmetic, traffic and device time, the longest first."""
     known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
     points = [
         RooflinePoint(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))

@@ -34,12 +34,12 @@ class Section(NamedTuple):
 
 
 def drawn_on_page(sections: Iterable[Section]) -> list[str]:
-    """Draws those sections in HTML that have a body."""
+    """Draws all sections with a body as HTML."""
     return [section(one.title, one.how, [part for part in one.body if part]) for one in sections if one.body]
 
 
 def drawn_in_terminal(sections: Iterable[Section]) -> list[RenderableType]:
-    """Draws those sections that have something to show there, each after an empty line."""
+    """Draws all sections with text for a terminal, each after an empty line."""
     drawn: list[RenderableType] = []
     for one in sections:
         heading = Text.assemble((one.heading, "bold"), (f"  {one.unit}" if one.unit else "", "dim"))

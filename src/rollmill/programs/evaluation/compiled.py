@@ -46,8 +46,8 @@ def evaluate(
 ) -> EvaluationEpisodes:
     """Plays whole episodes, each in its own environment, so that short episodes do not count twice.
 
-    As many are played at once as `BATCH_BYTES` hold. Programs are kept in the compilation cache, so that another
-    evaluation of the same graph compiles nothing.
+    The number of concurrent episodes is limited by `BATCH_BYTES`. Programs are kept in the compilation cache, so
+    that another evaluation of the same graph compiles nothing.
 
     Args:
         graph: the algorithm with its environment.

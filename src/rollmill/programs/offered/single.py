@@ -19,7 +19,7 @@ from rollmill.programs.offered.values import batch_of_one, checked_actions, elem
 class SingleEnvironment(gymnasium.Env[Any, Any]):
     """An environment whose reset and step are compiled programs, made by `rollmill.to_gymnasium`.
 
-    `reset` begins an episode, and has to be called again after its end.
+    `reset` begins an episode, and must be called again after it has ended.
     """
 
     def __init__(self, env: Environment, *, render_mode: str | None = None) -> None:

@@ -37,7 +37,7 @@ class Recovery:
         self._began[name] = time.monotonic()
 
     def advanced(self) -> None:
-        """Notes that the training has come further than ever."""
+        """Records new progress, which resets the count of losses."""
         self._of_others.clear()
 
     def add(self, name: str, *, environments: bool, idle_seconds: float = 0.0) -> int:

@@ -14,7 +14,7 @@ MARGIN_SECONDS = 0.5
 
 
 class Pace:
-    """How far the training has come, and how fast."""
+    """The progress of training, and its speed."""
 
     def __init__(self, first: int) -> None:
         self.first = self.iteration = self.furthest = first

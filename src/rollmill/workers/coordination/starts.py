@@ -68,8 +68,8 @@ class Starts:
         return not self.mesh or self._rendezvous_address != ""
 
     def meet_at(self, address: str) -> None:
-        """Sets the rendezvous of a mesh's processes to an address of the first one's host, until the next
-        common start.
+        """Sets the rendezvous of a mesh to an address on the host of its first process, until the next common
+        start.
         """
         self._rendezvous_address = address
 
@@ -79,7 +79,7 @@ class Starts:
         return next(iter(self._launches.values())) if self.mesh else {"groups": dict(self._launches)}
 
     def replace(self, job: Job) -> None:
-        """Counts a replica that takes the place of a lost one."""
+        """Counts a replica that replaces a lost one."""
         self._attempts[job.name] = self.attempts(job) + 1
 
     def begin_again(self) -> None:

@@ -3,9 +3,8 @@
     hold    each answers how many iterations it has begun, at once, and begins no other
     end     they end after as many as the furthest of them has begun; those behind it continue until there
 
-Messages may take as long as they like. Replicas answer whatever they are doing (`workers.replica.requests`), so
-nobody waits for data of one that is held for longer than it takes to hear from all. None ends before all have
-answered.
+Messages may take any time. Replicas answer at any point of their work (`workers.replica.requests`), so others wait
+for data of a held replica only until all have answered. No replica ends before that.
 """
 
 from collections.abc import Set
@@ -26,7 +25,7 @@ class StopBarrier:
         self._begun: dict[str, int] = {}
 
     def stop(self) -> None:
-        """Has all replicas hold; a second time changes nothing."""
+        """Asks all replicas to hold. Repeated calls have no effect."""
         if not self._stopping:
             self._stopping = True
             send_to(self._workers, ALL, Hold())

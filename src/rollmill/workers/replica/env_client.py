@@ -117,10 +117,10 @@ class HostStepper:
 
 
 class FailureStreaks:
-    """Counts the failures of each environment since its last whole episode, one that ended without a failure.
+    """Counts the failures of each environment since its last complete episode.
 
-    `index` numbers the environments within the whole training. It survives `max_failures` failures of an
-    environment.
+    `index` numbers the environments within the whole training. More than `max_failures` failures of an environment
+    are an error.
     """
 
     def __init__(self, index: Sequence[int], max_failures: int) -> None:
@@ -154,7 +154,7 @@ def _too_often(failure: HostFailure, count: int) -> EnvironmentFailed:
 
 @runtime_checkable
 class EnvLink(Protocol):
-    """A connection to environments, wherever they are; one request is answered before the next is sent."""
+    """A connection to environments in this or another process. Each request is answered before the next one."""
 
     def open(self) -> ResetReply:
         """First observations, at the beginning."""
@@ -191,7 +191,7 @@ class LocalEnvs:
 
 
 class RemoteEnvs(NamedTuple):
-    """A link through channels to another group."""
+    """A connection through channels to the environments of another group."""
 
     openings: Receiver
     requests: Sender

@@ -91,7 +91,7 @@ class SendTrajectories(StageRun):
 
 
 class ReceiveTrajectories(StageRun):
-    """Joins the rollouts of the replicas that collect for this one."""
+    """Concatenates the rollouts of the replicas that collect for this replica."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Layouts of the messages between groups; and which replicas share environments."""
+"""Layouts of the messages between groups, and the replicas that share environments."""
 
 from typing import Any, NamedTuple
 

@@ -111,7 +111,9 @@ def _learn(
 
 
 class CutLearner:
-    """Gradients here; means over replicas, the update, or both are elsewhere."""
+    """Learner of a replica that computes gradients, while other processes compute the update, the mean over
+    replicas, or both.
+    """
 
     def __init__(
         self,

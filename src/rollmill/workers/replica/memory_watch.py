@@ -83,7 +83,7 @@ class MemoryWatch:
         return None if self._steps < self._next_look or self._is_reported else self._memory()
 
     def after(self, before: int | None) -> Growth | None:
-        """Looks again after the step; the growth, once, if it is large and steady."""
+        """Measures memory after a step. Returns the growth once, if it is large and steady."""
         if before is None:
             return None
         began, now = self._clock(), self._memory()

@@ -93,7 +93,7 @@ class HostMean:
 
 
 def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None:
-    """Joins the other processes. This has to be the process's first use of JAX devices.
+    """Joins the other processes. This must be the first use of JAX devices in the process.
 
     `host` is this host's address, if the mesh has several.
     """

@@ -1,8 +1,8 @@
 """The parameter server: a group with only the update, which receives gradients and publishes parameters.
 
-Synchronous groups send the mean of their gradients once. Gradients of asynchronous ones are applied one by one,
-as they come, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
-Learning", ICML 2016); how many updates old the weights were that they were computed with is the policy lag.
+Synchronous groups send the mean of their gradients once. Gradients of asynchronous groups are applied one by one,
+as they arrive, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
+Learning", ICML 2016). The policy lag is the number of updates since their weights were published.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 
 
 class Ended(Exception):
-    """The training is over."""
+    """Raised when training is over."""
 
 
 def run_parameter_server(context: ReplicaContext) -> None:

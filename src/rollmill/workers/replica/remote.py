@@ -18,7 +18,7 @@ LAST, NO_UPDATE = 1, 2
 
 
 class MeanOverReplicas:
-    """The mean over all replicas of a group; one reduction for each kind of content."""
+    """Computes the mean over all replicas of a group, with one reduction for each kind of content."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context

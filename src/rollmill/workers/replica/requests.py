@@ -1,9 +1,8 @@
 """The coordinator's requests to a replica: to send its part of a snapshot, and to end.
 
-A replica cannot simply be told to end after some iteration, because it may be past that iteration when it hears of
-it. So it is held first: it answers with the number of iterations that it has begun, at once and whatever it is
-doing, and begins no other until it is told the last iteration, which lies at or beyond all that any replica has
-begun.
+A replica cannot be asked to end after a given iteration, because it may have passed it when the request arrives.
+So it is held first. It answers at once with the number of iterations that it has begun, and begins no other until
+it receives the last iteration, which no replica has passed.
 """
 
 import threading
@@ -76,9 +75,10 @@ class StopParticipant:
         control.answer(Hold.__name__, self._hold)
 
     def admit(self, first: int, count: int = 1) -> int:
-        """Returns how many of `count` iterations after the `first` ones may begin now; 0 at the training's end.
+        """Returns the number of iterations, up to `count`, that may begin after the first `first` iterations.
 
-        Waits while this replica is held. Raises `Abandoned` if the coordinator wants it to stop.
+        Returns 0 at the end of training. Waits while this replica is held. Raises `Abandoned` if the coordinator
+        stops it.
         """
         if (end := latest(self._control, End)) is not None:
             self._release(end)

@@ -146,7 +146,7 @@ class _Rollout:
         self.leaves: list[np.ndarray] = []
 
     def store(self, t: int, link: int, step: Sequence[Any]) -> None:
-        """Puts one link's step, leaves `[E, ...]`, into its columns."""
+        """Stores the step of one link, with leaves `[E, ...]`, in its columns."""
         arrays = [np.asarray(leaf) for leaf in step]
         if not self.leaves:
             self.leaves = [self._empty(array) for array in arrays]

@@ -89,7 +89,7 @@ class Emitter:
         return ir.Function(self.module, ir.FunctionType(result, operands), name) if function is None else function
 
     def each_lane(self, name: str, *operands: Value) -> Value:
-        """Calls a function of C for each lane, one after the other."""
+        """Calls a C function for each lane in turn."""
         vector = ir.Constant(operands[0].type, ir.Undefined)
         for lane in range(self.lanes):
             place = ir.Constant(INT32, lane)
@@ -161,7 +161,7 @@ class Emitter:
         return self.short_of_bits(self.bits_of_short(x, dtype), dtype)
 
     def short_of_bits(self, bits: Value, dtype: np.dtype) -> Value:
-        """Returns the float32 number that 16 bits stand for."""
+        """Returns the float32 number encoded by 16 bits."""
         builder, wide = self.builder, _with_element(bits.type, FLOATS["float32"])
         if dtype.name == "float16":
             return builder.fpext(builder.bitcast(bits, _with_element(bits.type, ir.HalfType())), wide)
@@ -197,7 +197,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def loop(self, end: Value | int, *, first: Value | int = 0, step: int = 1) -> Iterator[Value]:
-        """Writes a loop over indices, whose body is written inside the context. It takes at least one turn."""
+        """Writes a loop over indices. Code written inside the context is its body, which runs at least once."""
         number = lambda n: self.integer(n) if isinstance(n, int) else n
         before, body = self.builder.block, self._function.append_basic_block("loop")
         self.builder.branch(body)
@@ -234,7 +234,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def repeat_while(self, condition: Callable[[], Value]) -> Iterator[None]:
-        """A loop for as long as a boolean, computed before each turn, holds."""
+        """Writes a loop that continues while a condition, computed before each iteration, is true."""
         head, body = (self._function.append_basic_block(name) for name in ("head", "turn"))
         rest = self._function.append_basic_block("after")
         self.builder.branch(head)

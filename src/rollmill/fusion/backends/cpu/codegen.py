@@ -208,7 +208,7 @@ class CodeWriter:
                 self.emit.store(vector, target.at(self.emit, sample, n), source.dtype)
 
     def contiguous(self, held: BlockValue) -> Placed:
-        """Rows whose columns lie side by side."""
+        """Returns rows with adjacent columns in memory."""
         assert isinstance(held, Placed)
         return held if held.is_contiguous else side_by_side(self.emit, self.scratch, held, self.block)
 
@@ -225,7 +225,7 @@ class CodeWriter:
         return rows_of_product
 
     def beside(self, numbers: Sequence[Vectors], dtype: np.dtype = FLOAT32) -> Placed:
-        """Scalars as a row, one column after the other."""
+        """Returns scalars as the columns of one row."""
         count = len(numbers)
         rows = Placed(self.scratch.take(self.block * count, dtype), 1, self.block, count, dtype)
         for column, vectors in enumerate(numbers):

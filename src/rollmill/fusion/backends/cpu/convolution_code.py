@@ -41,7 +41,7 @@ TOGETHER_BYTES = 2**18
 
 
 class Blocks(NamedTuple):
-    """Sums held in registers at once: the product of each number with each vector."""
+    """A block of sums held in registers, one for each pair of a number and a vector."""
 
     numbers: int
     vectors: int

@@ -26,7 +26,7 @@ class Mode(NamedTuple):
 
 
 def flush_denormals(emit: Emitter) -> Mode:
-    """Sets the thread that runs what is written from here on."""
+    """Writes code that makes the running thread flush denormal numbers to zero."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64", "i686"):
         return _flush_on_x86(emit)

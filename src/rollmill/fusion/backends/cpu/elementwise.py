@@ -1,4 +1,4 @@
-"""Operations on arrays of one length, element by element, in LLVM's language."""
+"""Element-wise operations on arrays of one length, as LLVM IR."""
 
 from collections.abc import Callable
 from typing import Any

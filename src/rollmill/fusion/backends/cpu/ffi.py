@@ -52,7 +52,7 @@ class NativeKernel(NamedTuple):
 
 
 class NewProgram(NamedTuple):
-    """A program whose body is to be written."""
+    """A new program, to which a body is added."""
 
     emit: Emitter
     pointers: list[Value]
@@ -77,7 +77,7 @@ def new_program(lanes: int, arrays: int) -> NewProgram:
 def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
     """Adds a kernel to the traced program, to run on a CPU, and returns its outputs.
 
-    Under `jax.vmap` it is called for one lane after the other, each time with all cores.
+    Under `jax.vmap` it is called once per lane, each time with all cores.
     """
     name = _register(kernel, len(arrays))
     cores = min(kernel.programs, processor().cores)

@@ -38,7 +38,7 @@ def exp2(emit: Emitter, x: Value) -> Value:
 
 
 def expm1(emit: Emitter, x: Value) -> Value:
-    """`e^x - 1`, also where `x` is small."""
+    """Computes `e^x - 1` accurately for small `x`."""
     whole, small = _expm1_parts(emit, _between(emit, x, -20.0, 89.0))
     # 2^n (1 + s) - 1, halved so that the power does not overflow
     half = _power_of_two(emit, emit.builder.sub(whole, emit.constant(1, INT32)))
@@ -88,7 +88,7 @@ def log(emit: Emitter, x: Value) -> Value:
 
 
 def log1p(emit: Emitter, x: Value) -> Value:
-    """`log(u)` of the rounded `u = 1 + x`, and what rounding took away."""
+    """Computes `log(1 + x)` accurately for small `x`, from the rounded `u = 1 + x` and its rounding error."""
     builder, one = emit.builder, emit.constant(1.0)
     u = builder.fadd(one, x)
     lost = builder.fsub(x, builder.fsub(u, one))

@@ -27,7 +27,7 @@ WORD = np.dtype(np.uint32)
 
 
 class Spot(NamedTuple):
-    """A place in an array that a kernel is given."""
+    """A position in an array argument of a kernel."""
 
     number: int
     first: int = 0

@@ -39,12 +39,12 @@ class Placed(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the columns of a sample lie side by side."""
+        """Returns whether the columns of a sample are adjacent in memory."""
         return self.column_stride == 1
 
 
 class Scratch:
-    """Memory for one block, given out piece by piece."""
+    """Scratch memory of one block, allocated in parts."""
 
     def __init__(self, emit: Emitter, base: Value) -> None:
         self._emit, self._base = emit, base
@@ -120,7 +120,7 @@ def unpack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
 
 
 def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> Placed:
-    """Returns a copy whose columns lie side by side."""
+    """Returns a copy with adjacent columns."""
     columns = padded(rows.width, emit.lanes)
     copy = Placed(scratch.take(block * columns, rows.dtype), columns, 1, rows.width, rows.dtype)
     # Products read whole vectors, so columns up to the next vector have to be zeros.

@@ -53,11 +53,11 @@ class Hoisted:
         return self._names[key]
 
     def columns(self, width: int) -> str:
-        """Returns the numbers of a row's columns."""
+        """Returns the column indices of a row."""
         return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
 
     def mma_order(self, width: int) -> str:
-        """Returns a row's column numbers in the order of a product. See `permute_to_mma_order`."""
+        """Returns the column indices of a row in the order of an MMA product. See `permute_to_mma_order`."""
         column = self.columns(width)
         if self._numerics != "tf32":
             return column
@@ -113,7 +113,7 @@ class Hoisted:
         return matrix
 
     def ones(self) -> str:
-        """Returns a row whose first number is one, and the others zero, in every place of a block."""
+        """Returns a row for each sample of a block, with a one in the first column and zeros elsewhere."""
         row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
 

@@ -94,13 +94,13 @@ def triton_kernels(numerics: Numerics) -> Backend:
 
 
 def hopeless_on_gpu(pressure: Pressure) -> str | None:
-    """Returns why a kernel would be slower than XLA, or take too long to compile; None where neither is known.
+    """Returns why a kernel would be slower than XLA or take too long to compile, or None if no reason is known.
 
-    In each step, one program executes all instructions of a kernel, with a scheduler to itself. Numbers that
-    find no register are kept in the data cache, and instructions that the instruction cache does not hold are
-    fetched anew in every step. Numbers alone that find no register do not make a kernel slower than XLA; beside so
-    many instructions they do, but for those in loops: XLA launches each operation of each turn anew, and the
-    kernel of robots:Ant is ten times as fast.
+    In each step, one program executes all instructions of a kernel, with a scheduler to itself. Numbers that do
+    not fit into registers are kept in the data cache, and instructions that do not fit into the instruction cache
+    are fetched anew in every step. Spilled numbers alone do not make a kernel slower than XLA, but together with
+    so many instructions they do. Instructions in loops are an exception: XLA launches each operation in each
+    iteration, and the kernel of robots:Ant is ten times as fast.
     """
     if pressure.operations > MAX_NODES:
         size = f"{pressure.operations:,} operations"

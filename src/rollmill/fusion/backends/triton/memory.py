@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """Reads and writes memory at pointers, with masks of those that exist."""
+    """Reads and writes memory at pointers, with masks for valid ones."""
 
     read: Callable[[str, Sequence[str]], str]
     """`(places, checks)`: an expression, zero where a check fails."""

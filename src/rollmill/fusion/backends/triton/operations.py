@@ -207,10 +207,10 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 
 
 def of_type(text: str, op: str, dtype: np.dtype) -> str:
-    """Returns an expression of just this type.
+    """Returns an expression of exactly this type.
 
-    Triton takes a number in an expression for an int32 or a float32, and widens what stands beside it; sums of
-    short integers and of booleans are of int32, too.
+    Triton reads a literal as int32 or float32, and widens the other operand. Sums of short integers and booleans
+    become int32, too.
     """
     if op in COMPARISONS or dtype == np.float32:
         return text
@@ -258,9 +258,9 @@ def _unconverted(node: Node) -> Node:
 def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
     """Returns an operation on named tensors of one shape; `of_type` gives it the requested type.
 
-    `op` is in `operations.OPERATIONS` or `operations.TYPED`, `dtype` that of the result, and `operand` that of the
-    first operand, or of the second for `select`. `fast` allows the special-function units. Raises a `KeyError` if
-    there is no such operation on this type.
+    `op` is in `operations.OPERATIONS` or `operations.TYPED`. `dtype` is the type of the result, and `operand` the
+    type of the first operand, or of the second for `select`. `fast` allows the special-function units. Raises a
+    `KeyError` if there is no such operation on this type.
     """
     if op == "convert":
         return _converted(names[0], operand, dtype)

@@ -27,7 +27,7 @@ def matrices_fit(nodes: Iterable[Node]) -> bool:
 
 
 def slots_read_again(slots: Sequence[str]) -> list[str]:
-    """Returns pointers to uniform arrays that depend on the turn of a loop."""
+    """Returns pointers to uniform arrays that depend on the loop index, so that the compiler reads them again."""
     return [f"({slot} + {AGAIN})" for slot in slots]
 
 

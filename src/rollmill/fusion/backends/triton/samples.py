@@ -51,7 +51,7 @@ class SamplePrefetch:
         return [self._load(leaf, place, n, stride) for n, stride in zip(wanted, strides, strict=True)]
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
-        """Returns a row of scalars, read as one row where adjacent in the table."""
+        """Returns a row of scalars. Adjacent scalars of the table are read as one row."""
         # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
         # into their columns one by one.
         numbers = [self._numbers.get(part, (-1, 0)) for part in parts]

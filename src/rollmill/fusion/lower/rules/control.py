@@ -117,7 +117,7 @@ class _Scan(NamedTuple):
     """Whether each carried value and each stacked output is read."""
 
     def place(self, turn: int) -> int:
-        """Returns the place of a turn's elements in the arrays."""
+        """Returns the index of an iteration's elements in the arrays."""
         return self.length - 1 - turn if self.reverse else turn
 
 

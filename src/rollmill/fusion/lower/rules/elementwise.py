@@ -74,7 +74,7 @@ def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
 
 
 def chosen(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
-    """Returns `one` where the condition holds, `other` elsewhere, for random keys too."""
+    """Selects `one` where the condition is true, and `other` elsewhere. Supports random keys."""
     if is_large(one) or is_large(other):
         asked = everywhere(ctx, condition)
         whole = None if asked is None else chosen_whole(ctx, asked, one, other)
@@ -274,7 +274,7 @@ def _select_n(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def one_of(ctx: Lowering, which: Value, cases: Sequence[Value]) -> Value:
-    """Returns the case of a number, or the second where a boolean is True."""
+    """Selects one of the cases by an integer, or by a boolean (True selects the second)."""
     result = cases[0]
     for number, case in enumerate(cases[1:], start=1):
         is_case = lambda node, n=number: ctx.apply("eq", node, ctx.constant(n, node.dtype))

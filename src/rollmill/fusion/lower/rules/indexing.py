@@ -35,7 +35,7 @@ from rollmill.fusion.lower.values import (
 
 
 class Cells(NamedTuple):
-    """An array as one node for each number, or for each row where rows stay whole."""
+    """An array with one node per number, or per row if rows are not split."""
 
     nodes: NodeArray
     width: int | None
@@ -54,7 +54,7 @@ def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
 
 
 def is_clamped(mode: Any) -> bool:
-    """Returns whether an index out of bounds means the nearest inside."""
+    """Returns whether an index out of bounds is clamped."""
     name = getattr(mode, "name", str(mode))
     if name not in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
         raise LoweringError(f"the indexing mode {name} is not supported")

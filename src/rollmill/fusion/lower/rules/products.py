@@ -156,7 +156,7 @@ def _has_free_rows(value: Value, sides: Sides) -> bool:
 
 
 class MatrixOperand(NamedTuple):
-    """A shared matrix `[c, n]`, and how it lies in memory."""
+    """A shared matrix `[c, n]`, with its layout in memory."""
 
     array: Any
     """`[c, n]`, or `[n, c]`."""
@@ -165,7 +165,7 @@ class MatrixOperand(NamedTuple):
     columns: int
 
     def rows(self, first: int, count: int) -> "MatrixOperand":
-        """Some of what is summed over."""
+        """Returns `count` rows of the contracted axis, from `first` on."""
         if count == self.summed:
             return self
         # The part stays transposed as the whole is, so that no copy is made.
@@ -199,7 +199,7 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
 
 
 def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
-    """Vectors of one width as an array `[*lead, width]`."""
+    """Returns vectors of one width as an array `[*lead, width]`."""
     # One kind for all: an array is made of rows or of scalars, never of both.
     if any(isinstance(value, RowArray | Concat) for value in vectors):
         nodes = no_nodes(len(vectors))

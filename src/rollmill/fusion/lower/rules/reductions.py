@@ -1,4 +1,4 @@
-"""Sums, extremes and the like along axes, and running ones."""
+"""Lowers reductions along axes, such as sums and extremes, and cumulative reductions."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -207,7 +207,7 @@ def _first_best(ctx: Lowering, op: str, nodes: Sequence[Node], dtype: Any) -> No
 
 
 def is_better(ctx: Lowering, op: str, node: Node, best: Node) -> Node:
-    """Whether a later number replaces the best one so far; `op` is "gt" or "lt". The first NaN is the best."""
+    """Returns whether a later number replaces the best so far. `op` is "gt" or "lt". The first NaN is the best."""
     if not is_float(node.dtype):
         return ctx.apply(op, node, best)
     not_worse = ctx.apply("not", ctx.apply({"gt": "le", "lt": "ge"}[op], node, best))  # or either is NaN

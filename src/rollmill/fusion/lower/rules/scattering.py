@@ -108,8 +108,8 @@ def write(
 ) -> None:
     """Writes a block into an array of nodes with as many axes, in place, at starts in bounds.
 
-    `combine` returns an element's new value. If there is a node `inside`, it decides whether the block is written
-    at all.
+    `combine` returns an element's new value. A node `inside`, if given, decides whether the block is written at
+    all.
     """
     # A start that is known is one candidate; for another, every position is one at which the block fits.
     places = [range(size - own + 1) for size, own in zip(nodes.shape, block.shape, strict=True)]

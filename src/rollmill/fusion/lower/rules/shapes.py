@@ -122,14 +122,14 @@ def _stack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
 
 
 def stacked(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
-    """Values of one shape along a new axis."""
+    """Stacks values of one shape along a new axis."""
     shape = list(values[0].shape)
     shape.insert(axis, 1)
     return concatenated(ctx, [reshaped(ctx, value, tuple(shape)) for value in values], axis)
 
 
 def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
-    """Values one behind the other along an axis."""
+    """Concatenates values along an axis."""
     # Empty operands add nothing; without them, one operand is often all that is left.
     values = [value for value in values if value.shape[axis]] or values[:1]
     if len(values) == 1:
@@ -158,7 +158,7 @@ def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
 
 
 def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Returns places, with -1 for padding. Negative padding crops."""
+    """Returns indices of the padded array, with -1 for padding. Negative padding crops."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]
         # Interior padding first, then padding at both ends, and last what negative padding cuts off.

@@ -25,7 +25,7 @@ MAX_COMBINED = 4096
 def windows(
     places: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
-    """Returns the places under each window, `[*outputs, *sizes]`."""
+    """Returns the indices of the elements in each window, `[*outputs, *sizes]`."""
     # Positions that a window covers, with the gaps of its dilation.
     reach = [(size - 1) * step + 1 for size, step in zip(sizes, dilation, strict=True)]
     if any(span > size for span, size in zip(reach, places.shape, strict=True)):
@@ -38,7 +38,7 @@ def windows(
 
 
 def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> np.ndarray:
-    """Places with -1 around them and, where `dilation` is greater than one, between them."""
+    """Pads indices with -1 around them, and between them if `dilation` is greater than one."""
     pairs = zip(padding, dilation, strict=True)
     return padded(places, [(low, high, step - 1) for (low, high), step in pairs])
 
