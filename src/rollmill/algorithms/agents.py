@@ -155,12 +155,12 @@ class AgentPolicy(NamedTuple):
         return ()
 
     def normalise(self, weights: AgentWeights, view: AgentView) -> AgentView:
-        """Returns the view with normalised observations; any leading axes."""
+        """Returns the view with normalised observations. Any leading axes are supported."""
         central = view.central if weights.central is None else normalise(weights.central, view.central)
         return AgentView(self.normalise_agents(weights, view.agents), view.active, central)
 
     def normalise_agents(self, weights: AgentWeights, agents: dict[str, Observation]) -> dict[str, Observation]:
-        """Returns the agents' normalised observations; any leading axes."""
+        """Returns the agents' normalised observations. Any leading axes are supported."""
         if weights.agents is None:
             return agents
         return {name: normalise(statistics, agents[name]) for name, statistics in weights.agents.items()}
@@ -207,7 +207,9 @@ class AgentPolicy(NamedTuple):
 
     @property
     def condensation(self) -> Callable[[AgentWeights, Step], Step] | None:
-        """`condense` if observations are large, as final ones would double a trajectory; else None."""
+        """Returns `condense` if observations are large, since final observations would double a trajectory, else
+        None.
+        """
         return self.condense if self.is_large else None
 
     def condense(self, weights: AgentWeights, step: Step) -> Step:
@@ -323,7 +325,7 @@ def agent_policy(
 
 
 def may_become_inactive(env: Environment | HostEnvironment) -> bool:
-    """Returns whether agents may leave an episode before it ends; of host environments that is not known."""
+    """Returns whether agents may leave an episode before it ends. True for host environments, which do not say."""
     return isinstance(env, HostEnvironment) or env.active is not None
 
 
@@ -380,7 +382,9 @@ def _central_size(env: Environment | HostEnvironment, central: jax.ShapeDtypeStr
 
 
 def split_key(key: Key, count: int) -> Array:
-    """`[count]` keys. For a count of 1 the key itself, so that IPPO with one agent draws the numbers of PPO."""
+    """Returns `[count]` keys. A count of 1 returns the key itself, so that IPPO with one agent draws the same
+    numbers as PPO.
+    """
     return key[None] if count == 1 else jax.random.split(key, count)
 
 

@@ -1,7 +1,7 @@
 """The environment fragment of multi-agent algorithms, of JAX functions or on the host.
 
-A host environment tells its active agents beside its observations; here both are one observation, an `AgentView`.
-Nothing is copied: the arrays of a step are arranged in another way.
+A host environment returns its active agents next to its observations. Here both are one observation, an
+`AgentView`. No array is copied.
 
 Shape letter: `n` environments.
 """
@@ -35,7 +35,7 @@ def agent_environment(
 ) -> tuple[EnvironmentFunctions, StartHost | None]:
     """Returns the functions of a multi-agent environment, and the start function of a host environment.
 
-    Parameters replace its own; a host environment that is given any is a `UsageError`.
+    Parameters replace its own. Raises a `UsageError` if a host environment is given any.
     """
     if isinstance(env, HostEnvironment):
         refuse_params(env, params)
@@ -48,7 +48,7 @@ def agent_environment(
 
 
 def viewed(step: HostStep) -> HostStep:
-    """Returns a step whose observations are views, with the active agents; of the same arrays."""
+    """Returns the step with its observations as views, which include the active agents. The arrays are shared."""
     info = dict(step.info)
     active, final_active = info.pop("active"), info.pop("final_active")
     info["final_observation"] = AgentView(info["final_observation"], final_active, ())

@@ -238,11 +238,11 @@ def alphazero(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of AlphaZero on an environment that can be planned in.
+    """Makes the graph of AlphaZero on an environment that supports a search.
 
     Args:
-        env: what `rollmill.make` returns, an `Environment` of your own, or an id: a game for two players, or an
-            environment for one whose step is deterministic; with `Discrete` actions.
+        env: what `rollmill.make` returns, an `Environment` of your own, or an id: a two-player game, or a
+            single-player environment with deterministic steps. Actions must be `Discrete`.
         config: hyperparameters; single ones can be given as keywords instead: `alphazero(env, num_envs=8)`.
         params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
             value for each environment.
@@ -253,7 +253,7 @@ def alphazero(
             number of updates, which replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, an environment that cannot be planned in, or a network with a
+        UsageError: invalid names, types or sizes, an environment that does not support a search, or a network with
             memory.
 
     Examples:
@@ -342,7 +342,7 @@ def play(
 def play_greedily(
     planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
 ) -> Decision:
-    """Returns the best move: searches without noise; the key is not used."""
+    """Returns the best move, from a search without noise. The key is not used."""
     now = _as_position(planner, mask)
     return _decide(planner, weights, jax.random.key(0), memory, observation, now, explores=False)
 

@@ -63,7 +63,9 @@ class Choices(NamedTuple):
     """Learning rate by the number of updates, in place of that of `config`; else None."""
 
     def made_in_python(self, **others: Any) -> list[str]:
-        """Names of the parts given as Python objects, which no file can store; `others` count unless None."""
+        """Returns the names of parts given as Python objects, which cannot be stored in a file. `others` count
+        unless None.
+        """
         parts = {**others, "network": self.network, "learning_rate": self.schedule}
         return [name for name, part in parts.items() if part is not None]
 
@@ -368,7 +370,7 @@ def numbers_to_hold(config: Any, loops: Loops, **further: float | int) -> dict[s
 
 
 def end_iteration_of(choices: Choices, loops: Loops, numbers: Mapping[str, float]) -> Callable[[Any], Any] | None:
-    """See `Graph.end_iteration`; None if nothing changes with the number of updates."""
+    """Returns `Graph.end_iteration`, or None if nothing depends on the number of updates."""
     rate = _learning_rate(choices, loops, 1, {})
     if rate["anneal_over"] is None and not callable(rate["learning_rate"]) and not follows_schedules(numbers):
         return None

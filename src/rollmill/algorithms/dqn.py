@@ -154,7 +154,7 @@ class DQNConfig:
 
 
 class DQNLearner(eqx.Module):
-    """The network of actions' values, and the one that targets are computed with."""
+    """The learner of DQN: action-value network, target network, optimiser's state and progress."""
 
     network: PyTree[Array]
     target: PyTree[Array]

@@ -319,7 +319,7 @@ class Extras(NamedTuple):
 
 
 class NetworkPolicy(NamedTuple):
-    """An actor-critic network as functions of its weights; made by `network_policy`."""
+    """An actor-critic network as functions of its weights, created by `network_policy`."""
 
     make: Callable[[Key], ActorCritic]
     """Makes the network from a random key."""
@@ -352,14 +352,14 @@ class NetworkPolicy(NamedTuple):
         return bool(jax.tree.leaves(jax.eval_shape(self.start_memory)))
 
     def normalise(self, weights: PolicyWeights, observation: Observation) -> Observation:
-        """Normalises observations for the network, if the policy does so; any leading axes."""
+        """Normalises observations for the network, if the policy does so. Any leading axes are supported."""
         statistics = weights.observations
         return observation if statistics is None else normalise(statistics, observation)
 
     def forward(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Output:
-        """Returns the network's output for a normalised observation; its value may be normalised, too."""
+        """Returns the network's output for a normalised observation. Its value may be normalised, too."""
         network = eqx.combine(weights.network, self.static)
         return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 

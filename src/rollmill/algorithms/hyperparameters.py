@@ -1,10 +1,10 @@
 """Hyperparameters as data: a learner holds them, so changing one compiles nothing.
 
-A compiled program reads them from the training state, as it reads weights. A number with a schedule is held as
-its two ends. Its value follows from the updates that the learner has made when an iteration begins, and holds for
-all updates of the iteration. Programs contain what chooses shapes or code: sizes and counts, switches, None, an
-infinite bound, the shape of a schedule, and a learning rate as a function. The network settings matter only at the
-start.
+A compiled program reads them from the training state, as it reads weights. A number with a schedule is stored as
+its two ends. Its value follows from the number of updates at the beginning of an iteration, and is used for all
+updates of the iteration. Programs contain only values that determine shapes or code: sizes and counts, switches,
+None, an infinite bound, the shape of a schedule, and a learning rate given as a function. The network settings
+matter only at the start.
 """
 
 import copy
@@ -103,8 +103,8 @@ def configured_schedule(config: object, name: str, held: Mapping[str, Any] | Non
 
     Args:
         config: dataclass of the hyperparameters.
-        name: the hyperparameter's.
-        held: hyperparameters held by a learner. The ends are taken from them, as far as they are there.
+        name: name of the hyperparameter.
+        held: hyperparameters held by a learner. They replace the ends of the schedule.
     """
     text, held = getattr(config, name), held or {}
     if not isinstance(text, str) or name not in scheduled_fields(type(config)):
@@ -123,7 +123,7 @@ def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedu
 
 
 class Settled(dict[str, Any]):
-    """The numbers of a learner within an iteration: those with a schedule have the value with which it begins."""
+    """The hyperparameters of a learner within an iteration. Scheduled ones have their value at its beginning."""
 
 
 jax.tree_util.register_pytree_with_keys(

@@ -1,4 +1,4 @@
-"""Losses of ONE sample; the caller lifts them and takes means over a minibatch."""
+"""Losses of ONE sample. The caller applies `vmap` and takes means over a minibatch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +11,7 @@ _MAX_LOG_RATIO = 10.0
 
 
 def policy_gradient_loss(log_prob: Float[Array, ""], advantage: Float[Array, ""]) -> Float[Array, ""]:
-    """REINFORCE surrogate (Williams, 1992), to be minimised; its gradient is the negated policy gradient."""
+    """Returns the REINFORCE surrogate loss (Williams, 1992). Its gradient is the negated policy gradient."""
     return -log_prob * advantage
 
 

@@ -242,9 +242,10 @@ def report(
     learner: AgentLearner,
     batch: Batch,
 ) -> Metrics:
-    """Metrics of an iteration: its first learning rates, and moments of active agents' values.
+    """Returns the metrics of an iteration: learning rates at its beginning, and moments of active agents' values.
 
-    The learning rate is that of the first set that is trained; sets with rates of their own have one each.
+    The learning rate belongs to the first trained parameter set. Sets with rates of their own report them
+    separately.
     """
     rows: SetRows = batch.samples
     concatenated = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
@@ -274,11 +275,11 @@ def condition(
     standardise: bool,
     num_rows: int | None = None,
 ) -> Batch:
-    """Sets weights so that a mean over rows is a mean over active agents, and standardises advantages over these.
+    """Sets weights so that a mean over rows is a mean over active agents, and standardises their advantages.
 
-    Advantages are standardised for each kind, or for each agent of independent ones. The advantage of a single
-    active agent would always become zero, and stays as it is. The minibatch is the part held here, of `num_rows`
-    rows in all replicas, by default its own.
+    Advantages are standardised for each kind, or for each independent agent. The advantage of a single active
+    agent would always become zero, so it is not changed. The minibatch is this replica's part of `num_rows` rows,
+    by default all of them.
     """
     rows: SetRows = minibatch.samples
     independent = {name for group in sets if group.independent for name in group.names}

@@ -78,7 +78,7 @@ _WORD = 2**32
 
 
 class StepCounts(eqx.Module):
-    """The part of a learner that schedules depend on; neither count ever overflows."""
+    """The counts that schedules depend on, as part of a learner. They never overflow."""
 
     env_steps: Integer[Array, ""]
     """Environment steps of all environments so far, modulo 2^32; `prepare` counts them."""
@@ -93,7 +93,7 @@ class StepCounts(eqx.Module):
         return self.updates.astype(jnp.uint32).astype(jnp.float32)
 
     def share_of(self, steps: Number) -> Float[Array, ""]:
-        """Environment steps so far, as a share of these `steps`; at most 1."""
+        """Returns the environment steps so far as a fraction of `steps`, at most 1."""
         high, low = (word.astype(jnp.float32) for word in (self.env_step_wraps, self.env_steps))
         return jnp.minimum((high * float(_WORD) + low) / steps, 1)
 
@@ -282,7 +282,7 @@ def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:
 
 
 def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: PyTree) -> Action:
-    """Returns a uniformly random action, legal if there is a mask."""
+    """Returns a uniformly random action, among the legal ones if there is a mask."""
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)
     if isinstance(space, spaces.Discrete):
         legal = jnp.ones(int(space.n), bool) if isinstance(action_mask, tuple) else action_mask

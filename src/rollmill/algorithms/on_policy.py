@@ -216,7 +216,7 @@ def over_steps(
 
 
 def is_missing(value: PyTree[Array]) -> bool:
-    """True for values that no step has, `()` in place of an array."""
+    """Returns whether a value is missing in all steps: `()` instead of an array."""
     return isinstance(value, tuple)
 
 

@@ -44,7 +44,7 @@ def no_updates() -> Annealing:
 
 
 def advanced(count: Annealing, share: float) -> Annealing:
-    """Returns the count after one more update; `share` is the fraction of a minibatch that it covers."""
+    """Returns the count after one more update. `share` is the fraction of a minibatch that the update covers."""
     part = count.part + share
     whole = jnp.floor(part + 1e-4)  # three thirds count as one, though their float sum may be smaller
     return Annealing(count.whole + whole.astype(jnp.int32), part - whole)
@@ -262,9 +262,9 @@ def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
-    """Moves the counts of planned updates to the end of their iteration, which has this number of them.
+    """Advances the counts of planned updates to the end of their iteration, which has this number of updates.
 
-    The state is that of optimisers, or of whatever holds them.
+    The state may be any tree that contains states of optimisers.
     """
 
     def moved(node: Any) -> Any:

@@ -18,7 +18,7 @@ from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnviro
 
 
 class Position(NamedTuple):
-    """The part of an environment's state that a search begins with; made by `position`."""
+    """The part of an environment's state from which a search begins, created by `position`."""
 
     action_mask: PyTree[Bool[Array, "..."]]
     """Legal actions; `()` where all are legal."""

@@ -47,13 +47,14 @@ def value_moments(
 
 
 def explained_variance(row: Mapping[str, Any]) -> float | None:
-    """`1 - Var[target - value] / Var[target]`: 1 for a perfect critic, 0 for one that knows only the mean.
+    """Returns `1 - Var[target - value] / Var[target]`: 1 for a perfect critic, 0 for a critic that predicts the
+    mean.
 
     Args:
         row: metrics of an iteration, with the means of `value_moments`; each a scalar, or `[seed]`.
 
     Returns:
-        The mean over seeds; None if there are no moments, or all targets are nearly equal.
+        The mean over seeds, or None if there are no moments or all targets are nearly equal.
     """
     if f"{MOMENTS}share" not in row:
         return None

@@ -1,4 +1,4 @@
-"""Advantages and returns, for ONE environment; `vmap` lifts them.
+"""Advantages and returns for ONE environment, to be lifted by `vmap`.
 
 Shape letter: `T` steps.
 """

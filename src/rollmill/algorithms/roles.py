@@ -1,6 +1,7 @@
-"""Hyperparameters of single roles: rates and frozen weights of parameter sets, numbers of kinds of agents.
+"""Hyperparameters of single roles: learning rates and frozen weights of parameter sets, and numbers for kinds of
+agents.
 
-A learner holds them beside the other numbers, under names such as `gammas/tagger`.
+A learner stores them next to its other numbers, under names such as `gammas/tagger`.
 """
 
 from typing import Any
@@ -50,7 +51,7 @@ def check_rates(config: Any, *, is_function: bool) -> None:
 
 
 def numbers_of_role(held: Hyperparameters, option: str, name: str) -> Hyperparameters:
-    """Returns the numbers of a learner, where the role's own value of an option replaces the common one."""
+    """Returns the hyperparameters of a learner for one role, whose own values replace the common ones."""
     own = held.get(_key(option, name))
     return held if own is None else {**held, COMMON[option]: own}
 

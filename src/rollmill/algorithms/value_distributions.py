@@ -39,7 +39,7 @@ class ValueHead(Protocol):
 
     @property
     def atoms(self) -> int | None:
-        """Outputs of each action; None for a single number without an axis."""
+        """Number of outputs per action, or None for a single number without an axis."""
         ...
 
     def means(self, outputs: Float[Array, "n ..."], /) -> Float[Array, " n"]:
@@ -124,7 +124,9 @@ class CategoricalReturns(NamedTuple):
     def clipped(
         self, probabilities: Float[Array, " K"], reward: Float[Array, ""], discount: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Returns the probability that `reward + discount * return` lies beyond the atoms, rounding aside."""
+        """Returns the probability that `reward + discount * return` lies beyond the atoms by more than
+        rounding.
+        """
         margin = 1e-3 * (self.high - self.low) / (self.size - 1)
         moved = reward + discount * self.support
         beyond = (moved < self.low - margin) | (moved > self.high + margin)

@@ -1,7 +1,7 @@
-"""The one door for child processes: Python programs of Rollmill's own, and programs of the system.
+"""Starts all child processes: Rollmill's own Python programs, and system programs.
 
-A child imports what its parent can import, and nothing that merely lies in the working directory. It gets no
-variable that makes Python run a file or wait at a prompt.
+A child can import the same modules as its parent, and no other files of the working directory. It gets no variable
+that makes Python run a file or wait at a prompt.
 """
 
 import os

@@ -35,7 +35,7 @@ Shape: TypeAlias = Line | Circle | Polygon
 
 
 class Drawing(NamedTuple):
-    """A picture of an environment's state, of any size in pixels. Later shapes lie on top of earlier ones."""
+    """A picture of an environment's state, of any size in pixels. Later shapes cover earlier ones."""
 
     left: float
     bottom: float

@@ -1,8 +1,8 @@
-"""Boxes of actions that a policy which begins as a Gaussian about 0 hardly reaches.
+"""Finds boxes of actions that an initial Gaussian policy around 0 hardly reaches.
 
-Such a policy draws its actions about mean 0 with a standard deviation of 1, unless another one is given, and they
-are clipped to the bounds. Each update moves the mean by a small step. A box far from 0 or a very small one is
-therefore explored at its bounds only, and a very large one hardly at all.
+Such a policy draws its actions around mean 0, by default with standard deviation 1, and they are clipped to the
+bounds. Each update moves the mean by a small step. So a box far from 0, or a very small box, is explored only at
+its bounds, and a very large box hardly at all.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""The one door for modules whose names come from outside of the program: options, files, ids of environments.
+"""Imports all modules with names from outside of the program: from options, files and ids of environments.
 
-Whether a name may be imported is decided before, where it was read. A process that runs for a sweep has a list
-besides: its trials import what the sweep was allowed, whatever their words say.
+The code that reads a name decides whether it may be imported. A process of a sweep also has a list of modules: its
+trials import only modules that the sweep was allowed to import.
 """
 
 import importlib

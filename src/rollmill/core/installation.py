@@ -14,7 +14,7 @@ PROJECT = Path(__file__).parents[3]
 
 
 def install_command(extra: str) -> str:
-    """Returns the command that installs an extra, from the clone if there is one."""
+    """Returns the command that installs an extra, from the local clone if Rollmill runs from one."""
     if (PROJECT / "pyproject.toml").is_file() and (PROJECT / "src" / "rollmill").is_dir():
         return f"pip install -e {shlex.quote(f'{PROJECT}[{extra}]')}"
     return f"pip install 'rollmill[{extra}]'"
@@ -23,7 +23,7 @@ def install_command(extra: str) -> str:
 def cache_root() -> Path:
     """Returns the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-    Raises a `UsageError` if every user can write to it, or if it belongs to another one: it holds code.
+    Raises a `UsageError` if other users can write to it, because it contains code.
     """
     chosen = os.environ.get("ROLLMILL_CACHE_DIR")
     if chosen:

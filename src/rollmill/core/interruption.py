@@ -162,10 +162,11 @@ Result = TypeVar("Result", bound=_HasExitCode)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a training, a sweep or a profile, raised once all is saved.
+    """Raised by Ctrl-C during training, a sweep or a profile, once everything is saved.
 
     Args:
-        result: what the call would have returned. Of a training the `Run`, with which `rollmill.resume` continues.
+        result: the value that the call would have returned. For training it is the `Run`, which `rollmill.resume`
+            continues.
     """
 
     def __init__(self, result: Any) -> None:

@@ -137,7 +137,7 @@ def return_freed_memory() -> None:
 
 
 def leave_compilers() -> None:
-    """Returns to the system what compilers have freed, and the pages of their code."""
+    """Returns memory freed by compilers, and the pages of their code, to the system."""
     return_freed_memory()
     leave_code_of(*COMPILERS)
 
@@ -145,7 +145,7 @@ def leave_compilers() -> None:
 def leave_code_of(*libraries: str) -> None:
     """Returns the pages of libraries' code to the system, which maps them again from the file when they are run.
 
-    The names of their files begin with those of the libraries. Does nothing where there is no `/proc/self/maps`.
+    `libraries` are prefixes of the libraries' file names. Does nothing without `/proc/self/maps`.
     """
     maps = Path("/proc/self/maps")
     lines = maps.read_text(errors="replace").splitlines() if sys.platform == "linux" and maps.exists() else []

@@ -47,9 +47,9 @@ class Membership(NamedTuple):
 
 
 def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
-    """Returns the place of this process, by its environment variables.
+    """Reads the rank of this process from its environment variables.
 
-    Raises a `UsageError` if they do not say it, or if there is no common secret.
+    Raises a `UsageError` if they do not give it, or if there is no common secret.
     """
     rank, count = _rank_and_count(variables)
     first = variables.get("MASTER_ADDR") or _first_of_slurm(variables)
@@ -70,7 +70,7 @@ def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
 
 
 def own_address(towards: str) -> str:
-    """Returns this host's address as a host with another address reaches it."""
+    """Returns the address under which another host reaches this one."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
         probe.connect((towards, 9))

@@ -65,7 +65,7 @@ def stepped_operation() -> str | None:
 class ThreadActivity:
     """The activity of a host thread, from one change to the next.
 
-    All calls have to come from that thread.
+    All calls must come from that thread.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from rollmill.core.text_values import count_of
 
 @dataclasses.dataclass(frozen=True)
 class Arg:
-    """An annotation that says how a field is given: `seed: Annotated[int, Arg(help="Seed of the policy.")]`."""
+    """Annotates a field with settings of its option: `seed: Annotated[int, Arg(help="Seed of the policy.")]`."""
 
     name: str | None = None
     """Name of the option instead of the field's own, empty for a dataclass whose options get no prefix."""
@@ -67,7 +67,7 @@ class Option(NamedTuple):
 
     @property
     def negated(self) -> str | None:
-        """The name that turns a flag off: `network.no-shared-torso`."""
+        """Returns the name that turns a flag off, such as `network.no-shared-torso`."""
         if not self.is_flag or self.arg.only_on:
             return None
         section, dot, last = self.name.rpartition(".")
@@ -80,7 +80,7 @@ class Option(NamedTuple):
 
     @property
     def value_hint(self) -> Any:
-        """The type of one value, of a tuple where it is given once for each value."""
+        """The type of one value. For options that are given once per value, the type of an element."""
         return get_args(self.hint)[0] if self.arg.repeated else self.hint
 
     def coerce(self, value: Any, *, name: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Outlines of values for messages: their structure, with types in place of arrays."""
+"""Describes values in messages by their structure, with types instead of arrays."""
 
 from typing import Any
 

@@ -39,7 +39,7 @@ def plugins(kind: Kind) -> list[Plugin]:
 
 
 def plugins_named(kind: Kind, name: str) -> list[Plugin]:
-    """Returns the plug-ins that offer a name, of which there may be several."""
+    """Returns all plug-ins that provide a name."""
     return [plugin for plugin in plugins(kind) if plugin.name == name]
 
 

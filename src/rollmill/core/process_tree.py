@@ -97,8 +97,8 @@ def kill_children() -> None:
 def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> subprocess.Popen | None:
     """Starts a process that kills marked processes of this one, or of the session `leader`, once this one is gone.
 
-    It is for workers whose parent does not do so, or dies with them. It also removes a folder of this process, if
-    one is named. Returns None if the system cannot watch a process.
+    It protects workers whose parent cannot kill them, or dies with them. It also removes a folder of this process,
+    if one is named. Returns None if the system cannot watch a process.
     """
     from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
 
@@ -142,7 +142,7 @@ def end_leader(pid: int) -> None:
 
 
 class ProcessIdentity(NamedTuple):
-    """A process, told apart from later ones with its number."""
+    """A process, distinguished from later processes with the same number."""
 
     pid: int
     start_time: str
@@ -165,7 +165,7 @@ def descendants_of(pid: int) -> list[ProcessIdentity]:
 
 
 def kill_all(identities: Iterable[ProcessIdentity]) -> None:
-    """Kills those of these processes that are still there."""
+    """Kills those processes that still exist."""
     for pid, start_time in identities:
         fields = _stat_fields(pid)
         if fields and fields[19] == start_time:

@@ -14,7 +14,7 @@ WITH_ARTICLE = {"environment": "an environment", "algorithm": "an algorithm", "n
 
 
 class Registry(dict[str, T]):
-    """The parts of one kind by name. As a dictionary, it holds those that are built in or registered by now."""
+    """The parts of one kind by name. As a dictionary, it contains the built-in and registered parts."""
 
     def __init__(self, kind: Kind, built_in: Mapping[str, T]) -> None:
         super().__init__(built_in)
@@ -23,7 +23,7 @@ class Registry(dict[str, T]):
         self._origins: dict[str, tuple[str, ...]] = {}
 
     def copy(self) -> "Registry[T]":
-        """Returns a copy, whose registrations do not change this one."""
+        """Returns an independent copy."""
         other = Registry(self._kind, self._built_in)
         other.update(self)
         other._origins = dict(self._origins)
@@ -32,7 +32,7 @@ class Registry(dict[str, T]):
     def check(self, name: Any, function: Any, *, overwrite: bool) -> None:
         """Checks a name and the function that makes its part.
 
-        Raises a `UsageError` if the name is taken or cannot be one, or if the function cannot be called.
+        Raises a `UsageError` if the name is taken or invalid, or if the function is not callable.
         """
         kind = WITH_ARTICLE[self._kind]
         if not isinstance(name, str):
@@ -69,7 +69,7 @@ class Registry(dict[str, T]):
         return self[name]
 
     def has(self, name: str) -> bool:
-        """Returns whether there is a part of that name, without importing anything."""
+        """Returns whether a part with this name exists, without importing anything."""
         return name in self or bool(plugins_named(self._kind, name))
 
     def origin(self, name: str) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class Registry(dict[str, T]):
         return self._origins.get(name, ())
 
     def is_built_in(self, name: str) -> bool:
-        """Returns whether the name stands for the part that is built in under it."""
+        """Returns whether the name refers to the built-in part."""
         return name in self._built_in and self.get(name) is self._built_in[name]
 
     def is_users(self, name: str) -> bool:

@@ -37,7 +37,7 @@ class NumberSchedule(NamedTuple):
 def parse_schedule(name: str, text: str) -> NumberSchedule:
     """Parses a schedule such as `linear:1e-3:0` of finite numbers.
 
-    A `UsageError` about other text mentions the option's `name`.
+    Raises a `UsageError` with the option's `name` for an invalid schedule.
     """
     shape, *numbers = text.split(":")
     try:

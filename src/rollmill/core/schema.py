@@ -87,7 +87,8 @@ def check_fields(instance: Any) -> None:
 def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str = "") -> None:
     """Checks that every key is the name of a field.
 
-    Raises a `UsageError` with the nearest names, or the one for another library's name, if it is not.
+    Raises a `UsageError` for an unknown name, which suggests the nearest ones, or the equivalent of another
+    library's name.
     """
     known = [field.name for field in dataclasses.fields(kind)]
     for name in values:

@@ -1,4 +1,4 @@
-"""Names of settings: those of other libraries, and suggestions for unknown ones."""
+"""Suggests names of settings for unknown ones and for names from other libraries."""
 
 from collections.abc import Iterable
 
@@ -66,9 +66,10 @@ def named_like(name: str, known: Iterable[str]) -> str | None:
 
 
 def note_on(name: str, known: Iterable[str]) -> str | None:
-    """Returns a sentence on the known setting that takes another value for the purpose of `name`, if there is one.
+    """Returns a sentence on the known setting that serves the purpose of `name` with another value, if there is
+    one.
 
-    The sentence begins with the setting's name, as `known` writes it.
+    The sentence begins with the setting's name, spelled as in `known`.
     """
     setting, note = NOTES.get(_plain(name), ("", ""))
     meant = next((option for option in known if option.replace("-", "_") == setting), None)

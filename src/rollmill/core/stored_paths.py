@@ -1,7 +1,7 @@
-"""URLs of runs in object stores, and the folders of this machine in which their trainings work.
+"""URLs of runs in object stores, and their working folders on this machine.
 
-A run with a URL has a *working folder* in the cache, whose path contains the URL. So the path of a run tells where
-it is copied to, and code that reads or writes runs sees folders only.
+A run with a URL has a *working folder* in the cache, whose path contains the URL. So the path of a run determines
+where it is copied to, and code that reads or writes runs works only with folders.
 """
 
 import re
@@ -67,5 +67,5 @@ def url_of(folder: Path) -> str | None:
 
 
 def shown(folder: Path) -> str:
-    """Returns the URL of a working folder, and the path of any other one."""
+    """Returns the URL of a working folder, or the path of any other folder."""
     return url_of(folder) or str(folder)

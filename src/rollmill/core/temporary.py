@@ -1,7 +1,7 @@
-"""Temporary folders that do not outlive their process for long, however it ended.
+"""Temporary folders that are removed soon after their process has ended, even if it was killed.
 
-A folder lies in the cache, under the lock of the process that uses it. The next process that makes one removes
-those without a lock, which a killed process has left.
+Each folder is in the cache, and its process holds a lock on it. The next process that creates a folder removes
+folders without a lock, left by killed processes.
 """
 
 import contextlib

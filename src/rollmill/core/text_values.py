@@ -1,6 +1,6 @@
-"""Reads typed values from text: words of a command, values of a sweep's axes, and changes of a run.
+"""Parses typed values: arguments of a command, values of a sweep's axes, and changes of a run.
 
-Every error is one sentence that names the setting, the text, and the values it takes.
+Every error is one sentence that names the setting, the string, and the valid values.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ NOTHING = ("none", "null")
 
 
 def read_value(name: str, hint: Any, texts: Sequence[str]) -> Any:
-    """Reads a value of a type from one text, or for a tuple or list from one for each element.
+    """Parses a value of a type from one string, or from one string per element for a tuple or list.
 
-    Raises a `UsageError` with the setting as the user wrote it, such as `--num-envs`, if a text is not a value of
-    the type, or if texts are missing.
+    Raises a `UsageError` with the setting as the user wrote it, such as `--num-envs`, if a string is invalid or
+    missing.
     """
     part = sequence_in(hint)
     if part is None:
@@ -86,9 +86,9 @@ def sequence_in(hint: Any) -> SequenceType | None:
 
 
 def integer(text: str) -> int:
-    """Reads an integer from digits, or from another form of a whole number such as 1e6.
+    """Parses an integer from digits, or from another form such as 1e6.
 
-    Other text is a `ValueError`.
+    Raises a `ValueError` for other strings.
     """
     try:
         return int(text)

@@ -1,8 +1,8 @@
-"""Threefry-2x32 without loops, for programs on CPUs: the streams of JAX's default random keys, bit for bit.
+"""Threefry-2x32 without loops, for programs on CPUs. Produces the same bits as the default random keys of JAX.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). JAX compiles it to a loop of five turns on a
-CPU. A training draws many small arrays, for each of which that loop runs some forty tiny operations one after the
-other. Without the loop it is one fused operation.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). JAX compiles it to a loop of five iterations
+on a CPU. Training draws many small arrays, and for each array that loop runs about forty tiny operations. Without
+the loop it is one fused operation.
 """
 
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
 def rolled_threefry(
     key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns what `threefry` returns, by a loop over the turns, which compiles faster and runs slower."""
+    """Computes the same as `threefry` with a loop over the rounds, which compiles faster and runs slower."""
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
     spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
     key_0, key_1, count_0, count_1 = map(spread, (key_0, key_1, count_0, count_1))
@@ -78,7 +78,7 @@ _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
 
 @contextmanager
 def small_programs() -> Iterator[None]:
-    """Makes programs lowered for CPUs inside of it draw random numbers by loops, as suits those that run once."""
+    """Lowers random numbers of CPU programs to loops within this context, for programs that run only once."""
     before = _is_rolled.set(True)
     try:
         yield

@@ -57,7 +57,7 @@ class ResetFunction(Protocol):
 
 
 class StepFunction(Protocol):
-    """Advances an episode by one action, and never resets by itself."""
+    """Advances an episode by one action. It must never reset the environment."""
 
     def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
         """Returns the timestep after the action."""
@@ -150,15 +150,15 @@ UNSTABLE = "unstable_state"
 class HostStep(NamedTuple):
     """The result of one step of `n` host environments: NumPy arrays with a leading axis of environments.
 
-    As after `envs.auto_reset` and `envs.record_episodes`: where an episode ended, `observation` is the first
-    of the next episode, while reward and flags are those of the old one. `info` holds
-    `final_observation` (before any reset), `episode_return` (float32) and `episode_length` (int32) up to this
-    step, and `discounted_return` (float32) if a `gamma` was given. An environment with masks adds `action_mask`,
-    the legal actions of `observation`, and with a single agent `final_action_mask`, those of `final_observation`.
+    As after `envs.auto_reset` and `envs.record_episodes`, where an episode ended, `observation` is the first of
+    the next episode, while reward and flags belong to the ended episode. `info` holds `final_observation` (before
+    any reset), `episode_return` (float32) and `episode_length` (int32) up to this step, and `discounted_return`
+    (float32) if a `gamma` was given. An environment with masks adds `action_mask` for `observation`, and with a
+    single agent `final_action_mask` for `final_observation`.
 
-    With several agents, observations, rewards, masks and `agent_returns` (the return of each kind) are
-    dictionaries by kind, as those of an `Environment`. `active` and `final_active`, `[n, A]` for each kind, mark
-    the agents that `observation` and `final_observation` are of. The entries of others there are their last ones.
+    In a multi-agent environment, observations, rewards, masks and `agent_returns` (the return of each kind) are
+    dictionaries by kind, as in an `Environment`. `active` and `final_active`, `[n, A]` for each kind, mark the
+    agents of `observation` and `final_observation`. Inactive agents keep their last entries.
     """
 
     observation: PyTree[np.ndarray]
@@ -241,7 +241,7 @@ class HostVector(Protocol):
 
 @runtime_checkable
 class StartHost(Protocol):
-    """Function that starts some of a training's host environments in this process."""
+    """Function that starts some of a run's host environments in this process."""
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
@@ -261,7 +261,9 @@ class StartHost(Protocol):
 
 @runtime_checkable
 class HasEvaluationForm(Protocol):
-    """A `StartHost` whose evaluations play other episodes than its trainings, such as whole games, unclipped."""
+    """A `StartHost` with another form of its environments for evaluations, such as whole games with unclipped
+    rewards.
+    """
 
     @property
     def for_evaluation(self) -> StartHost:

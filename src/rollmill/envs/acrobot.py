@@ -85,7 +85,7 @@ def reset(key: Key, params: AcrobotParams) -> tuple[Float[Array, "6"], AcrobotSt
 
 
 def step(key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotParams) -> Timestep:
-    """Torque -1, 0 or 1 for one time step. Terminates when the tip is one link above the axle."""
+    """Applies torque -1, 0 or 1 for one time step. Terminates when the tip is one link above the axle."""
     torque = (action - 1).astype(jnp.float32) * params.torque
     moved = _bounded(_runge_kutta_step(state, torque, params), params)
     directions = _directions(moved)

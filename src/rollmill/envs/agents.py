@@ -25,10 +25,9 @@ def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Spac
 
 
 def kinds_by_name(names: Sequence[str], sizes: Sequence[object]) -> dict[str, list[int]]:
-    """Returns the places of the agents of each kind: names that differ only in a number are of one kind.
+    """Returns the indices of the agents of each kind. Names that differ only in a number belong to one kind.
 
-    Names are such as `adversary_0`. Agents of one stem with different spaces are kinds of one, under their own
-    names.
+    Names have the form `adversary_0`. Agents with the same stem but different spaces are kinds of their own.
     """
     by_stem: dict[str, list[int]] = {}
     for place, name in enumerate(names):

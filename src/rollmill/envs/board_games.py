@@ -99,7 +99,7 @@ def winner_of(
 def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int, *, empty: str | np.ndarray = ".") -> str:
     """Formats a board as text: `X` for player 0, `O` for player 1, and the entries of `empty` for empty squares.
 
-    The squares `[H, W]` are those with stones of the player to move, and of the other player.
+    `own` and `opponents` mark the squares `[H, W]` with stones of the player to move and of the other player.
     """
     first, second = (opponents, own) if to_move else (own, opponents)
     symbols = np.where(first != 0, "X", np.where(second != 0, "O", empty))

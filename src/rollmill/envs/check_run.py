@@ -83,7 +83,7 @@ def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> t
 
 
 def check_finite(env: Environment, record: Rollout) -> None:
-    """Checks that observations, rewards and what `central` returns are neither NaN nor infinite."""
+    """Checks that observations, rewards and results of `central` are neither NaN nor infinite."""
     name, steps = env.name, record.steps
     _check_numbers(name, "observation", record.resets.observation, "after reset number", 0)
     _check_numbers(name, "observation", steps.timestep.observation, "after step number", record.first_step)
@@ -200,7 +200,7 @@ def check_vmapped(env: Environment, record: Rollout) -> None:
 def check_planning(env: Environment, record: Rollout) -> None:
     """Checks that a step from the planning state, with another key, returns the same results as the step itself.
 
-    Passes over environments with transforms, whose planning state is not a state of theirs.
+    Skips environments with transforms, because their planning state is not one of their states.
     """
     steps = record.steps
     if env.planning_state is None:

@@ -1,4 +1,4 @@
-"""Checks of what an environment declares, before anything is traced."""
+"""Checks the fields of an environment before anything is traced."""
 
 from rollmill.core.errors import ContractError
 from rollmill.core.signatures import Call, check_signature

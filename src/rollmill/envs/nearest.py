@@ -23,7 +23,7 @@ MAX_PAIRS = 2**18
 
 
 class Nearest(NamedTuple):
-    """The nearest points of each place, nearest first."""
+    """The nearest points of each place, the nearest first."""
 
     index: Int[Array, "M K"]
     exists: Bool[Array, "M K"]
@@ -41,8 +41,8 @@ def nearest(
 ) -> Nearest:
     """Finds the `count` nearest points of each place. At equal distances, the lower index comes first.
 
-    Places and points are given by both coordinates. Only points in the mask `where` count, and for each place not
-    the point with the index in `exclude`, such as itself. `count` is `K`, at most `N`.
+    Places and points are given by their x and y coordinates. Only points in the mask `where` are considered,
+    without the point with the index in `exclude` for each place, such as itself. `count` is `K`, at most `N`.
     """
     # Without the barrier, XLA would recompute the coordinates, sines and cosines, for every pair.
     places, points = jax.lax.optimization_barrier((places, points))

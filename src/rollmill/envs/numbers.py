@@ -78,7 +78,9 @@ def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSched
 
 
 def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
-    """Returns parameters with these numbers, which may be traced, each of the type of the one in its place."""
+    """Returns parameters with some numbers replaced, cast to the types of the old ones. The new numbers may be
+    traced.
+    """
     types = {name: jnp.asarray(getattr(params, name)).dtype for name in numbers}
     typed = {name: jnp.asarray(value).astype(types[name]) for name, value in numbers.items()}
     return dataclasses.replace(params, **typed) if typed else params
@@ -96,7 +98,7 @@ def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
 
 
 def with_ends(inputs: Mapping[str, NumberSchedule], held: Mapping[str, Any]) -> dict[str, NumberSchedule]:
-    """Returns the inputs with their ends taken from held numbers, which may be traced."""
+    """Returns the inputs with the ends of their schedules replaced by a learner's numbers, which may be traced."""
     return {
         name: NumberSchedule(shape, held[name], held.get(f"{name}:{shape}", held[name]))
         for name, (shape, _, _) in inputs.items()

@@ -76,12 +76,12 @@ def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
     """Parses options given as `KEY=VALUE`.
 
     Args:
-        texts: one for each option. True, false, null, numbers, lists and objects are parsed as JSON, all else is
-            text.
+        texts: one for each option. True, false, null, numbers, lists and objects are parsed as JSON, and anything
+            else is a string.
         flag: name of the command-line option, for messages.
 
     Raises:
-        UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.
+        UsageError: an option is not a pair, is given twice, or has a Python literal instead of JSON.
     """
     options: dict[str, Any] = {}
     for text in texts:

@@ -22,7 +22,7 @@ from rollmill.envs.transforms import time_limit
 class PendulumState(eqx.Module):
     """Angle from upright (rad, within one turn) and its rate (rad/s).
 
-    Gymnasium lets the angle grow. Wrapped, it keeps its precision in float32.
+    Gymnasium lets the angle grow without bound. Here it is wrapped, which keeps its precision in float32.
     """
 
     angle: Float[Array, ""]

@@ -1,9 +1,9 @@
 """Probe environments: tiny tasks with known values, each for one kind of mistake.
 
-Use them in order: an algorithm that fails the first has a broken value loss; the second, a broken
-network or observation path; the third, discounting; the fourth, the policy loss; the fifth, credit
-assignment by observation; the sixth, bootstrapping. The idea is Andy L. Jones's ("Debugging reinforcement
-learning systems without the agonizing pain", 2021). `gamma` is the algorithm's discount factor throughout.
+Use them in order: an algorithm that fails the first has a broken value loss; the second, a broken network or
+observation path; the third, discounting; the fourth, the policy loss; the fifth, credit assignment by observation;
+the sixth, bootstrapping. The idea comes from Andy L. Jones ("Debugging reinforcement learning systems without the
+agonizing pain", 2021). `gamma` is the algorithm's discount factor throughout.
 """
 
 from collections.abc import Callable
@@ -81,10 +81,11 @@ def action_reward() -> Environment:
 
 
 def action_observation() -> Environment:
-    """Probe: action 1 pays where the observation is 1, action 0 where it is -1. The best return is 1.
+    """Probe: action 1 pays 1 if the observation is 1, and action 0 if it is -1. The best return is 1.
 
-    The other action pays -1. There is one step. The best value is 1 everywhere. A policy blind to the observation
-    has 0. A failure, if the previous ones succeed, means: actions and advantages are paired wrongly.
+    The other action pays -1. There is one step. The best value is 1 everywhere. A policy that ignores the
+    observation has value 0. A failure, if the previous ones succeed, means: actions and advantages are paired
+    wrongly.
     """
     return _one_step(
         "ActionObservation",

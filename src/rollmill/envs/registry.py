@@ -1,7 +1,7 @@
 """Environments by name: `CartPole-v1` (built in), and by the prefix of an adapter, such as `gymnax:...`.
 
-An adapter is imported at the first use of its prefix, so that the other packages need not be installed. So are
-transforms by name, and what steps environments of the host.
+An adapter is imported at the first use of its prefix, so that other packages need not be installed. Transforms by
+name and host environments are also imported on first use.
 """
 
 import importlib
@@ -156,25 +156,26 @@ def from_gymnasium(
     transforms: Sequence[str] = (),
     reset_options: Mapping[str, Any] | None = None,
 ) -> HostEnvironment:
-    """Returns an environment from Gymnasium's: of an id, of what `gymnasium.make` returned, or of a function.
+    """Converts a Gymnasium environment: an id, the result of `gymnasium.make`, or a function that creates one.
 
-    A function, or a class, of one argument, the number of environments, makes a `gymnasium.vector.VectorEnv`: a
-    simulator of a batch, of which each process makes one, with as many environments as it steps.
+    A function or class with one argument, the number of environments, must create a `gymnasium.vector.VectorEnv`,
+    a simulator of a whole batch. Each process creates one, for the environments that it steps.
 
-    Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are. This is for functions, for example ones
-    that wrap what they make. An environment of a function has no name by which other processes could make it:
-    `rollmill.register("Mine-v0", lambda: rollmill.from_gymnasium(make_mine))` in a module gives it one.
+    Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are. This function is for other cases, for
+    example functions that wrap the environment that they create. Other processes cannot create an environment of a
+    function by name. `rollmill.register("Mine-v0", lambda: rollmill.from_gymnasium(make_mine))` in a module gives
+    it a name.
 
     Args:
-        source: an id, with or without `gymnasium:`; an environment, of whose spec copies are made and which itself
-            is not stepped; or a function that returns a new environment, or vector environment, at each call.
-        name: name in messages and in the run, or that of the function if left out.
+        source: an id, with or without `gymnasium:`; an environment, which is copied by its spec and not stepped
+            itself; or a function that returns a new environment, or vector environment, at each call.
+        name: name in messages and in the run. Default: the name of the function.
         transforms: as for `make`, except for vector environments.
         reset_options: options of every `reset`, by name.
 
     Raises:
-        UsageError: it is none of these, an environment cannot be made again from its spec, or the function does
-            not return a new `gymnasium.Env`.
+        UsageError: the source is none of these, an environment cannot be created again from its spec, or the
+            function does not return a new `gymnasium.Env`.
         ContractError: the function raised an exception.
 
     Examples:
@@ -256,15 +257,15 @@ def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasi
 
 
 def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | HostEnvironment:
-    """Converts an id, the result of `gymnasium.make`, or an environment to an environment.
+    """Returns the environment for an id, a result of `gymnasium.make`, or an environment.
 
     Args:
         env: any of these.
         options: options for the factory of an id.
 
     Raises:
-        UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id, or options are
-            given without an id.
+        UsageError: `env` is none of these, or a `gymnasium.Env` that cannot be created again from its id, or
+            options are given without an id.
         ContractError: a function of the environment has other parameters than its call.
     """
     if isinstance(env, str):

@@ -1,7 +1,7 @@
 """TMaze-v0: a memory probe. A cue in the first step shows which way to turn at the corridor's end.
 
-After Bakker, "Reinforcement learning with long short-term memory" (2001), reduced to the memory: the
-agent walks automatically, so that only the turn is left to explore.
+Follows Bakker, "Reinforcement learning with long short-term memory" (2001), but tests only memory: the agent walks
+automatically and chooses only the turn.
 """
 
 import equinox as eqx

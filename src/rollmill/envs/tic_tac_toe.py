@@ -100,7 +100,7 @@ def has_three(squares: UInt32[Array, ""]) -> Bool[Array, ""]:
 
 
 def legal_squares(state: TicTacToeState) -> Bool[Array, "9"]:
-    """True for each square that nobody has marked."""
+    """Returns True for each unmarked square."""
     return _bits(state.own | state.opponent) == 0
 
 

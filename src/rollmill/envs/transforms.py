@@ -93,17 +93,16 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
 def auto_reset(env: Environment) -> Environment:
     """Starts the next episode in the step that ends one.
 
-    Where `terminated | truncated`, the returned state and observation are those of the new episode.
-    Reward and flags still belong to the old episode. `info["final_observation"]` always holds the
-    observation before any reset, from which to bootstrap where `truncated`. An environment whose reset is
-    expensive says so by its `reset_ratio`.
+    If `terminated | truncated`, the returned state and observation belong to the new episode, while reward and
+    flags still belong to the old one. `info["final_observation"]` always holds the observation before any reset,
+    from which to bootstrap where `truncated`. Environments with an expensive reset set `reset_ratio`.
 
     Args:
-        env: the environment, unbatched. Its reset gets the step's key, and its step a key derived from that: most
-            steps draw no random numbers, so the derived key is not even computed.
+        env: the environment, unbatched. Its reset receives the key of the step, and its step a key derived from
+            it. Most steps draw no random numbers, so that the derived key is not even computed.
 
     Returns:
-        The environment, whose `step` never returns the state of a finished episode.
+        An environment with a `step` that never returns the state of a finished episode.
 
     Examples:
         >>> env = rollmill.auto_reset(rollmill.make("CartPole-v1"))
@@ -277,8 +276,8 @@ def wrap(
 ) -> Environment:
     """Replaces reset and step of an environment by ones whose state wraps the inner state.
 
-    Action mask, active agents, central features, player to move, planning state, text and picture are those of
-    the inner state.
+    Action mask, active agents, central features, player to move, planning state, text and picture are computed
+    from the inner state.
 
     Args:
         env: the inner environment.

@@ -118,7 +118,7 @@ class NetworkConfig:
 
 
 class SharedActorCritic(eqx.Module):
-    """An actor and a critic on one torso. The memory is the torso's."""
+    """An actor and a critic with a shared torso, which also provides the memory."""
 
     shares_torso: ClassVar[bool] = True
     torso: Torso

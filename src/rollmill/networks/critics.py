@@ -55,7 +55,7 @@ class DuellingActionValues(eqx.Module):
 
 
 class ActionCritic(eqx.Module):
-    """The value of one action, which the torso reads beside the observation."""
+    """Estimates the value of one action. The torso reads the action along with the observation."""
 
     torso: FeedForwardTorso | OwnTorso
     head: Linear

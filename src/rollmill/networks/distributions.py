@@ -127,10 +127,10 @@ class Bernoulli(eqx.Module):
 
 
 class DiagonalGaussian(eqx.Module):
-    """Independent normal variables, unbounded whatever the bounds of the action space.
+    """Independent normal variables. They are unbounded even if the action space has bounds.
 
-    Actions are not clipped to the space, so that log-probabilities are exact: clip where the environment is
-    stepped, and store the unclipped action.
+    Actions are not clipped to the space, so that log-probabilities are exact. Clip an action when the environment
+    is stepped, and store the unclipped action.
     """
 
     mean: Float[Array, "*shape"]

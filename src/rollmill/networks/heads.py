@@ -206,7 +206,7 @@ def _log_std(key: Key, mean: Linear, initial: float, *, state_dependent: bool) -
 def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Returns both bounds of a `Box`, flattened.
 
-    Raises a `UsageError` if one is infinite, or if the lower one is not lower.
+    Raises a `UsageError` if a bound is infinite, or if a lower bound is not less than its upper bound.
     """
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     # A span that overflows float32 means "unbounded": some environments give the largest float as a bound.

@@ -180,7 +180,7 @@ def layer_norm(channels: int) -> LayerNorm:
 
 
 def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:
-    """Returns a `GRUCell` whose six matrices are orthogonal, with biases of zero."""
+    """Returns a `GRUCell` with six orthogonal matrices and zero biases."""
     input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=3)
     return GRUCell(input_weight, hidden_weight, _zeros(3 * size), _zeros(size))
 

@@ -127,7 +127,9 @@ def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[
 
 
 def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
-    """Encodes one leaf of an observation in float32: numbers in their own shape, categories as one vector."""
+    """Encodes one leaf of an observation in float32. Numbers keep their shape, and categories become one
+    vector.
+    """
     value = functools.reduce(operator.getitem, leaf.path, observation)
     if leaf.categories:
         return _one_hot(leaf, value).astype(jnp.float32)

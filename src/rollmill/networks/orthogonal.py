@@ -31,7 +31,8 @@ def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, ".
 
 
 def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
-    """The factor Q of `Q R = matrix` whose R has a positive diagonal, for a matrix of full rank with N >= M.
+    """Returns the factor Q of `Q R = matrix`, with a positive diagonal of R, for a matrix of full rank with N >=
+    M.
 
     Modified Gram-Schmidt, by panels of columns if there are many. Everything is projected twice, because one
     projection leaves an error that grows with the condition of the matrix, and a second one removes it (Giraud et

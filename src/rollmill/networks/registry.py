@@ -1,4 +1,4 @@
-"""Networks by name, so that runs can record them and other processes make them."""
+"""Networks by name, which runs record and other processes create."""
 
 import inspect
 from collections.abc import Callable

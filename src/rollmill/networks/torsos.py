@@ -67,7 +67,7 @@ class MLP(eqx.Module):
 
 
 class FeedForwardBlock(eqx.Module):
-    """A normalised hidden layer, four times as wide, beside the identity: `x + down(activation(up(norm(x))))`."""
+    """A residual block with a normalised hidden layer, four times as wide: `x + down(activation(up(norm(x))))`."""
 
     norm: LayerNorm
     up: Linear
@@ -110,7 +110,7 @@ class CNN(eqx.Module):
 
 
 class ResidualBlock(eqx.Module):
-    """Two normalised convolutions beside the identity (He et al. 2016)."""
+    """A residual block of two normalised convolutions (He et al. 2016)."""
 
     first: Convolution
     first_norm: LayerNorm
@@ -142,7 +142,7 @@ class ResNet(eqx.Module):
 
 
 class PlainResidualBlock(eqx.Module):
-    """Two convolutions, each after a ReLU, beside the identity."""
+    """A residual block of two convolutions, each after a ReLU."""
 
     first: Convolution
     second: Convolution
@@ -228,7 +228,7 @@ class OwnTorso(eqx.Module):
 
 
 class RecurrentTorso(eqx.Module):
-    """An encoder followed by a recurrent unit, whose output are the features and whose state is the memory."""
+    """An encoder followed by a recurrent unit. Its output is the features, and its state the memory."""
 
     encoder: FeedForwardTorso | OwnTorso
     cell: GRUCell | LSTMCell

@@ -125,7 +125,7 @@ def joined(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Flo
 
 
 def carried(by: Float[Array, "... 6"], motion: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
-    """Returns the rate at which a motion changes that is carried along by another one."""
+    """Returns the rate of change of a motion carried along by another motion (the spatial cross product)."""
     turning = cross(by[..., :3], motion[..., :3])
     return joined(turning, cross(by[..., :3], motion[..., 3:]) + cross(by[..., 3:], motion[..., :3]))
 

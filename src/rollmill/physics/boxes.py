@@ -56,7 +56,7 @@ def sphere_box(spheres: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
 
 
 def capsule_box(capsules: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
-    """Returns two contacts of each capsule, of which the second may be far away."""
+    """Returns two contacts for each capsule. The second may be far away."""
     rotations = jnp.asarray(boxes.rotations)
     axes = times(transposed(rotations), jnp.asarray(capsules.rotations[..., 2]))
     halves = axes * real(capsules.sizes[:, 1:2])

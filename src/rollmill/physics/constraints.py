@@ -64,7 +64,7 @@ class ConstraintRows(NamedTuple):
 
     @property
     def are_none(self) -> bool:
-        """Whether there are no constraints."""
+        """Returns whether there are no constraints."""
         return all(group is None for group in self)
 
 

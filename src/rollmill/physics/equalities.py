@@ -60,7 +60,7 @@ class TurnRows(NamedTuple):
 
 
 class CoupledRows(NamedTuple):
-    """One row each: a coordinate follows another."""
+    """Equality constraints of one row each, in which one coordinate follows another."""
 
     dofs: tuple[tuple[int, int], ...]
     slopes: Float[Array, " n"]
@@ -78,7 +78,7 @@ class EqualityRows(NamedTuple):
 
     @property
     def are_none(self) -> bool:
-        """Whether there are no constraints."""
+        """Returns whether there are no constraints."""
         return self.points is None and self.coupled is None
 
 

@@ -44,7 +44,7 @@ class Inertias(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """A robot's bodies in one configuration."""
+    """Poses of a robot's bodies in one configuration."""
 
     references: Float[Array, "bodies 3"]
     """Reference of each body's tree, in the world."""
@@ -63,7 +63,7 @@ _Pose = tuple[Float[Array, "3"], Float[Array, "3 3"]]
 
 
 def frames(model: Model, coordinates: Float[Array, " coordinates"]) -> Frames:
-    """Returns the bodies at given coordinates."""
+    """Returns the poses of the bodies at these coordinates."""
     references: list[Array] = []
     poses: list[_Pose] = []
     axes: list[Array] = []
@@ -158,12 +158,12 @@ def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"
 
 
 def in_world(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
-    """Returns what turns free bodies, as rates or torques about their own axes, about the world's axes."""
+    """Converts rates or torques of free bodies from their own axes to the world's axes."""
     return _rotated(structure, placed.rotations, values)
 
 
 def in_bodies(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
-    """Returns what turns free bodies, as rates or torques about the world's axes, about their own axes."""
+    """Converts rates or torques of free bodies from the world's axes to their own axes."""
     return _rotated(structure, transposed(placed.rotations), values)
 
 
@@ -191,10 +191,10 @@ def bias_accelerations(
 
     Args:
         model: the robot.
-        placed: its bodies.
-        rates: its velocities, with those of free bodies about the world's axes.
-        motions: those of its bodies.
-        of_weightless: whether bodies have that acceleration that are held up against gravity, too.
+        placed: the poses of its bodies.
+        rates: its velocities, about the world's axes for free bodies.
+        motions: motions of its bodies.
+        of_weightless: whether bodies with gravity compensation get the acceleration of gravity, too.
     """
     structure = model.structure
     carrying = _carrying(structure, placed, rates, motions)
@@ -231,5 +231,5 @@ def _carrying(
 
 
 def per_dof(structure: Structure, values: Float[Array, "bodies ..."]) -> Float[Array, "dofs ..."]:
-    """Returns for each degree of freedom what belongs to its body."""
+    """Returns the values of each degree of freedom's body."""
     return pick(values, structure.owners)

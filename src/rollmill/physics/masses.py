@@ -122,7 +122,7 @@ def with_diagonal(
 
 
 def with_joining(matrix: SparseMatrix, joining: Float[Array, "dofs dofs"] | None) -> SparseMatrix:
-    """Returns a matrix to which a dense one is added, where contacts join branches."""
+    """Returns the sum with a dense matrix, if contacts join branches."""
     if joining is None:
         return matrix
     size = range(len(matrix.rows))

@@ -24,7 +24,9 @@ Points: TypeAlias = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers
 
 
 def contact_frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:
-    """Returns frames with these normals; the first tangent is next to the y axis, or to z where the normal is."""
+    """Returns frames with these normals. The first tangent is close to the y axis, or to the z axis if the normal
+    is close to y.
+    """
     is_far = jnp.abs(normals[:, 1:2]) < 0.5
     second = jnp.where(is_far, real([[0.0, 1.0, 0.0]]), real([[0.0, 0.0, 1.0]]))
     tangents = unit(second - dot(second, normals)[:, None] * normals)

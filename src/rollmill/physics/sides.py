@@ -1,4 +1,4 @@
-"""Rows of constraints that act at points of bodies: what bodies make of them, and they of bodies."""
+"""Maps between constraints that act at points of bodies and the motions of these bodies."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ MANY = 8
 class ContactSides(NamedTuple):
     """Bodies that take part in constraints, and the points from the references of their trees.
 
-    The first sides of constraints are one moving body of each, the second ones the others of those that have two.
+    The first side of a constraint is a moving body. The second side exists only for constraints between two moving
+    bodies.
     """
 
     points: tuple[int, ...]
@@ -39,7 +40,7 @@ class ContactSides(NamedTuple):
 
 
 def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:
-    """Returns rows at fixed places among zeros; rows of equal places are summed."""
+    """Scatters rows to fixed indices of a zero array. Rows with equal indices are summed."""
     if places == tuple(range(size)):
         return values
     zero = jnp.zeros((1, *values.shape[1:]))
@@ -51,7 +52,7 @@ def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int)
 
 
 def between_sides(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "points 3"]:
-    """Returns velocities, or accelerations, of first points against second ones, in the world."""
+    """Returns velocities, or accelerations, of first points relative to second points, in world coordinates."""
     first, *others = sides
     result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
     for side in others:
@@ -81,7 +82,7 @@ def alone(sides: tuple[ContactSides, ...]) -> tuple[int, ...]:
 def added_stiffness(
     structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
-    """Returns what points held against the world add to the inertias of the bodies."""
+    """Returns the contribution of points held against the world to the inertias of the bodies."""
     single, first = alone(sides), sides[0]
     if not single:
         return None
@@ -92,7 +93,7 @@ def added_stiffness(
 def joining(
     structure: Structure, placed: Frames, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "dofs dofs"] | None:
-    """Returns what points between two moving bodies add to the Hessian: J'WJ of each."""
+    """Returns the contribution of points between two moving bodies to the Hessian: J'WJ of each."""
     if len(sides) < 2:
         return None
     first, second = sides

@@ -80,10 +80,10 @@ def profile(
     command: str = "",
     show: Callable[[str], None] = lambda line: None,
 ) -> results.Profile:
-    """Trains for a bounded time, and says where the time goes.
+    """Trains for a limited time, and returns where that time was spent.
 
-    The training is an ordinary one, in a temporary run directory. Windows with the profiler and without it take
-    turns until there are enough, or the training ends.
+    The run is an ordinary one, in a temporary run directory. Windows with and without the profiler alternate until
+    there are enough, or until training ends.
 
     Args:
         algorithm: a graph, such as `rollmill.ppo(env)`. It should train for longer than the windows take.

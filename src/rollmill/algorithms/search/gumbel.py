@@ -1,7 +1,7 @@
 """The search of Gumbel AlphaZero (Danihelka et al., "Policy improvement by planning with Gumbel", ICLR 2022).
 
-At the root, actions are drawn without replacement and halved in turns until one is left; below it, actions are
-chosen so that visits follow the improved policy.
+At the root, actions are drawn without replacement, and their number is halved repeatedly until one is left. Below
+it, actions are chosen so that visits follow the improved policy.
 
 Shape letter: `A` actions.
 """
@@ -64,7 +64,7 @@ def gumbel_search(
     improved = partial(improved_logits, scale=value_scale, rescale=rescale_values)
 
     def best(node: Statistics, visits: Float[Array, ""]) -> Int[Array, ""]:
-        """Returns the best legal action among those with this number of visits."""
+        """Returns the best legal action with this number of visits."""
         score = noise + improved(node) - jnp.max(node.edges.logits)
         score = jnp.maximum(score, LOWEST_SCORE)
         return best_action(jnp.where(legal & (node.edges.visits == visits), score, -jnp.inf))

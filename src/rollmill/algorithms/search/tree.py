@@ -1,17 +1,16 @@
-"""Monte Carlo tree search from ONE position; `vmap` searches from many positions side by side.
+"""Monte Carlo tree search from ONE position. `vmap` searches from many positions in parallel.
 
-Textbooks walk down from the root to a leaf and back up, one node after the other. Here a simulation has no such
-walk:
+Textbooks walk down from the root to a leaf and back up, one node at a time. Here a simulation needs no such walk:
 
 - A simulation changes the statistics of the nodes on one path only. Each node stores its ancestors, so that
   several levels of a path are updated at once, as vectors.
 - A node's choice depends only on its statistics. So each node stores its *frontier*: where a walk from it would
-  end. The root's frontier is the next action to try; only nodes on the last path have to compute theirs again.
+  end. The root's frontier is the next action to try. Only nodes on the last path must recompute theirs.
 
 No loop's length depends on the data of one tree, so that `vmap` needs no copies of trees.
 
-Numbers are those of a search that walks (mctx; Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), but that
-nodes where the episode terminated, and those at the greatest depth, are evaluated again instead of expanded.
+Results equal those of a walking search (mctx; Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), except that
+terminal nodes and nodes at the greatest depth are evaluated again instead of expanded.
 
 Shape letters: `N` nodes, that is simulations and the root, `D` levels from the root to the greatest depth, `L`
 levels that are updated at once, `A` actions.
@@ -95,7 +94,7 @@ Model = Callable[[Int[Array, ""], PyTree[Array]], Expansion]
 
 
 class Tree(NamedTuple):
-    """A search tree; the last three fields change after a node was added."""
+    """A search tree. Its last three fields change after a node was added."""
 
     reward: Float[Array, " N"]
     """Reward of the action that leads to each node."""

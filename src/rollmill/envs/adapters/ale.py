@@ -96,7 +96,7 @@ def make(
 
 @dataclass(frozen=True)
 class StartGames:
-    """A `StartHost` of games, which evaluates on whole ones."""
+    """A `StartHost` of Atari games. Evaluations play whole games."""
 
     name: str
     episodic_life: bool

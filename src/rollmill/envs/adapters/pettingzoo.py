@@ -30,12 +30,13 @@ def make(name: str, **options: Any) -> HostEnvironment:
     """Makes the PettingZoo environment of an id.
 
     Args:
-        name: `mpe/simple_spread_v3`, `butterfly/pistonball_v6` or another id of PettingZoo; or `module:id`, to
-            import the module that registers it first (`pettingzoo.register("parallel", ...)`).
+        name: `mpe/simple_spread_v3`, `butterfly/pistonball_v6` or another id of PettingZoo; or `module:id`, which
+            first imports the module that registers it (`pettingzoo.register("parallel", ...)`).
         **options: arguments of the environment, such as `max_cycles=50`.
 
     Raises:
-        UsageError: a package is not installed, its agents act by turns, or there is no such environment or option.
+        UsageError: a package is not installed, the environment is turn-based, or there is no such environment or
+            option.
         ContractError: making or resetting it raised an exception.
     """
     pettingzoo = import_extra("pettingzoo", "pettingzoo")

@@ -47,7 +47,7 @@ class CopiedObject(Protocol):
     """An object that can be closed."""
 
     def close(self) -> object:
-        """Frees what it holds."""
+        """Frees all resources."""
         ...
 
 

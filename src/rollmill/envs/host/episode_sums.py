@@ -63,7 +63,7 @@ class AgentSums:
     def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
         """Adds a step, writes the sums including it to `step.info`, and resets those of ended episodes.
 
-        Rewards of inactive agents have to be 0.
+        Rewards of inactive agents must be 0.
         """
         self._lengths += 1
         step.info["episode_length"][:] = self._lengths

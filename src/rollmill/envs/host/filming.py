@@ -70,7 +70,7 @@ class ParallelCamera:
         return result
 
     def close(self) -> None:
-        """Frees what the environment holds."""
+        """Closes the environment."""
         self._env.close()
 
 

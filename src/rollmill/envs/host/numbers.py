@@ -84,7 +84,7 @@ class CastError(ContractError):
 def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
     """Returns the value as an array of this dtype.
 
-    Floating-point numbers are rounded, whole ones have to be kept.
+    Floating-point numbers are rounded, but integers must fit exactly.
 
     Raises a `CastError` with the first number that the dtype cannot hold.
     """

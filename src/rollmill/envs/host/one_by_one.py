@@ -94,7 +94,7 @@ class OneByOne(ABC):
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
         """Advances each environment by its action, and starts the next episode where one ended. The observations
-        of the step before must be as they were returned.
+        of the previous step must not have been changed.
         """
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")

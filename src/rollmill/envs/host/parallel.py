@@ -47,24 +47,25 @@ class StartParallel:
 
 
 def parallel_of(start: StartParallel) -> HostEnvironment:
-    """Returns the host environment whose copies are started so."""
+    """Returns the host environment that starts its copies with this function."""
     spaces = joint_spaces(start.agents)
     return HostEnvironment(start.name, start, *spaces, start.has_action_mask, agents=start.agents)
 
 
 def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
-    """Returns a host environment of several agents whose copies are made by `make`.
+    """Returns a multi-agent host environment with copies created by `make`.
 
-    One copy is made, reset and closed, to learn its agents, their spaces, and whether their infos contain an
-    `action_mask`: an array in the shape of `core.spaces.possible_choices`, in every reset and step. Agents whose
-    names differ in their number alone are of one kind.
+    One copy is created, reset and closed, to find its agents, their spaces, and whether their infos contain an
+    `action_mask`: an array in the shape of `core.spaces.possible_choices`, in every reset and step. Agents with
+    names that differ only in a number belong to one kind.
 
     Args:
         name: name in messages.
         make: returns a new environment with PettingZoo's parallel interface at each call.
 
     Raises:
-        UsageError: it is no such environment, does not tell its agents, or a space has no fixed shape.
+        UsageError: the environment has another interface, does not list its agents, or has a space without a fixed
+            shape.
         ContractError: making or resetting the first copy raised an exception.
     """
     with attribute_to_user_code(f"{name}: making it"):

@@ -41,7 +41,7 @@ class ParallelObject(Protocol):
         ...
 
     def close(self) -> object:
-        """Frees what it holds."""
+        """Frees all resources."""
         ...
 
 
@@ -59,8 +59,8 @@ class _Column(NamedTuple):
 class ParallelVector(OneByOne):
     """A `core.types.HostVector` of objects with PettingZoo's parallel interface, made at the first reset.
 
-    An episode ends when no agent is left: it was truncated if any of the last ones was, and terminated otherwise.
-    An agent that terminates before the others is inactive for the rest of the episode.
+    An episode ends when no agent is left. It counts as truncated if any of the last agents was truncated, and as
+    terminated otherwise. An agent that terminates before the others is inactive for the rest of the episode.
     """
 
     def __init__(

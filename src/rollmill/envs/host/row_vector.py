@@ -17,7 +17,7 @@ from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 
 
 class RowVector(ABC):
-    """A `core.types.HostVector` of the rows of one simulator, by their global indices."""
+    """A `core.types.HostVector` whose environments are rows of one simulator, selected by global index."""
 
     def __init__(
         self, env: HostEnvironment, indices: Sequence[int], *, seed: int, generation: int, gamma: float | None
@@ -35,7 +35,7 @@ class RowVector(ABC):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment. A vector environment of Gymnasium is given the first one."""
+        """Seed of each environment. A Gymnasium vector environment receives the first seed."""
         return self._seeds
 
     @abstractmethod

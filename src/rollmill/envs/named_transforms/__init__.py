@@ -1,4 +1,4 @@
-"""Transforms by name: one definition of each, for environments of JAX functions and for Python objects."""
+"""Transforms by name, each defined once for environments written in JAX and for Python objects."""
 
 # Names are imported at their first use: most trainings have no transform.
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Transforms of images. Those of uint8 are computed in whole numbers, so that NumPy and JAX agree in every bit."""
+"""Transforms of images. uint8 images are computed in integers, so that NumPy and JAX give identical bits."""
 
 from typing import Any
 

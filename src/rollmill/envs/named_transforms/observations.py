@@ -40,7 +40,7 @@ def frame_stack(argument: str, spaces: Spaces) -> Transform:
 
 
 def flatten(argument: str, spaces: Spaces) -> Transform:
-    """Observes one vector: numbers as float32, each category as one-hot. A Box alone keeps its dtype."""
+    """Observes one vector: numbers as float32, each category as one-hot. A single Box keeps its dtype."""
     if argument:
         raise bad_argument("flatten", argument, "it takes no argument", "flatten")
     space = spaces.observation

@@ -15,7 +15,7 @@ from rollmill.envs.named_transforms.definition import Transform
 class TransformedObject(gymnasium.Wrapper):
     """A transformed environment on the host.
 
-    `number` is the transform's place among those of the environment: two of them do not draw the same numbers.
+    `number` is the index of the transform, so that two transforms of an environment draw different random numbers.
     """
 
     def __init__(self, env: gymnasium.Env, transform: Transform, number: int) -> None:

@@ -23,9 +23,9 @@ class TransformedState(eqx.Module):
 
 
 def on_environment(env: Environment, transform: Transform, number: int) -> Environment:
-    """Returns the transformed environment, unbatched and without auto-reset as the given one.
+    """Returns the transformed environment. Like the given one, it is unbatched and has no auto-reset.
 
-    `number` is the transform's place among those of the environment: two of them do not draw the same numbers.
+    `number` is the index of the transform, so that two transforms of an environment draw different random numbers.
     """
     env = strongly_typed(env)
     inner_step = env.step if transform.repeats == 1 else _repeated(env, transform.repeats)

@@ -161,7 +161,7 @@ class _Ant:
         return self.observe(state, params), state
 
     def step(self, key: Key, state: AntState, action: Float[Array, "8"], params: AntParams) -> Timestep:
-        """Advances the physics twice; terminates if the ant falls."""
+        """Advances the physics twice. Terminates if the ant falls."""
         action = jnp.clip(action, -1.0, 1.0)
         robot = advance(physics.Model(self.structure, params.robot), state.robot, action, SUBSTEPS)
         moved = AntState(robot, action)

@@ -1,9 +1,9 @@
-"""robots:Anymal: a quadruped of twelve joints that walks at the velocity that it is told.
+"""robots:Anymal: a quadruped with twelve joints that walks at a commanded velocity.
 
 Observation, reward, reset and termination follow Anymal of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's. Feet touch the floor. An episode ends where the base or a knee would touch it, so that they have no
-contacts. Torques are those of the servos at the end of a step.
+PhysX's. Feet touch the floor. The base and the knees have no contacts, because an episode ends when they would
+touch it. Torques are the servos' torques at the end of a step.
 """
 
 import equinox as eqx
@@ -106,7 +106,7 @@ def _leg(leg: str, front: int, left: int) -> str:
 
 
 class AnymalState(eqx.Module):
-    """The robot, the velocities that it is told, and the last action."""
+    """The robot, the commanded velocities, and the last action."""
 
     robot: physics.RobotState
     command: Float[Array, "3"]

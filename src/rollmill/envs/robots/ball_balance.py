@@ -96,7 +96,7 @@ def model_text() -> str:
 
 
 class BallBalanceState(eqx.Module):
-    """The robot with the ball, and where its servos turn to (rad)."""
+    """The robot with the ball, and the target angles of its servos (rad)."""
 
     robot: physics.RobotState
     angles: Float[Array, "3"]
@@ -175,7 +175,7 @@ class _BallBalance:
     def step(
         self, key: Key, state: BallBalanceState, action: Float[Array, "3"], params: BallBalanceParams
     ) -> Timestep:
-        """Advances the physics twice; terminates if the ball has fallen off."""
+        """Advances the physics twice. Terminates if the ball has fallen off."""
         angles = jnp.clip(state.angles + TIME_STEP * params.turn * clipped(action), LOWEST, HIGHEST)
         robot = advance(physics.Model(self.structure, params.robot), state.robot, angles, SUBSTEPS)
         observation = _observe(robot)

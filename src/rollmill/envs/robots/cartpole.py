@@ -96,7 +96,7 @@ class _Cartpole:
     def step(
         self, key: Key, state: physics.RobotState, action: Float[Array, "1"], params: CartpoleParams
     ) -> Timestep:
-        """Advances the physics twice; terminates if cart or pole leave their bounds."""
+        """Advances the physics twice. Terminates if cart or pole leave their bounds."""
         moved = advance(physics.Model(self.structure, params.robot), state, jnp.clip(action, -1.0, 1.0), SUBSTEPS)
         observation = _observe(moved)
         position, speed, angle, rate = observation

@@ -138,7 +138,7 @@ def _arm(index: int) -> str:
 
 
 class FrankaState(eqx.Module):
-    """The robot with the drawer, and where its servos go to."""
+    """The robot with the drawer, and the target positions of its servos."""
 
     robot: physics.RobotState
     targets: Float[Array, "9"]
@@ -232,7 +232,7 @@ class _FrankaCabinet:
         return self.observe(robot, self.grip(model, robot)), FrankaState(robot, targets)
 
     def step(self, key: Key, state: FrankaState, action: Float[Array, "9"], params: FrankaParams) -> Timestep:
-        """Advances the physics twice; terminates once the drawer is open."""
+        """Advances the physics twice. Terminates once the drawer is open."""
         action = clipped(action)
         moved = state.targets + TIME_STEP * params.speed * self.speeds * action
         targets = jnp.clip(moved, self.low, self.high)
@@ -256,7 +256,7 @@ class _FrankaCabinet:
         return jnp.concatenate([scaled, 0.1 * v[:9], grip.to_handle, q[9:], v[9:]])
 
     def grip(self, model: physics.Model, robot: physics.RobotState) -> Grip:
-        """Returns where hand, fingers and handle are."""
+        """Returns the poses of hand, fingers and handle."""
         placed = frames(model, robot.positions)
         places = placed.references + placed.positions
         link = row(placed.rotations, self.link)

@@ -223,7 +223,7 @@ class _Humanoid:
         return self.observe(state, params), state
 
     def step(self, key: Key, state: HumanoidState, action: Float[Array, "21"], params: HumanoidParams) -> Timestep:
-        """Advances the physics twice; terminates if the humanoid falls."""
+        """Advances the physics twice. Terminates if the humanoid falls."""
         action = jnp.clip(action, -1.0, 1.0)
         robot = advance(physics.Model(self.structure, params.robot), state.robot, action, SUBSTEPS)
         moved = HumanoidState(robot, action)

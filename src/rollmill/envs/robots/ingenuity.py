@@ -114,7 +114,7 @@ class _Ingenuity:
     def step(
         self, key: Key, state: IngenuityState, action: Float[Array, "6"], params: IngenuityParams
     ) -> Timestep:
-        """Advances the physics twice; terminates far from the target or near the ground."""
+        """Advances the physics twice. Terminates far from the target or near the ground."""
         action = clipped(action)
         robot = advance(
             physics.Model(self.structure, params.robot), state.robot, _forces(action, params), SUBSTEPS

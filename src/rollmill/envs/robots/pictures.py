@@ -46,8 +46,9 @@ def drawing_of(
     """Returns a function that draws a task's state, for the field `draw` of environments.
 
     Args:
-        source: the robot: MJCF as text, the path of a file, or a `mujoco.MjModel`, whose looks stay as they are.
-        view: from where it is seen, by default far enough for all of it.
+        source: the robot as an MJCF string, the path of a file, or a `mujoco.MjModel`, whose appearance is not
+            changed.
+        view: camera position, by default far enough to show the whole robot.
     """
     camera = RobotCamera(source, view)
     return lambda state, params: camera.picture(robot_of(state))
@@ -59,7 +60,7 @@ def robot_of(state: Any) -> RobotState:
 
 
 class RobotCamera:
-    """Draws a robot's states; OpenGL is started by the first picture."""
+    """Renders the states of a robot. OpenGL starts with the first picture."""
 
     def __init__(self, source: Any, view: ViewAngle | None):
         self.source, self.chosen = source, view

@@ -72,7 +72,7 @@ def model_text() -> str:
 
 
 class QuadcopterState(eqx.Module):
-    """The robot, where its servos turn to (rad), and the thrust of its rotors (N)."""
+    """The robot, the target angles of its servos (rad), and the thrust of its rotors (N)."""
 
     robot: physics.RobotState
     angles: Float[Array, "8"]
@@ -138,7 +138,7 @@ class _Quadcopter:
     def step(
         self, key: Key, state: QuadcopterState, action: Float[Array, "12"], params: QuadcopterParams
     ) -> Timestep:
-        """Advances the physics twice; terminates far from the target or near the ground."""
+        """Advances the physics twice. Terminates far from the target or near the ground."""
         action = clipped(action)
         angles = state.angles + TIME_STEP * params.turn * action[:8]
         angles = jnp.clip(angles, -LARGEST_ANGLE, LARGEST_ANGLE)

@@ -1,9 +1,9 @@
 """robots:ShadowHand: a hand that turns a block to one orientation after another.
 
-Observation, reward, reset and end are those of Isaac Gym's ShadowHand with all of the state observed (Makoviychuk
+Observation, reward, reset and termination follow ShadowHand of Isaac Gym with the full state observed (Makoviychuk
 et al., "Isaac Gym: High Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics
 are MuJoCo's instead of PhysX's, quaternions begin with w, the palm is made of capsules, parts of the hand do not
-touch each other, and force sensors measure what a fingertip takes from its finger.
+touch each other, and force sensors measure the forces between a fingertip and its finger.
 """
 
 import equinox as eqx
@@ -122,7 +122,7 @@ class _ShadowHand:
         return self.observe(state, params), state
 
     def step(self, key: Key, state: HandState, action: Float[Array, "20"], params: HandParams) -> Timestep:
-        """Advances the physics twice; terminates if the block falls."""
+        """Advances the physics twice. Terminates if the block falls."""
         action = clipped(action)
         goal = jnp.where(state.reached, _orientation(key), state.goal)
         targets = self.lowest + 0.5 * (action + 1.0) * (self.highest - self.lowest)
@@ -156,7 +156,7 @@ class _ShadowHand:
         return jnp.concatenate([*joints, *block, *goal, tips, 10.0 * readings[:30], state.action])
 
     def fingertips(self, model: physics.Model, robot: physics.RobotState) -> Float[Array, "65"]:
-        """Returns place, orientation and both velocities of each fingertip."""
+        """Returns position, orientation, linear and angular velocity of each fingertip."""
         placed = frames(model, robot.positions)
         motions = velocities(self.structure, placed, in_world(self.structure, placed, robot.velocities))
         arms = pick(placed.positions, self.tips)

@@ -1,7 +1,7 @@
 """Ends the episodes of robots whose simulation becomes unstable, before its numbers overflow.
 
 A robot that tumbles or is driven hard can gain more speed in each step than its integrator removes, in MuJoCo as
-here: it multiplies within a few steps, until it is no number any more.
+well as here. Its speed then multiplies within a few steps until it overflows.
 """
 
 from collections.abc import Callable

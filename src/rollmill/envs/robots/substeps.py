@@ -53,5 +53,5 @@ def checked_count(name: str, value: int) -> int:
 
 
 def uniform(key: Array, size: int, bound: Float[Array, ""] | float) -> Float[Array, " size"]:
-    """Returns numbers drawn uniformly within plus and minus a bound."""
+    """Draws numbers uniformly between `-bound` and `bound`."""
     return bound * jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0)

@@ -53,9 +53,9 @@ CHIPS = {
 
 
 def find_chip(name: str | None) -> tuple[str, Chip]:
-    """Returns a chip by name. Default: the present chip, or the first known if unrecognised.
+    """Returns a chip by name. Default: the chip of this machine, or the first known chip if it is not recognised.
 
-    Raises a `UsageError` if there is no such chip.
+    Raises a `UsageError` for an unknown name.
     """
     if name is None:
         kinds = [device.device_kind for device in jax.devices() if device.platform == "gpu"]

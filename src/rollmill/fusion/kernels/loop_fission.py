@@ -54,9 +54,9 @@ class FissionPlan(NamedTuple):
 
 
 def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int, Node] = NOTHING) -> FissionPlan:
-    """Returns the loops over the samples that these sums need, and no more.
+    """Returns the minimum number of loops over the samples for these sums.
 
-    `carried` has the node that becomes an input in the next turn, by the place of that input.
+    `carried` maps the index of an input to the node that becomes this input in the next iteration.
     """
     # Integers as sets of bits: programs have tens of rows and tens of thousands of nodes.
     depends = _products(program, [program.inputs[place] for place in carried])

@@ -89,7 +89,7 @@ class Lowering(NamedTuple):
     def scalars(self, value: Value) -> ScalarArray:
         """Returns a node for each element.
 
-        Raises a `LoweringError` if there are too many, or if rows are too wide to be taken apart.
+        Raises a `LoweringError` if there are too many elements, or if rows are too wide to split.
         """
         match value:
             case ScalarArray():

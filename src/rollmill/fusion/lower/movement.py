@@ -31,9 +31,9 @@ MAX_PIECES = 8
 
 
 def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None = None) -> Value:
-    """Returns the elements in these places of a value, counted in row-major order, in the shape of `places`.
+    """Returns the elements of a value at these row-major indices, in the shape of `places`.
 
-    A place of -1 stands for `fill`. Raises a `LoweringError` if wide rows must be split.
+    An index of -1 means `fill`. Raises a `LoweringError` if wide rows must be split.
     """
     if is_large(value):
         return _of_large(ctx, value, places, fill)

@@ -120,9 +120,10 @@ def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[.
 
 
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
-    """Compiles the kernels of all launches, and last the function without one if there is one, side by side.
+    """Compiles the kernels of all launches in parallel, and then the unfused function if there is one.
 
-    Kernels are alone, or else in whole functions. Each result returns the compiled function, or raises its error.
+    Kernels are compiled on their own or as part of whole functions. Each result is a function that returns the
+    compiled function, or raises its error.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # First the largest, which takes longest.

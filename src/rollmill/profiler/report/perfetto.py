@@ -16,10 +16,10 @@ MICROSECONDS = 1e6
 
 
 def perfetto_trace(profile: Profile) -> str:
-    """Returns the trace as JSON, one event a line.
+    """Returns the trace as JSON, one event per line.
 
-    Spans of a lane that overlap without one inside the other are put on further lanes of the same name, since a
-    lane of a trace is a stack.
+    Spans of a lane that overlap without nesting are put on additional lanes of the same name, since a lane of a
+    trace is a stack.
     """
     events = [event for pid, process in enumerate(profile.processes, 1) for event in _events_of(process, pid)]
     about = {
@@ -56,9 +56,9 @@ def _metadata(kind: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[
 
 
 def nested_stacks(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
-    """Returns the spans in as few lists as it takes for any two of a list to be apart, or one inside the other.
+    """Divides spans into few lists, so that any two spans of a list are disjoint or nested.
 
-    Each span goes to the first list where it fits, in the order of their starts.
+    Each span goes to the first list in which it fits, in the order of their starts.
     """
     stacks: list[_Stack] = []
     for span in sorted(spans, key=lambda one: (one.start, -one.end)):

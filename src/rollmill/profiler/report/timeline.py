@@ -84,9 +84,9 @@ def _lanes_of(process: ProcessTime) -> list[TimelineLane]:
 
 
 def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
-    """Merges the spans of one lane to at most `most` spans that look the same.
+    """Merges the spans of one lane to at most `most` spans with the same appearance.
 
-    If there are more, the time until `end`, in seconds, is divided into as many bins. A bin that is busy for half
+    If there are more, the time until `end`, in seconds, is divided into `most` bins. A bin that is busy for half
     of its time or more belongs to the name that takes most of it, and neighbours of one name become one span.
     """
     if len(spans) <= most or not spans:

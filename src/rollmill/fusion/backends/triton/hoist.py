@@ -84,9 +84,10 @@ class Hoisted:
     def matrix(
         self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool, of_scalars: bool
     ) -> str:
-        """Columns of a uniform matrix; stored as `[rows, size]`, or the other way round where transposed.
+        """Loads columns of a uniform matrix, which is stored as `[rows, size]`, or as `[size, rows]` if
+        transposed.
 
-        Its rows are in the order in which products take them, and in their own where scalars are multiplied.
+        Its rows are in the order of MMA products, or in their original order for products with scalars.
         """
         row, column = self.columns(rows) if of_scalars else self.mma_order(rows), self.columns(width)
         # A transposed matrix is read with exchanged strides; nothing is moved in memory.

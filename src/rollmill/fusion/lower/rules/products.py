@@ -111,9 +111,9 @@ def _sum(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
 
 
 def one_of_sums(ctx: Lowering, which: Value, cases: Sequence[Value]) -> OuterProducts | None:
-    """Returns the case of a number, where each is a sum of outer products or zero, and None elsewhere.
+    """Selects a case by an integer if every case is a sum of outer products or zero, and returns None otherwise.
 
-    Its pairs are those of all cases. Vectors of other cases are zero.
+    The result has the pairs of all cases, and the vectors of unselected cases are zero.
     """
     sums = [case for case in cases if isinstance(case, OuterProducts)]
     if not sums or not all(isinstance(case, OuterProducts) or _is_zero(case) for case in cases):
