@@ -76,7 +76,7 @@ def test_an_empty_directory_is_trained_in(tmp_path):
     ("config", "options", "said"),
     [
         ({"gamma": 0.5}, {}, ["gamma is 0.5 here and 0.99 in the run"]),
-        ({"total_timesteps": 320}, {"seed": 3}, ["total_timesteps is 320 here and 384 in", "seed is 3 here and 0 in"]),
+        ({"total_timesteps": 320}, {"seed": 3}, ["total_timesteps is 320 here and 384", "seed is 3 here and 0"]),
         ({"network": WIDER}, {}, ["network.hidden_sizes is [3] here and [8] in the run"]),
         ({}, {"checkpoint_iterations": 2}, ["checkpoint_iterations is 2 here and 1 in the run"]),
         ({}, {"distribution": "central"}, ['distribution is "central" here and "gpu-only" in the run']),

@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """Answers requests on one folder."""
+    """Answers the board's requests about one folder."""
 
     def __init__(self, root: Path) -> None:
         self._contents = FolderContents(root)
@@ -68,7 +68,7 @@ class Answers:
         }
 
     def read(self) -> None:
-        """Reads the folder, so that the first request finds it read."""
+        """Reads the folder in advance, for the first request."""
         self._contents.changes()
 
     def answer(self, path: str, query: Query) -> Answer:

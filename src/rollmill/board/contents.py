@@ -70,7 +70,7 @@ class FolderContents:
         self._files: tuple[str, ...] = ()
 
     def changes(self, since: int = 0) -> Changes:
-        """Returns the rows that are not as they were in a version, after a look at the folder if one is due."""
+        """Returns the rows that have changed since a version. Reads the folder again first, if that is due."""
         with self._lock:
             self._refresh()
             changed = [item for item in self._items.values() if item.version > since]
@@ -94,7 +94,7 @@ class FolderContents:
             return [file for file in self._files if Path(file).name.startswith((f"{name}.", f"{name}-"))]
 
     def folder(self, path: str) -> Folder:
-        """Returns a folder below this one, through which no link leads out of it."""
+        """Returns a folder below this one, without following links."""
         return Folder(self.root, tuple(part for part in Path(path).parts if part != "."))
 
     def _refresh(self) -> None:

@@ -109,7 +109,7 @@ def colour_of(index: int) -> str:
 
 
 def settings_table(items: Sequence[Item]) -> str:
-    """Returns the settings of runs beside each other: those that differ, and the others folded."""
+    """Returns a table of the settings of several runs. Equal settings are folded away."""
     names = dict.fromkeys(name for item in items for name in item.entry.settings)
     texts = {name: [_setting(item, name) for item in items] for name in names}
     differing = [name for name in names if len(set(texts[name])) > 1]

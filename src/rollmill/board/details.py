@@ -187,5 +187,5 @@ def _commands(entry: Entry, run: RunDirectory) -> str:
 
 
 def beside(files: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Returns names and addresses of the pages and pictures beside the runs."""
+    """Returns names and addresses of the pages and pictures in the folder."""
     return [{"name": file, "url": file_url(file)} for file in files]

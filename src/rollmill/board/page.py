@@ -1,4 +1,4 @@
-"""The page of the board: its frame, which a script fills with what the server tells."""
+"""The page of the board. A script fills its frame with data from the server."""
 
 from pathlib import Path
 

@@ -32,6 +32,6 @@ class Refused(RollmillError):
 
 
 class ConnectionLost(RollmillError):
-    """The stream to another process ended. Its user reconnects, or closes the channel."""
+    """The stream to another process ended. The caller reconnects, or closes the channel."""
 
     exit_code = 1

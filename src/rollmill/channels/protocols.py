@@ -50,7 +50,7 @@ class Header(NamedTuple):
 
 
 class ChannelStatistics(NamedTuple):
-    """Counts of one end of one ring since the channel was first opened. A replacement continues them.
+    """Counts of one end of a ring since the channel was first opened. They continue after a replacement.
 
     Between hosts, messages of an earlier sender that never arrived are counted by the receiver only, and a
     replacement blocks until the other end reports how many messages came before it.
@@ -188,9 +188,10 @@ class Receiver(Protocol):
 
         Args:
             axis: axis of concatenation: one number for all leaves, or a tree (or a prefix of it) of numbers.
-            count: take this many messages of any source, in the order of arrival.
-            sources: take one message of each of these, in this order. Default, without `count`: all sources.
-            timeout: for all messages together. Messages taken before it passed are lost.
+            count: number of messages to take from any source, in order of arrival.
+            sources: ranks from each of which one message is taken, in this order. Default, without `count`: all
+                sources.
+            timeout: seconds to wait for all messages together. Messages taken before a timeout are lost.
         """
         ...
 
@@ -266,13 +267,13 @@ class Reduction(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the reduction: ranks that wait for this one get `ChannelClosed`."""
+        """Leaves the reduction. Ranks that wait for this one get `ChannelClosed`."""
         ...
 
 
 @runtime_checkable
 class Wire(Protocol):
-    """Opens ends of channels by name, through one transport."""
+    """Opens the ends of channels by name, over one transport."""
 
     def sender(
         self,

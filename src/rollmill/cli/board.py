@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
 def leading_page(url: str) -> Iterator[Path]:
     """Yields a file that leads a browser to an address.
 
-    The file is for this user alone, while everybody can see the words of a command, such as those of a browser.
+    Only this user can read the file, while all users can see the arguments of a browser's command.
     """
     with _folder_for_browsers() as folder:  # of mode 700
         page = Path(folder, "board.html")

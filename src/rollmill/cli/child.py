@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 def run(parent: str, cores: str, name: str) -> NoReturn:
-    """Does what the order says on some cores, as long as the parent lives."""
+    """Runs the requested order on some of the cores, as long as the parent lives."""
     del name  # for whoever lists processes
     from rollmill.core.interruption import take_held_requests
 

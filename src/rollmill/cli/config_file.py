@@ -1,7 +1,7 @@
-"""The option `--config FILE`: options of a training from a file, beside those of the command line.
+"""Implements the option `--config FILE`, which reads options of a run from a file.
 
-The file is TOML, whose keys are names of options, or the config.json of a run. Options of the command line come
-before those of the file.
+The file is TOML with names of options as keys, or the config.json of a run. Options of the command line take
+precedence.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ class Doctor:
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a report; the exit code is 2 if the run is damaged."""
+    """Prints a report. Returns the exit code, which is 2 if the run is damaged."""
     options = parse(Doctor, arguments, prog="rollmill doctor")
     if options.run is None:
         return _installation()

@@ -19,7 +19,7 @@ from rollmill.gpus.sharing import choose_sharing
 
 
 def run(arguments: list[str]) -> int:
-    """Lists GPUs, or divides one."""
+    """Lists GPUs, or divides one by MIG. Returns the exit code."""
     if HELP & set(arguments):
         print(_help())
         return 0

@@ -48,8 +48,8 @@ def help_text(
 ) -> str:
     """Returns the help text of the command `prog`.
 
-    Of a training it describes the common options and those that only this command has, and names the others,
-    unless it is to describe `everything`. `usage` takes the place of the first lines.
+    For commands that train, it describes common options and options of this command, and only names the others,
+    unless `everything` is set. `usage` replaces the first lines.
     """
     if not _is_training(options):
         return described({"options": options}, prog=prog, description=description, usage=usage)
@@ -81,7 +81,7 @@ def help_text(
 
 
 def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description: str = "", usage: str = "") -> str:
-    """Returns a help text with the options of groups, as wide as the terminal."""
+    """Returns a help text that describes options by group, wrapped to the width of the terminal."""
     of_all = [option for group in groups.values() for option in group]
     shown = [option.shown for option in of_all if option.arg.positional]
     parser = argparse.ArgumentParser(

@@ -1,4 +1,4 @@
-"""Dispatches `rollmill COMMAND ...` and turns errors into one message and an exit code."""
+"""Dispatches `rollmill COMMAND ...`, and converts errors to a message and an exit code."""
 
 import contextlib
 import io

@@ -1,8 +1,8 @@
 """The process of a candidate of a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS`.
 
-It compiles the training whose request is the first line on the descriptor COMMANDS, in JSON, and does what
-the parent asks for by further lines: `time` runs a few iterations, `stages` the first stage of one, and `begin`
-trains. Answers are lines of JSON on the descriptor REPORTS. It dies with its parent.
+It reads a training request in JSON as the first line of the descriptor COMMANDS, compiles it, and then handles
+further lines: `time` runs a few iterations, `stages` the first stage of one, and `begin` trains. Answers are lines
+of JSON on the descriptor REPORTS. The process ends with its parent.
 """
 
 import json
@@ -18,7 +18,7 @@ WATCH_SECONDS = 0.01
 
 
 def run(parent: str, commands: str, reports: str) -> int:
-    """Prepares the training of the request that comes, reports what it compiled to, and handles commands."""
+    """Compiles the requested training, reports its program, and handles commands."""
     from rollmill.core.process_tree import die_with
 
     die_with(int(parent))

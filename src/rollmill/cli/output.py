@@ -1,7 +1,7 @@
-"""Standard output and error whose reader may disappear, such as `head` or a terminal that is closed.
+"""Standard output and error that survive the loss of their reader, such as `head` or a closed terminal.
 
-Printing must never end a training. Once a stream has no reader, further output is dropped; a command whose only
-result is its output reports the loss by its exit code.
+Printing must never end training. Once a stream has no reader, further output is dropped. Commands with no other
+result report the loss by their exit code.
 """
 
 import errno
@@ -38,7 +38,7 @@ class ForgivingFile(io.FileIO):
 
 
 class PlainText(io.TextIOWrapper):
-    """A text stream in which nothing that others have written controls the terminal."""
+    """A text stream that escapes control characters, so that untrusted text cannot control the terminal."""
 
     def write(self, text: str, /) -> int:
         """Writes the text with control characters as escapes."""
@@ -47,7 +47,7 @@ class PlainText(io.TextIOWrapper):
 
 
 def control_terminal(text: str) -> None:
-    """Prints text that moves a terminal's cursor or colours it, and is nobody else's."""
+    """Prints trusted text with control sequences, which move the cursor or set colours."""
     stream = sys.stdout
     if isinstance(stream, PlainText):
         io.TextIOWrapper.write(stream, text)

@@ -33,9 +33,9 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 def parse_given(
     kind: Any, arguments: Sequence[str], *, prog: str, under: Mapping[str, Any] = MappingProxyType({})
 ) -> Parsed:
-    """Parses the options of a command, and returns which were given. Errors are those of `parse`.
+    """Parses the options of a command, and returns which were given. Raises the errors of `parse`.
 
-    The words override the values in `under`, by name. Messages mention the command as `prog`.
+    The arguments override the values in `under`, by name. Messages mention the command as `prog`.
     """
     options = options_of(kind)
     if HELP & set(arguments):

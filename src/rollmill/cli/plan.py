@@ -27,7 +27,7 @@ MORE = 4
 
 @dataclass(frozen=True)
 class Showing:
-    """Whether the plan is drawn, and where it is written."""
+    """Options of the output: whether the plan is drawn, and where it is written."""
 
     show: bool = True
     """Draw groups, and what passes between them."""
@@ -124,7 +124,7 @@ def _memory_text(request: TrainingRequest) -> str:
 
 
 def described(need: MemoryNeed) -> str:
-    """Returns the need as text, beside what there is."""
+    """Formats the needed memory, next to the available memory."""
     if need.process is None:
         of_what = f"on each of {need.devices} devices" if need.devices > 1 else "on the device"
         found = f"memory: {memory_text(need.device)} {of_what}"

@@ -42,7 +42,7 @@ PLENTY = 2**30
 
 @dataclass(frozen=True)
 class Profiling(ProfileOptions):
-    """How a training is profiled, and where the result is written."""
+    """Options of profiling: the windows, and where the result is written."""
 
     output: Path | None = None
     """Directory of the result; named by algorithm, environment and time under profiles/ if left out."""
@@ -67,7 +67,7 @@ class Compare:
 
 
 def run(arguments: list[str]) -> int:
-    """Profiles a training, or compares two profiles."""
+    """Profiles a run, or compares two profiles. Returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(_usage())
         return 0 if arguments else 2

@@ -24,7 +24,7 @@ MERGED = Arg(name="")
 
 
 class ParsedTraining(NamedTuple):
-    """The parsed words of a training command."""
+    """The parsed arguments of a command that trains."""
 
     request: TrainingRequest
     searching: SearchOptions
@@ -110,7 +110,7 @@ def request_of(
 ) -> TrainingRequest:
     """Returns the request of parsed options, with fields such as `environment`, `env_options` and `imports`.
 
-    `given` has the values of the given ones, by name, and `options` all options of the command.
+    `given` has the values of the options that the user set, by name, and `options` all options of the command.
     """
     paths = {option.name: option.path for option in options}
     settings = {

@@ -69,7 +69,9 @@ def run(arguments: list[str]) -> int:
 
 
 def find_options(words: list[str]) -> list[_Found]:
-    """Returns the options whose names or meanings contain all words in small letters, those with names first."""
+    """Returns the options with all words in their names or descriptions, ignoring case. Matching names come
+    first.
+    """
     found: dict[tuple[str, str], _Found] = {}
     for owner, option in _all_options():
         text = f"{option.name} {option.name.replace('-', ' ')} {option.help}".lower()

@@ -99,7 +99,7 @@ class Serve:
         return check_rule(BatchingRule(self.max_batch, self.max_wait_ms / 1e3))
 
     def check(self) -> None:
-        """Checks the numbers."""
+        """Raises a `UsageError` if a number is out of range."""
         bounds = {"port": (0, 65535), "workers": (1, MAX_WORKERS), "max_sessions": (1, 2**20)}
         for name, (least, most) in bounds.items():
             if not least <= (value := getattr(self, name)) <= most:

@@ -15,7 +15,7 @@ from rollmill.training.training import Run
 
 
 def run(arguments: list[str]) -> int:
-    """Trains, and prints where the run is."""
+    """Trains, and prints the run directory. Returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(usage("train"))
         return 0 if arguments else 2
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
 
 
 def serve(member: Membership) -> int:
-    """Works for the training of another process of the job, until it has ended."""
+    """Serves as a worker host for the run of another process of the job, until that run ends."""
     from rollmill.processes.hosts.agent import serve_host  # of which other trainings have no need
 
     return serve_host(member, Lines().note)
@@ -54,7 +54,7 @@ def report(run: Run) -> int:
 
 
 def usage(command: str) -> str:
-    """Returns the usage text of a command that takes the words of a training."""
+    """Returns the usage text of a command that accepts the options of `rollmill train`."""
     offered = [(plugin.name, f"of the package {plugin.package}") for plugin in plugins("algorithm")]
     rows = [*((name, algorithm.summary) for name, algorithm in ALGORITHMS.items()), *offered]
     head = [f"usage: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]

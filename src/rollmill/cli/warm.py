@@ -1,4 +1,4 @@
-"""`rollmill warm ALGORITHM ENVIRONMENT [OPTIONS]`: compiles a training and stores it, for later starts."""
+"""`rollmill warm ALGORITHM ENVIRONMENT [OPTIONS]`: compiles a run ahead of time, for later starts."""
 
 from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import parse_training
@@ -9,7 +9,7 @@ from rollmill.training.request import prepare_request
 
 
 def run(arguments: list[str]) -> int:
-    """Compiles, and prints where the result is."""
+    """Compiles a run, and prints where the result is stored. Returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(usage("warm"))
         return 0 if arguments else 2

@@ -85,7 +85,7 @@ def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
 
 
 def options_like(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the known options, without leading dashes, that an unknown one may stand for, the nearest first."""
+    """Returns the known options that resemble an unknown one, without leading dashes, the nearest first."""
     names = {option for option in known if not option.rpartition(".")[2].startswith("no-")}
     meant = named_like(name, {option.replace("-", "_") for option in names})
     if meant is not None:

@@ -108,7 +108,7 @@ Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
 
 
 def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
-    """Computes a piece one operation at a time. Reference for compiled pieces."""
+    """Evaluates a piece one operation at a time, as a reference for compiled pieces."""
     return core.jaxpr_as_fun(piece.program)(*values)
 
 

@@ -64,7 +64,7 @@ def digests_of(graph: Graph) -> TracedDigests:
 
 
 def expect_digests(graph: Graph, digests: TracedDigests) -> None:
-    """Stores digests that the graph certainly has, so that it need not be traced."""
+    """Stores known digests of a graph, so that it need not be traced."""
     traces_of(graph).expected = digests
 
 

@@ -74,7 +74,7 @@ class Flow(NamedTuple):
     """Positions of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
 
     def by_metrics(self) -> "Flow":
-        """Returns the flow where only gradients and metrics reach the update, which writes what it absorbs."""
+        """Returns the flow for a graph in which only gradients and metrics reach the update."""
         return self._replace(
             updated=self.updated | self.absorbed,
             prepared=self.prepared - self.absorbed,

@@ -1,4 +1,4 @@
-"""Checks of values that fragments return, where a wrong one would be computed with in silence."""
+"""Checks values returned by fragments, in cases where a wrong value would otherwise go unnoticed."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 """Checks that the functions of a graph take and return what its loops expect.
 
-A graph of the user's own may hold any functions. Their parameters are compared with the calls before a training.
-Their results are examined only after a trace has failed, so a correct graph is not traced another time.
+A user's graph may contain any functions. Their parameters are compared with the calls before training. Their
+results are examined only after a trace has failed, so that a correct graph is not traced again.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Learns from a trajectory or an experience store, lifted from one minibatch to all.
+"""Learning from a trajectory or an experience store, lifted from one minibatch to all minibatches.
 
 Pure functions over the environments held here. `reduce` is the mean over the replicas that hold the others, and
 the identity by default.

@@ -20,8 +20,8 @@ from rollmill.dataflow.minibatches import MinibatchGather, minibatch_gather
 class MinibatchLoop(NamedTuple):
     """Functions of a loop over a batch's epochs. Carry, samples and inputs may have any structure.
 
-    No function holds arrays, so that each can be a program of its own. Replicas that reduce over channels run the
-    minibatches one by one, and one program runs whole epochs.
+    The functions contain no arrays, so that each can be compiled separately. Replicas that reduce over channels
+    run the minibatches one by one, and one program runs whole epochs.
     """
 
     begin: Callable[[Learner], Any]

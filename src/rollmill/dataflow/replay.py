@@ -1,7 +1,7 @@
 """Replay memory (Lin, 1992): a ring of the newest steps of each environment, and minibatches drawn from the
 rings.
 
-Rings are part of the training state and lie with the group that computes gradients. Minibatches are drawn inside
+Rings are part of the training state, and belong to the group that computes gradients. Minibatches are drawn inside
 the logical shards of the environments, each with its own key, so that any placement that keeps shards whole draws
 the same transitions.
 
@@ -70,8 +70,8 @@ class Outcome(NamedTuple):
 class ReplayRing(eqx.Module):
     """The newest steps of ONE environment.
 
-    Slots and steps are numbered from the start of training, and number `n` lies in row `n % C`. Numbers fall back
-    by a multiple of `C` before they overflow, which leaves every row in place.
+    Slots and steps are numbered from the start of training, and number `n` lies in row `n % C`. Numbers are
+    reduced by a multiple of `C` before they overflow, which leaves every row in place.
     """
 
     views: Rows

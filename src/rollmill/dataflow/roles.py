@@ -40,7 +40,7 @@ class Stage(StrEnum):
 
 
 class Owned(StrEnum):
-    """Part of the training state that a snapshot takes from one group."""
+    """A part of the training state that a group contributes to a snapshot."""
 
     ENVIRONMENTS = "environments"
     """States of environments."""
@@ -96,7 +96,7 @@ class Role(NamedTuple):
 
     @property
     def learns(self) -> bool:
-        """Returns whether its replicas hold the learner, and so need one to begin."""
+        """Returns whether its replicas hold a learner, which they need from the beginning."""
         return not {Stage.LEARN, Stage.APPLY, Stage.ITERATE}.isdisjoint(self.stages)
 
     @property

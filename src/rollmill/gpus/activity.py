@@ -148,7 +148,7 @@ class _Counters:
                 self._nvml.nvmlGpmSampleFree(sample)
 
     def between(self, first: Any, last: Any) -> dict[str, float]:
-        """Averages between two samples, those that the GPU counts."""
+        """Averages the GPU's counters between two samples."""
         if first is None or last is None:
             return {}
         try:

@@ -1,8 +1,8 @@
-"""Claims on GPU memory that this user's processes are about to take, so that runs started together fit together.
+"""Claims on GPU memory by this user's processes, so that runs started at the same time fit together.
 
-Between asking for the free memory and the first iteration lie seconds or minutes of compilation. Meanwhile its
-claim lies in a folder, as a file that it keeps locked: the kernel releases the lock whichever way the process
-ends. Claims of other processes count as taken.
+A process compiles for seconds or minutes between its check of the free memory and its first iteration. Meanwhile
+its claim is a file in a folder, which it keeps locked. The kernel releases the lock however the process ends.
+Memory claimed by other processes counts as used.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ _own: _Own | None = None
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
     """Claims `need` bytes on each of the first visible GPUs, replacing this process's earlier claim.
 
-    They are bytes beside those that this process has already. Does nothing where the free memory is unknown,
-    or without a folder for claims, by default one of this user among the temporary files. Raises a
+    They come in addition to the memory that this process already has. Does nothing if the free memory is unknown,
+    or without a folder for claims, by default this user's folder among the temporary files. Raises a
     `DeviceMemoryError`, whose message begins with `what`, if there is less, and names the processes that hold or
     have claimed it.
     """

@@ -45,11 +45,11 @@ class MachineParts:
 def divide_machine(
     wanted: int | None, most: int, sharing: GpuSharing, *, enough: int | None = None
 ) -> Iterator[MachineParts]:
-    """Divides the machine into parts, at most `most`. Daemons that share its GPUs run until the context ends.
+    """Divides the machine into at most `most` parts. MPS daemons run until the context ends.
 
-    By default there is one for each core; under MPS no more than fit into the GPUs' memory, but at least one for
-    each GPU; with MIG one for each slice; in turns one for each GPU. On GPUs that default is lowered to `enough`,
-    but not below one for each. Raises a `UsageError` if the GPUs cannot be shared so.
+    By default there is one part per core, under MPS as many as fit into GPU memory but at least one per GPU, with
+    MIG one per slice, and one per GPU if processes take turns. On GPUs the default is limited to `enough`, but to
+    no less than one per GPU. Raises a `UsageError` if the GPUs cannot be shared in this way.
     """
     gpus = _gpus(sharing)
     if not gpus:
@@ -83,7 +83,9 @@ def parts_on_cores(count: int) -> MachineParts:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """Returns the cores of one of several parts: equal numbers, or one each in turn if there are fewer cores."""
+    """Returns the cores of one of several parts. Parts get equally many cores, or share cores if there are
+    fewer.
+    """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= parts:
         return [cores[number % len(cores)]] if cores else []

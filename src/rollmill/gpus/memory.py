@@ -178,7 +178,7 @@ def _driver_name(nvml: Any, pid: int) -> str:
 
 
 def ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Returns holders, those that hold most first."""
+    """Returns the holders of memory, the largest first."""
     return tuple(sorted(holders, key=lambda holder: -(holder.bytes or 0)))
 
 

@@ -38,9 +38,9 @@ def check_slices(slices: int) -> None:
 
 
 def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
-    """Returns the largest slices of a GPU that holds the given number of them.
+    """Returns the largest slice size of which a GPU can hold the given number.
 
-    Raises a `UsageError` if the GPU has no MIG, or holds fewer.
+    Raises a `UsageError` if the GPU does not support MIG, or cannot hold that many.
     """
     check_slices(slices)
     layouts = list(_layouts(nvml, gpu, slices))
@@ -53,7 +53,7 @@ def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
 
 
 def mig_commands(layout: MigLayout) -> list[str]:
-    """Returns the commands that turn MIG on, remove existing slices, and create these."""
+    """Returns the commands that enable MIG, remove existing slices, and create those of `layout`."""
     gpu = ["-i", str(layout.gpu.index)]
     profiles = ",".join([str(layout.profile)] * layout.slices)
     turn_on = [] if layout.gpu.mig else [["nvidia-smi", *gpu, "-mig", "1"]]

@@ -1,8 +1,8 @@
 """The MPS daemons of this host's GPUs, shared by all of a user's runs.
 
-Clients of two daemons take turns on a GPU. Only clients of the same daemon overlap. So there is one daemon a GPU.
-Each process that uses it holds a shared lock on a file beside it. An owner process (`mps_owner`) ends the daemon
-when the last lock is gone. A daemon that another user or program has started is used and left as it is.
+Clients of two daemons take turns on a GPU. Only clients of the same daemon overlap. So there is one daemon per
+GPU. Each process that uses it holds a shared lock on a file in its folder. An owner process (`mps_owner`) ends the
+daemon when the last lock is gone. A daemon started by another user or program is used, but never stopped.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ STARTING = "starting"
 
 
 class MpsUnavailable(RollmillError):
-    """There is no MPS daemon, and none can be started."""
+    """No MPS daemon is running, and none can be started."""
 
     exit_code = 2
 

@@ -1,9 +1,8 @@
 """Decides this process's share of GPU memory before the JAX backend takes any.
 
-JAX by itself takes three quarters of each GPU at once, or nearly all that is left, so that a second process finds
-no memory even for the handles of CUDA's libraries, which lie outside of JAX's part. Here memory is asked first. A
-process may then take most of what is free, as it needs it. Variables by which the user has chosen otherwise are
-heeded.
+By default JAX allocates three quarters of each GPU at once, or nearly all remaining memory. A second process then
+finds no memory even for the handles of CUDA libraries, which JAX does not allocate. Here free memory is queried
+first, and a process may allocate most of it on demand. Environment variables set by the user take precedence.
 """
 
 import contextlib
@@ -81,10 +80,11 @@ def asked_memory() -> Iterator[None]:
 def memory_variables(
     memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
 ) -> dict[str, str]:
-    """Returns variables by which JAX takes the free memory, or a `fraction` of it, except those set by the user.
+    """Returns environment variables with which JAX allocates the free memory, or a `fraction` of it, except
+    variables set by the user.
 
-    `memory` is that of the GPUs that JAX will use, empty if unknown. Raises a `DeviceMemoryError` if too little
-    is free.
+    `memory` is the memory of the GPUs that JAX will use, empty if unknown. Raises a `DeviceMemoryError` if too
+    little is free.
     """
     for each in memory:
         if each.free < MIN_FREE:
@@ -110,9 +110,9 @@ def memory_variables(
 
 
 def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> None:
-    """Checks that a share of each GPU is free, and beside it the memory that every process needs to start.
+    """Checks that a fraction of each GPU is free, in addition to the memory that every process needs to start.
 
-    Raises a `DeviceMemoryError` otherwise, and names the processes that hold the rest.
+    Raises a `DeviceMemoryError` otherwise, which names the processes that hold the memory.
     """
     for each in memory:
         if fraction * each.total > each.free - MIN_FREE / 2:
@@ -135,9 +135,7 @@ def takes_gpus() -> bool:
 
 
 def takes_as_needed() -> bool:
-    """Returns whether this process takes memory of GPUs as it needs it. It is known once the JAX backend has
-    started.
-    """
+    """Returns whether this process allocates GPU memory on demand. Known once the JAX backend has started."""
     return _as_needed
 
 

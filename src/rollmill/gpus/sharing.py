@@ -47,9 +47,9 @@ class Instance:
         return () if lock is None else (lock,)
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of the process, but for shares that the user has set.
+        """Environment variables of the process, except fractions set by the user.
 
-        Memory is taken as it is needed, so that what one process leaves others can have.
+        Memory is allocated on demand, so that other processes can use the remaining memory.
         """
         shares = {}
         if not set(FRACTIONS) & set(os.environ):

@@ -71,7 +71,7 @@ class _CsvTable:
         self._write(columns if kept else [ITERATION], kept)
 
     def add(self, row: Any) -> None:
-        """Appends a row. The file is written anew where the row has other metrics than those before."""
+        """Appends a row. The file is rewritten if the row has other metrics than earlier rows."""
         if new := [name for name in row if name not in self._columns]:
             self._write([*self._columns, *new], self._read()[1])
         with self._errors(), open(self._folder.open_to_append(self._path.name), "a", newline="") as file:

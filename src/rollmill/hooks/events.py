@@ -92,7 +92,7 @@ class FailureReported(TrainingEvent):
 
 @dataclass(frozen=True)
 class TrainingFinished(TrainingEvent):
-    """A training came to its end or was stopped, and its summary is written."""
+    """Training has ended or was stopped, and its summary is written."""
 
     status: Literal["finished", "stopped"]
     summary: Mapping[str, Any]
@@ -104,10 +104,10 @@ class Stop:
     """Requests to stop the run with a checkpoint, from which it can be resumed.
 
     Args:
-        reason: ends the sentence "the training was stopped, because ...".
+        reason: completes the sentence "training was stopped, because ...".
 
     Raises:
-        UsageError: there is no reason.
+        UsageError: the reason is empty.
     """
 
     reason: str

@@ -177,7 +177,7 @@ def _names(directory: Path) -> dict[str, str]:
 
 
 def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a line of metrics, without those that are not defined."""
+    """Yields the defined numbers of a line of metrics."""
     for name, value in row.items():
         if isinstance(value, int | float):
             yield name, value

@@ -49,9 +49,9 @@ def trackers(
 ) -> list[Hook]:
     """Returns a hook for each tracker.
 
-    One that fails is called no more. `note` tells so once, and the training goes on.
+    A tracker that fails is not called again.
 
-    Raises the errors of `check_trackers`.
+    `note` reports this once, and training continues. Raises the errors of `check_trackers`.
     """
     return [named(name, _Background(name, _tracker(name, others), note)) for name in dict.fromkeys(names)]
 

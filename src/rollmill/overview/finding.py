@@ -18,7 +18,7 @@ PlaceKind: TypeAlias = Literal["run", "sweep", "file"]
 
 
 class RunPlace(NamedTuple):
-    """A directory of a run or a sweep, or a file beside them."""
+    """The path of a run or sweep, or of another file in the folder."""
 
     path: Path
     kind: PlaceKind

@@ -1,1 +1,1 @@
-"""Pages that load nothing: their frame and its parts, figures with axes, and text."""
+"""Self-contained HTML pages: their frame and its parts, figures with axes, and text."""

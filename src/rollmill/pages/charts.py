@@ -32,7 +32,7 @@ MAX_TITLE = 90
 
 
 class ChartLine(NamedTuple):
-    """A line and the area around it; NaN where there is none."""
+    """A line and the area around it. NaN marks missing points."""
 
     label: str
     colour: str
@@ -58,7 +58,7 @@ class _Side(NamedTuple):
 
 
 def chart(lines: Sequence[ChartLine], *, across: str, upwards: str, is_smoothable: bool = False) -> str:
-    """Draws a figure as HTML, whose first line lies on top. At least one line has a point.
+    """Draws a figure as HTML, with the first line on top. At least one line must have a point.
 
     Args:
         lines: lines and areas around them.

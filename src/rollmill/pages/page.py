@@ -26,7 +26,7 @@ class BarPart(NamedTuple):
 
 
 def escaped(text: str, *, most: int = MAX_TEXT) -> str:
-    """Text that is safe in a page and in quoted attributes, cut at so many characters or twice as many bytes."""
+    """Escapes text for a page and for quoted attributes, truncated to `most` characters or twice as many bytes."""
     shown = one_line(cut(text, most))
     made = escape(shown)
     return made if len(made.encode()) <= 2 * most else escape(cut(shown, most // 5))
@@ -71,7 +71,7 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
 
 
 def asset(module: str, name: str) -> str:
-    """Reads a file beside a module."""
+    """Reads a file in the folder of a module."""
     return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 
@@ -148,7 +148,7 @@ def table(
     most: int = MAX_NAME,
     num_marked: int = 0,
 ) -> str:
-    """Draws a table of plain text, which scrolls sideways where it does not fit.
+    """Draws a table of plain text, which scrolls sideways if it does not fit.
 
     Leading blanks of a row's first cell, cut to `most` characters, indent it. The other columns are numbers,
     except those at the indices `left`. The first `num_marked` rows stand out.

@@ -97,7 +97,7 @@ def _refuse_flags(bits: Any, state: str, flags: int, covered: set[str]) -> None:
         _, prefix, name = member.partition("_")
         if prefix and flags & int(bit) and name not in covered:
             raise UsageError(
-                f"the option <flag {name.lower()}={state!r}/> is not supported. hint: leave the flag at its default."
+                f"the option <flag {name.lower()}={state!r}/> is not supported. hint: leave it at its default."
             )
 
 

@@ -1,4 +1,4 @@
-"""Drawings as pixels, frames as files and as text, and figures."""
+"""Converts drawings to pixels, and frames to files or text, and draws figures."""
 
 from rollmill.pictures.captions import Legend, captioned
 from rollmill.pictures.figures import GREY, new_figure, require_matplotlib, tidy

@@ -1,4 +1,4 @@
-"""Frames as files: a GIF, an MP4 or a folder of PNGs, written beside their place and then renamed."""
+"""Writes frames as a GIF, an MP4 or a folder of PNGs, first under a temporary name."""
 
 import importlib
 import shutil

@@ -25,11 +25,12 @@ TIMED_SECONDS = 0.3
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """Returns the memory that a run in one program needs, and the program's identity. None if workers train.
+    """Returns the memory that a run in one program needs, and the program's identity. Returns None if workers
+    train.
 
-    `bytes` of one device are arguments, temporary arrays, and the states that are held beside them. `process` has
-    the bytes of this process beside them, and `held` those of a device with its own memory that are in use
-    already. Equal programs have an equal `identity`.
+    `bytes` counts arguments, temporary arrays and states on one device. `process` counts other memory of this
+    process, and `held` memory already in use on a device with memory of its own. Equal programs have an equal
+    `identity`.
     """
     program = prepared.program
     if program is None:
@@ -67,7 +68,8 @@ class MemoryNeed(NamedTuple):
 def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
     """Returns the memory of a run, from its compiled program.
 
-    CPU devices share the memory of the machine, with the process. None where workers train, or XLA does not tell.
+    CPU devices share the memory of the machine, with the process. Returns None if workers train, or if XLA does
+    not report it.
     """
     compiled, program = describe_program(prepared), prepared.program
     if compiled is None or program is None or compiled["bytes"] is None:
@@ -144,7 +146,7 @@ def _of_fullest(devices: Sequence[Any], name: str) -> int:
 
 
 def process_memory() -> int:
-    """Returns the bytes of this process and those that it has started, or 0 where the system does not tell."""
+    """Returns the bytes used by this process and its descendants, or 0 if the system does not report it."""
     return_freed_memory()  # by the compiler
     return resident_memory(descendants_of(os.getpid()))
 

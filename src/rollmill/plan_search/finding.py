@@ -58,7 +58,7 @@ class SearchRequest:
 
     @property
     def options(self) -> RunOptions:
-        """How the training is run, as it was asked for."""
+        """The options of the run, as requested."""
         return self.training.options
 
     @property

@@ -67,7 +67,7 @@ class Order:
 
     @property
     def trained(self) -> TrainingRequest:
-        """Returns the training. Raises a `UsageError` if the order has none."""
+        """Returns the training request of an order. Raises a `UsageError` if the order has none."""
         if self.train is None:
             raise UsageError(f"{SOURCE} says nothing.")
         return self.train

@@ -1,4 +1,4 @@
-"""The process that compiles and shortly trains one candidate, and everything it starts."""
+"""Controls the process that compiles one candidate and trains it for a short time."""
 
 import contextlib
 import json
@@ -99,7 +99,7 @@ class CandidateProcess:
         self._temporary.close()
 
     def ask(self, command: str | None, name: str, *, seconds: float) -> Any:
-        """Sends a command, if there is one, and waits for the report of this name.
+        """Sends a command, if given, and waits for the report with this name.
 
         Raises `CannotRun` with the reason if the process has ended, and `OutOfTime` without an answer within
         `seconds`.

@@ -36,7 +36,7 @@ def file_for(what: Mapping[str, Any]) -> Path:
 
 
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
-    """Returns an earlier result. None if there is none, or if this budget is larger and may find a better one."""
+    """Returns an earlier result, or None if there is none, or if a larger budget may find a better plan."""
     try:
         value = parse_json(
             folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES

@@ -41,8 +41,8 @@ def _place_on(cluster: str) -> Place:
 def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *, saved: bool = False) -> Plan:
     """Plans for graphs with unregistered parts (`custom`), which worker processes cannot rebuild.
 
-    The training stays in this process, in threads, where the options leave the choice, and unless the plan is that
-    of a resumed run (`saved`). Raises a `UsageError` with the parts if the options ask for other processes.
+    Training stays in threads of this process if the options allow it, unless the plan belongs to a resumed run
+    (`saved`). Raises a `UsageError` with the parts if the options ask for other processes.
     """
     if not custom or plan.place in ("program", "threads"):
         return plan
@@ -78,7 +78,7 @@ def _check_settings(plan: Plan, graph: Graph, options: PlacementOptions) -> None
 
 
 def uses_workers(options: PlacementOptions) -> bool:
-    """Returns whether a training with these options has workers, as far as is known before its graph is built."""
+    """Returns whether a run with these options has workers, as far as this is known before its graph is built."""
     one_program = options.distribution == "gpu-only" and options.plan is None
     return options.place not in (None, "program") or options.cluster is not None or not one_program
 

@@ -18,7 +18,7 @@ DistributionPolicy: TypeAlias = Callable[[Counts], Partition]
 
 
 def central(counts: Counts) -> Partition:
-    """Actors compute gradients of their own rollouts, one place applies them (A3C, if asynchronous).
+    """Actors compute gradients of their own rollouts, and one process applies them (A3C, if asynchronous).
 
     `{environment, policy, gradients} x actors, {update} x 1`.
     """

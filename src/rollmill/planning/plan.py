@@ -39,7 +39,7 @@ class SavedGroup:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Options that were chosen together with a partition and its place. None is left to the training's options."""
+    """Options chosen together with a partition and its place. None means that the options of the run decide."""
 
     devices: Annotated[int, Range(0, finite=False)] | None = None
     """Devices that share one program."""
@@ -82,7 +82,7 @@ class Plan:
     def check(self, loops: Loops | None = None) -> None:
         """Checks that the plan can run with the sizes of these loops.
 
-        A `UsageError` says what does not fit, and what would.
+        Raises a `UsageError` that gives sizes which would fit.
         """
         _check_place(self.place)
         check_partition(self.partition, loops)
@@ -104,9 +104,9 @@ class Plan:
 
     @staticmethod
     def from_json(value: Any) -> "Plan":
-        """Returns the plan that `to_json` wrote, or that somebody edited.
+        """Reads a plan written by `to_json`, possibly edited since.
 
-        Raises a `UsageError` with the field that is missing, unknown, of another type, or does not fit.
+        Raises a `UsageError` for a field that is missing, unknown, of another type, or invalid.
         """
         saved = read_as(SavedPlan, value, where="the plan", error=UsageError)
         if saved.version not in (VERSION, WITH_SETTINGS):

@@ -203,7 +203,7 @@ def smoothed_points(points: Sequence[MetricPoint], weight: float) -> list[Metric
 
 
 def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
-    """Returns at most so many points: means of neighbours, and the last point as it is."""
+    """Returns at most `most` points: means of neighbours, and the last point unchanged."""
     if len(points) <= most:
         return list(points)
     parts = np.array_split(np.array(points[:-1]), most - 1)

@@ -1,4 +1,4 @@
-"""Learning curves as one page that loads nothing else."""
+"""Draws learning curves as a self-contained HTML page."""
 
 from collections.abc import Sequence
 

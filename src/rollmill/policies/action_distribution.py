@@ -39,7 +39,7 @@ class ActionDistribution(eqx.Module):
     def logits(self) -> Any:
         """Logits of the choices: `[*batch, n]` for a `Discrete` space, very low for illegal actions.
 
-        `[*batch, *shape, max(nvec)]` of a `MultiDiscrete` one, and `[*batch, *shape]` of a `MultiBinary` one.
+        `[*batch, *shape, max(nvec)]` for `MultiDiscrete`, and `[*batch, *shape]` for `MultiBinary`.
 
         Raises:
             UsageError: the actions are continuous.

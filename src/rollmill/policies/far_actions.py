@@ -1,4 +1,4 @@
-"""A note on actions that the policy of a new training hardly reaches."""
+"""Warns about actions that the policy of a new run hardly reaches."""
 
 import math
 from collections.abc import Mapping

@@ -19,7 +19,7 @@ class GameAgainstPolicy:
     """A game of a person against a trained policy: `env`, or by default the run's game.
 
     A `stochastic` policy draws its actions as in training, instead of taking the most likely ones. Raises a
-    `UsageError` if the game is not for two players, or cannot be shown as text.
+    `UsageError` if the game does not have two players, or cannot be shown as text.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GameAgainstPolicy:
 
     @property
     def persons_turn(self) -> bool:
-        """True if the person has to move."""
+        """Returns whether it is the person's turn."""
         assert self.env.to_move is not None
         return not self.over and int(self.env.to_move(self._state, self.env.params)) == self._person
 

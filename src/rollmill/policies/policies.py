@@ -49,10 +49,10 @@ def load(
 
     Args:
         run_dir: the run's directory.
-        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several), by evaluation
-            where the run evaluated while training; or the number of an iteration.
-        seed: which one, of a run that trained several, or the first if left out.
-        algorithm: the graph again, where the run was made with parts that only Python has.
+        checkpoint: `last`; `best`, the checkpoint with the best return (the mean over seeds), from evaluations if
+            the run had any; or the number of an iteration.
+        seed: the seed to load from a run with several. Default: the first.
+        algorithm: the graph, if the run was created with parts that exist only in Python.
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later. A run made on this machine
             needs no permission.

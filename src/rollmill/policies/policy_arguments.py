@@ -36,7 +36,9 @@ def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape of a mask of legal actions; of several agents a dictionary; `()` where actions cannot be masked."""
+    """Returns the shape of a mask of legal actions: a dictionary for several agents, and `()` if actions cannot be
+    masked.
+    """
     if isinstance(space, spaces.Dict):
         parts = {name: possible_mask(part) for name, part in space.spaces.items()}
         return {name: part for name, part in parts.items() if not isinstance(part, tuple)}

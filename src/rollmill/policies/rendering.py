@@ -46,7 +46,7 @@ WAY_OUT = "docs/extending.md shows how to add one"
 
 
 class Frame(NamedTuple):
-    """A picture of the environment, and where in the episodes it is from."""
+    """A picture of the environment, with its episode and step."""
 
     picture: Picture
     episode: int

@@ -1,4 +1,4 @@
-"""Evaluations of a run's checkpoints as they appear, while another process trains it."""
+"""Evaluates the checkpoints of a run as they appear, while another process trains it."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ def watch(
 ) -> Iterator[WatchedCheckpoint]:
     """Evaluates the existing checkpoints of a run and each new one by one compiled program, oldest first.
 
-    It ends when no process trains the run and all checkpoints were evaluated. One that the training deletes before
-    its turn, because it keeps newer ones, is left out. See `evaluate` for arguments and errors.
+    Ends when no process trains the run and all checkpoints were evaluated. Checkpoints that the run deletes before
+    they are evaluated are skipped. See `evaluate` for arguments and errors.
     """
     run = RunDirectory.open(run_dir)
     graph, options = reopen(run, imports=imports, trust=trust)

@@ -26,7 +26,7 @@ class SavedSums:
 
 
 class StackedRows(NamedTuple):
-    """Metrics of iterations in a row as one array."""
+    """Metrics of consecutive iterations as one array."""
 
     names: list[str]
     numbers: Float64[np.ndarray, "rows metrics seeds"]
@@ -38,7 +38,7 @@ class StackedRows(NamedTuple):
         return self._replace(numbers=self.numbers[:, :, number, None])
 
     def of(self, prefix: str) -> Float64[np.ndarray, "rows some seeds"]:
-        """Returns those metrics whose names begin with a prefix."""
+        """Returns the metrics with a prefix."""
         return self.numbers[:, [index for index, name in enumerate(self.names) if name.startswith(prefix)]]
 
     def with_others(self, others: Mapping[str, Float64[np.ndarray, " rows"]]) -> "StackedRows":
@@ -100,10 +100,10 @@ class RowSums:
         return dict(zip(self.names, self._sums.sum(axis=-1).tolist(), strict=True))
 
     def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
-        """Returns means over iterations, one number for each seed.
+        """Returns means over iterations, one number per seed.
 
         `weights` maps some metrics to the metric with the fraction of each iteration in which they were computed.
-        They are 0 in the rest, and their means are over the computed part, or NaN.
+        They are 0 elsewhere, and their means are over the computed part, or NaN.
         """
         counts: Any = self.iterations or 1
         if self._absent:
@@ -157,8 +157,9 @@ class _EndedEpisodes(NamedTuple):
 class EpisodeWindow:
     """Mean return and length over recent episodes, and the best mean return so far.
 
-    `best_return` is the maximum over full windows only: the mean of a few early episodes does not count. `best`
-    is defined wherever `mean_return` is, and never below it, so that means of both over several trainings compare.
+    `best_return` is the maximum over full windows only: the mean of a few early episodes does not count. `best` is
+    defined whenever `mean_return` is, and is never below it, so that their means over several runs can be
+    compared.
     """
 
     def __init__(self) -> None:
@@ -172,7 +173,7 @@ class EpisodeWindow:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "EpisodeWindow":
-        """Returns the window as it was when `to_json` was called."""
+        """Restores a window from the result of `to_json`."""
         window = cls()
         window._recent.extend(_EndedEpisodes(*ended) for ended in saved["recent"])
         window._sums = window._summed()
@@ -202,7 +203,7 @@ class EpisodeWindow:
 
     @property
     def episodes(self) -> float:
-        """Number of episodes that the means are over."""
+        """Number of episodes in the means."""
         return self._sums.count
 
     @property

@@ -38,7 +38,7 @@ NAMES = {
 
 
 class DamageError(Exception):
-    """A damaged checkpoint. The text names the damage."""
+    """A checkpoint is damaged. The message describes the damage."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class CheckpointRecord:
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record with the digest of its own text, which tells damage from another run's record."""
+    """Returns a record with the digest of its own content, which distinguishes damage from the record of another
+    run.
+    """
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     text = json.dumps(content, sort_keys=True)
     return content | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}

@@ -124,7 +124,7 @@ def _rank(name: str) -> int:
 
 
 def fitting(title: str, parts: Iterable[str], width: int) -> str:
-    """Returns a line of as many parts as it has room for."""
+    """Joins as many parts as fit into one line."""
     line = title
     for part in parts:
         gap = " " if line == title else "   "
@@ -135,14 +135,14 @@ def fitting(title: str, parts: Iterable[str], width: int) -> str:
 
 
 class Sampled:
-    """Values of the whole past, of which every second is dropped once there are too many."""
+    """Samples of all past values. Every second sample is dropped once there are too many."""
 
     def __init__(self, most: int) -> None:
         self._most, self._every, self._seen = most, 1, 0
         self.values: list[float] = []
 
     def add(self, value: float | None) -> None:
-        """Keeps a value if it is its turn."""
+        """Adds a value, which is kept if a sample is due."""
         if value is None:
             return
         if self._seen % self._every == 0:
@@ -170,6 +170,6 @@ def progress_bar(share: float, length: int) -> str:
 
 
 def peak_memory() -> int:
-    """Returns the most bytes of memory that this process has held."""
+    """Returns the peak memory of this process in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -30,9 +30,9 @@ class Display(Protocol):
 
 
 def choose_display(*, quiet: bool, dashboard: bool = True) -> Display:
-    """Returns the display for standard error: nothing if it is `quiet`, and plain lines where it is no terminal.
+    """Returns the display for standard error: none if `quiet`, and plain lines if it is not a terminal.
 
-    On a terminal it is a dashboard, or a bar without `dashboard` and where the terminal is small.
+    On a terminal it is a dashboard, or a progress bar without `dashboard` or on a small terminal.
     """
     if quiet or sys.stderr is None:
         return Quiet()

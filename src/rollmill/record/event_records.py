@@ -70,7 +70,7 @@ def _value(value: Any) -> bytes:
 
 
 def record(event: bytes) -> bytes:
-    """Returns one record: its length with a checksum, then the event with a checksum."""
+    """Encodes one event as a record: its length with a checksum, then its bytes with a checksum."""
     length = struct.pack("<Q", len(event))
     return b"".join([length, struct.pack("<I", _masked(length)), event, struct.pack("<I", _masked(event))])
 

@@ -57,8 +57,8 @@ def metric_names(run: RunDirectory) -> set[str]:
 def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
     """Returns at most `max_points` evenly spaced points of a run's learning curve, including the last.
 
-    Reads only these lines, so that the length of the file hardly matters. The curve is the mean over all seeds, or
-    that of one `seed`.
+    Reads only the lines of these points, so that the length of the file hardly matters. The curve is the mean over
+    all seeds, or the curve of one `seed`.
     """
     metric = RETURN if seed is None else f"{RETURN}_seed{seed}"
     with _opened(run.folder, METRICS) as file:

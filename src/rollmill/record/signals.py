@@ -43,7 +43,7 @@ class StopRequest:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the signal arrived, or 0 without one."""
+        """Seconds since the signal arrived, or 0 if there was none."""
         return time.monotonic() - self.received_at if self.requested else 0.0
 
     @property
@@ -53,7 +53,7 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str | None:
-        """Name of the signal, such as `SIGTERM`, or None without one."""
+        """Name of the signal, such as `SIGTERM`, or None if there was none."""
         return None if self.signal_number is None else signal.Signals(self.signal_number).name
 
     @property

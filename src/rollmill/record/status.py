@@ -9,7 +9,7 @@ from rollmill.core.text import compact
 
 
 class Status(NamedTuple):
-    """A training's progress, as displays show it."""
+    """The progress of a run, as shown by displays."""
 
     env_steps: int
     total_steps: int

@@ -84,14 +84,14 @@ def register_algorithm(
     summary: str | None = None,
     overwrite: bool = False,
 ) -> Callable[..., Graph]:
-    """Makes an algorithm known by a name: to the command line, to runs, and to the processes that train it.
+    """Registers an algorithm by name, for the command line, for runs, and for the processes that train it.
 
     Args:
         name: the name, such as `my-ppo`: one word without a colon.
-        build: makes the graph from an environment and an instance of `config`. Other processes call it again, so
-            it has to return the same for the same arguments.
+        build: function from an environment and an instance of `config` to a graph. Other processes call it again,
+            so it must return the same graph for the same arguments.
         config: a frozen dataclass of hyperparameters with defaults, whose fields become options of the command.
-        summary: a line that describes it, or the first of `build`'s docstring if left out.
+        summary: a line that describes it. Default: the first line of `build`'s docstring.
         overwrite: replace an algorithm that has the same name.
 
     Returns:
@@ -99,7 +99,8 @@ def register_algorithm(
         the name.
 
     Raises:
-        UsageError: the name is taken or cannot be one, or `config` is no frozen dataclass that a file can hold.
+        UsageError: the name is taken or invalid, or `config` is not a frozen dataclass that can be stored in a
+            file.
     """
     ALGORITHMS.check(name, build, overwrite=overwrite)
     _check_config(name, config)

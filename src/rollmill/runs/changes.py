@@ -1,4 +1,4 @@
-"""Changes hyperparameters when a run is resumed, but only those that leave the shapes of its state alone."""
+"""Changes hyperparameters when a run is resumed, except those that determine the shapes of its state."""
 
 import typing
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,9 @@ COUNTED = ("update_epochs", "num_minibatches")
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Parses texts `name=value` of the command line. Raises a `UsageError` for other texts and repeated names."""
+    """Parses `name=value` arguments of the command line. Raises a `UsageError` for other strings and repeated
+    names.
+    """
     values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -96,7 +98,7 @@ def _rate_follows_updates(config: Any) -> bool:
 
 
 def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
-    """Raises a `UsageError` if the training has already made more steps than `values` plan."""
+    """Raises a `UsageError` if the run has already made more steps than `values` plan."""
     if "total_timesteps" in values and loops.iterations < iteration:
         done = iteration * loops.batch_size
         raise UsageError(
@@ -156,7 +158,7 @@ def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display)
 
 
 def note_option(run: RunDirectory, name: str, value: Any) -> None:
-    """Writes down an option that has another value from now on."""
+    """Records an option that has a new value from now on."""
     config = run.read_config()
     rewrite_config(run, {**config, "options": {**config["options"], name: value}})
 

@@ -1,4 +1,4 @@
-"""Creates a run directory: its name, its configuration, and where its code came from."""
+"""Creates a run directory, with its name, its configuration, and the origin of its code."""
 
 import contextlib
 import sys

@@ -27,7 +27,7 @@ Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
 class RunOptions(PlacementOptions):
     """Settings for running and recording.
 
-    Only seven options change by more than rounding what one seed learns: `seed`; `start_from`, `clone` and
+    Only seven options change the result of a seed by more than rounding: `seed`; `start_from`, `clone` and
     `clone_updates`, other first weights; `asynchronous`, which lets actors use older weights; `numerics`, the
     precision of kernels' matrix products; and `stop_at_return`, which may end the training early.
     """

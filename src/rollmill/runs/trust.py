@@ -1,9 +1,10 @@
-"""Modules that a run may import: those that the user names at this call, and those that the user's own runs name.
+"""Decides which modules a run may import: modules named by the user in this call, and modules named by the user's
+own runs.
 
-A configuration that was read from a directory is data. Modules that it names are imported if the user names them
-too, or if this user made the run in that very directory, or once said `--trust` of it. That is remembered in a
-file of the user's, outside of any run. A directory that was copied, unpacked or downloaded is another one, and
-asks again, as does one whose configuration another user has written.
+A configuration that was read from a directory is data. Its modules are imported if the user names them too, or if
+this user created the run in that directory or once passed `--trust` for it. This is remembered in a file of the
+user, outside of any run. A copied, unpacked or downloaded directory must be trusted again, and so must a directory
+with a configuration written by another user.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ CLUSTER, START = "cluster=", "start_from="
 
 
 class NamedModule(NamedTuple):
-    """A module that a configuration names, and where."""
+    """A module named by a configuration, with the field that names it."""
 
     module: str
     field: str

@@ -1,4 +1,4 @@
-"""The paths of a server, and what each of them answers."""
+"""The paths of a server, with their answers."""
 
 import hmac
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class PolicyApplication:
 
     @property
     def failures(self) -> int:
-        """Batches that failed, since the last one that did not."""
+        """Number of batches that failed since the last success."""
         return self._engine.failures
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class PolicyApplication:
         self._statistics.set("sessions", len(self._sessions))
 
     def admit(self, method: str, path: str, authorization: bytes) -> None:
-        """Refuses requests without the token, of unknown paths, or with another method."""
+        """Rejects requests without the token, with an unknown path, or with another method."""
         if self._authorization is not None and not hmac.compare_digest(
             _scheme_in_lower_case(authorization), self._authorization
         ):

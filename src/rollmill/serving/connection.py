@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
             self._receiving = None
 
     def data_received(self, data: bytes) -> None:
-        """Keeps the data until this connection has its turn, and reads no more meanwhile."""
+        """Stores data until this connection has its turn, and pauses reading until then."""
         if self._ended:
             return
         self._data += data
@@ -276,7 +276,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def give_up(self) -> None:
-        """Closes the connection at once, so that another has its place."""
+        """Closes the connection at once, to make room for another."""
         self._ended = True
         self._transport.abort()
 

@@ -1,4 +1,6 @@
-"""The parts that connections of a server share: what a request is, who answers it, and what is held meanwhile."""
+"""The parts shared by all connections of a server: requests, the application that answers them, and resources in
+use.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -47,12 +49,12 @@ class ConnectionContext:
 
     @property
     def taken(self) -> int:
-        """Number of connections, with those that are about to open."""
+        """Number of connections, including those about to open."""
         return len(self.connections) + len(self.opening)
 
 
 class Exchange:
-    """A request of a connection and its answer, which waits for those before it."""
+    """A request of a connection and its answer, which is sent after all earlier answers."""
 
     __slots__ = ("answer", "body_bytes", "held", "keep_alive", "old", "request", "without_body")
 

@@ -27,7 +27,7 @@ from rollmill.serving.batching import padded_sizes
 
 
 class PolicyRows(NamedTuple):
-    """Observations to decide for, and what else the policy knows of each, with leaves `[N, ...]`."""
+    """Observations to decide for, with their memories and legal actions, with leaves `[N, ...]`."""
 
     observation: PyTree[np.ndarray]
     mask: PyTree[np.ndarray]

@@ -48,14 +48,16 @@ class ServerLimits:
     """Most seconds that the requests in flight have when the server is stopped."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
-        """Returns these limits with other sessions, each given up after `seconds` without a request."""
+        """Returns these limits with another number of sessions, which are closed after `seconds` without a
+        request.
+        """
         return replace(self, sessions=sessions, session_seconds=seconds)
 
 
 def limits_of(max_batch: int, numbers: int) -> ServerLimits:
-    """Returns the limits of a server whose largest body holds a full batch of `max_batch` observations.
+    """Returns the limits of a server that accepts a full batch of `max_batch` observations in one body.
 
-    `numbers` are those of one observation and its legal actions.
+    `numbers` counts the scalars of one observation and its action mask.
     """
     body = BYTES_BESIDES + max_batch * (BYTES_PER_NUMBER * numbers + BYTES_BESIDES_EACH)
     usual = ServerLimits(body)
@@ -63,7 +65,9 @@ def limits_of(max_batch: int, numbers: int) -> ServerLimits:
 
 
 def allow_descriptors(connections: int) -> None:
-    """Raises this process's limit of descriptors, as far as it may, to what so many connections need."""
+    """Raises this process's limit on file descriptors, as far as permitted, to the number needed for
+    `connections`.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + DESCRIPTORS_BESIDES
     if hard != resource.RLIM_INFINITY:

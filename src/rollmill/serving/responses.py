@@ -67,7 +67,7 @@ def error_response(refusal: Refusal) -> Response:
 def encode(response: Response, *, keep_alive: bool, old: bool, without_body: bool) -> bytes:
     """Returns the bytes of a response.
 
-    A client of HTTP/1.0 (`old`) has to be told that the connection stays open. `HEAD` is answered `without_body`.
+    An HTTP/1.0 client (`old`) needs a header to keep the connection open. `HEAD` is answered `without_body`.
     """
     connection = b"" if keep_alive and not old else b"keep-alive" if keep_alive else b"close"
     line = b"Connection: %s\r\n" % connection if connection else b""

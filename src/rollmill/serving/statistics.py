@@ -57,8 +57,8 @@ def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None
 class ServerStatistics:
     """The counts of worker `index`, and the sums over all workers.
 
-    `descriptor` is that of a file of `bytes_of(workers)` zeros that all workers have opened, or -1 for memory of
-    this process alone.
+    `descriptor` belongs to a file of `bytes_of(workers)` zeros opened by all workers, or is -1 for memory of this
+    process only.
     """
 
     def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:

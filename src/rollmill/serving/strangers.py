@@ -17,9 +17,10 @@ class Closable(Protocol):
 
 
 class Strangers:
-    """Connections by the host that they come from, the oldest of each host first.
+    """Unauthenticated connections by host, the oldest of each host first.
 
-    A host with many connections loses its own. It keeps out neither clients of other hosts nor known ones.
+    A host with many connections loses its own ones. It cannot keep out clients of other hosts or authenticated
+    clients.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Strangers:
         self._of_host.setdefault(host, {})[connection] = None
 
     def discard(self, connection: Closable) -> None:
-        """Forgets a connection that is known now, or closed."""
+        """Removes a connection that is authenticated now, or closed."""
         if (host := self._hosts.pop(connection, None)) is None:
             return
         del self._of_host[host][connection]
@@ -44,7 +45,7 @@ class Strangers:
             del self._of_host[host]
 
     def close_one(self) -> bool:
-        """Closes the oldest connection of the host that has the most of them, or False if there are none."""
+        """Closes the oldest connection of the host with the most connections. Returns False if there are none."""
         if not self._hosts:
             return False
         oldest = next(iter(max(self._of_host.values(), key=len)))

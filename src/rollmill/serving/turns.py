@@ -1,4 +1,4 @@
-"""Turns of connections: those with data to parse have them one after the other, for a short time at once."""
+"""Schedules connections with data to parse: each in turn, for a short time."""
 
 import asyncio
 from collections import deque

@@ -88,7 +88,7 @@ class _Workers:
             self.start(worker.index)
 
     def end(self, *, patience: float) -> None:
-        """Has all workers answer what is in flight, and waits for their end."""
+        """Asks all workers to answer requests in flight, and waits until they have ended."""
         end_all([worker.process for worker in self.workers], patience=patience)
         for worker in list(self.workers):
             self._forget(worker)

@@ -71,44 +71,43 @@ def sweep(
 
     `rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(5)})`
 
-    Trials are processes of their own: environments and algorithms are given by name, and modules that register
-    them, which trials import, are found by `PYTHONPATH`. A stopped or killed sweep continues with
+    Trials are separate processes, so environments and algorithms are given by name. Trials import the modules that
+    register them, which must be found by `PYTHONPATH`. A stopped or killed sweep continues with
     `rollmill sweep --resume`.
 
     Args:
         algorithm: name of the algorithm.
         environment: id of the environment.
-        over: values to try, by option: a list of them, or with a sampler a range as text, such as
-            `"log:1e-5..1e-2"`. Beside hyperparameters and options of a run there are `environment` and
-            `env_option.KEY`.
+        over: values to try, by option: a list, or with a sampler a range as a string, such as `"log:1e-5..1e-2"`.
+            In addition to hyperparameters and options of a run, `environment` and `env_option.KEY` may vary.
         sampler: `grid` (all combinations), `random`, or a sampler of Optuna: `tpe`, `multivariate-tpe`.
         trials: number of trials of a sampler.
-        random: short for `sampler="random"` with so many trials.
+        random: number of trials, short for `sampler="random"` with `trials`.
         sweep_seed: seed of draws and proposals.
         stop_early: `asha` stops trials whose return at a rung is not among the best.
-        reduction_factor: one in so many trials continues at each rung.
+        reduction_factor: one in this many trials continues at each rung.
         grace_steps: environment steps of the first rung.
         pbt_every: environment steps after which the worst trials take over from the best, in population-based
             training.
         pbt_share: share of the trials that take over.
         group_seeds: train all seeds of `over["seed"]`, integers in a row, in one program.
-        at_once: most trials at a time; as many as suit the machine if left out.
+        at_once: maximum number of trials at a time. Default: as many as suit the machine.
         gpu_sharing: how trials share a GPU.
         together: `auto` lets trials that differ in seeds and hyperparameters alone share a program; with `off`
-            each trial is a process of its own.
-        metric: result by which trials are compared; the largest is the best.
+            each trial is a separate process.
+        metric: result by which trials are compared. The largest is the best.
         sweep_dir: directory of the sweep; named by algorithm, environment and time under runs/ if left out.
         env_options: options of the environment of all trials.
-        imports: modules that register the environment, the network or the algorithm, beside those whose import
-            has registered them in this program.
+        imports: modules that register the environment, the network or the algorithm, in addition to modules that
+            this program has imported.
         quiet: print nothing.
         **options: hyperparameters and options of `rollmill train` for all trials: `total_timesteps=100_000`,
             `network={"hidden_sizes": (64, 64)}`, `recipe="cartpole-two-cores"`.
 
     Raises:
-        UsageError: something cannot be used; nothing was started then.
-        Interrupted: a KeyboardInterrupt, after Ctrl-C; running trials have stopped with a checkpoint, and the
-            exception's `result` is the `Sweep`.
+        UsageError: an argument is invalid. Nothing was started.
+        Interrupted: Ctrl-C was pressed. Running trials have stopped with a checkpoint, and the exception's
+            `result` is the `Sweep`.
 
     Examples:
         >>> rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(3)})
@@ -241,9 +240,9 @@ def _environment_options(options: Any, transforms: Any) -> dict[str, Any]:
 
 
 def json_value(name: str, value: Any) -> Any:
-    """Returns a value as JSON holds it: numbers of NumPy as Python's, tuples as lists, paths as text.
+    """Converts a value to JSON: NumPy scalars to Python numbers, tuples to lists, and paths to strings.
 
-    Raises a `UsageError` if it has no such form.
+    Raises a `UsageError` if it cannot be represented.
     """
     plain = _plain(value)
     infinite = isinstance(plain, float) and plain in (float("inf"), -float("inf"))

@@ -122,11 +122,11 @@ class SweepDirectory:
 
     @property
     def remaining(self) -> int:
-        """Number of trials that a sampler still has to propose."""
+        """Number of trials that a sampler has not proposed yet."""
         return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
 
     def propose(self, failed: Collection[str]) -> Trial:
-        """Returns the next trial of a sampler, given those that failed, and writes it down before it begins."""
+        """Returns the next trial of a sampler, given the failed trials, and records it before it begins."""
         past = [self._past(trial, failed) for trial in self.trials()]
         point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
         points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
@@ -165,7 +165,7 @@ class SweepDirectory:
             write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(sorted(after)))))
 
     def run(self, trial: Trial) -> RunDirectory:
-        """Returns the run of a trial; it need not exist yet."""
+        """Returns the run directory of a trial, which need not exist yet."""
         return RunDirectory(self.root / TRIALS / trial.name)
 
     @property
@@ -205,7 +205,7 @@ class SweepDirectory:
         return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
 
     def has_begun(self, trial: Trial) -> bool:
-        """Returns whether there is a run of the trial, or what is left of one."""
+        """Returns whether the trial has a run, possibly an incomplete one."""
         return self.trials_folder.has(trial.name)
 
     def order(self, trial: Trial) -> Order:

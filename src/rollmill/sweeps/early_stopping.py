@@ -19,7 +19,7 @@ class EarlyStopping:
         self._followers: dict[str, LineFollower] = {}
 
     def look(self, trial: Trial) -> Judgement | None:
-        """Reads what a running trial has written since the last call; returns why it has to stop, if it has to."""
+        """Reads the new metrics of a running trial. Returns the judgement that stops it, or None."""
         if trial.name not in self._followers:
             self._followers[trial.name] = LineFollower(self._sweep.run(trial).folder)
         curve = [

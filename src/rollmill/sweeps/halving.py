@@ -43,7 +43,7 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The comparison of a trial with those that came to a rung before it."""
+    """The comparison of a trial with earlier trials at a rung."""
 
     steps: int
     """The rung."""
@@ -96,7 +96,9 @@ class HalvingState:
     """Whether early stopping has ended: from then on no further trial is stopped."""
 
     def judge(self, rule: HalvingRule, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
-        """Judges a trial, and notes the results; without effect for one that was stopped, and after the end."""
+        """Judges a trial and records the results. Does nothing for stopped trials, or after the end of the
+        sweep.
+        """
         if self.ended or trial in self.stopped:
             return []
         judgements = judge(rule, self.rungs, trial, curve)

@@ -1,4 +1,4 @@
-"""Intervals of means over few values, by bootstrap.
+"""Bootstrap confidence intervals of means over few values.
 
 Shape letters: `N` values, `P` numbers each.
 """

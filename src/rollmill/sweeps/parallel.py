@@ -26,9 +26,9 @@ class _Axis(NamedTuple):
 
 
 def parallel_coordinates(found: Sequence[Configuration], options: Sequence[str], metric: str) -> str:
-    """Draws configurations as SVG, the best one on top. `options` name the values of their points.
+    """Draws configurations as SVG, the best one on top. `options` names the values of each configuration.
 
-    Returns an empty text with fewer than two configurations.
+    Returns an empty string for fewer than two configurations.
     """
     shown = found[:MAX_LINES]
     if len(shown) < 2:

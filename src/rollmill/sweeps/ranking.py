@@ -1,4 +1,4 @@
-"""The order of a sweep's table: points by their mean over seeds, so that one lucky seed makes none the best."""
+"""Ranks the configurations of a sweep by their mean over seeds, so that one lucky seed does not decide."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -37,7 +37,7 @@ NUMBERS = ("final_return", "best_return", "env_steps", "steps_per_second", *OVER
 
 
 class LabelledCurve(NamedTuple):
-    """A learning curve, and what it is of."""
+    """A learning curve with its label."""
 
     label: str
     points: Sequence[MetricPoint]

@@ -29,7 +29,7 @@ class Axis(NamedTuple):
 
     @property
     def integers(self) -> tuple[int, int] | None:
-        """The first and the last value, where the values are all integers from one to the other."""
+        """The first and the last value, if the values are consecutive integers."""
         if not self.values or not all(type(value) is int for value in self.values):
             return None
         first, last = self.values[0], self.values[-1]
@@ -37,14 +37,15 @@ class Axis(NamedTuple):
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values with tuples in place of lists, as points hold them."""
+        """The values, with tuples instead of lists."""
         return tuple(map(_hashable, self.values))
 
 
 def parse_axis(text: str) -> Axis:
     """Parses `OPTION=V1,V2,...`, `OPTION=1..8` (integers), `OPTION=0.1..0.9` or `OPTION=log:1e-5..1e-2`.
 
-    Values of a list stay text here, as their types are those of the option. Other text is a `UsageError`.
+    Values of a list remain strings, because the option determines their types. Raises a `UsageError` for other
+    forms.
     """
     option, equals, values = text.partition("=")
     option = option_name(option)

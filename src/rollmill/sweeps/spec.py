@@ -16,7 +16,7 @@ QUIETLY = {"tensorboard": False, "quiet": True}
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a sweep."""
+    """One run of a sweep."""
 
     name: str
     point: dict[str, Any]
@@ -41,7 +41,7 @@ default."""
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """All that a sweep was asked for; it never changes."""
+    """The specification of a sweep, which never changes."""
 
     request: TrainingRequest
     """What all trials have in common."""
@@ -73,7 +73,9 @@ class SweepSpec:
         return [Trial(f"{index:0{width}}", point, self.request_at(point)) for index, point in enumerate(named)]
 
     def request_at(self, point: Mapping[str, Any]) -> TrainingRequest:
-        """Returns the training at one combination of values. Raises a `UsageError` if its seeds are invalid."""
+        """Returns the training request for one combination of values. Raises a `UsageError` if its seeds are
+        invalid.
+        """
         return self.request.changed(QUIETLY).at(point)
 
     def to_json(self) -> dict[str, Any]:

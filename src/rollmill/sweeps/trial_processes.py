@@ -67,7 +67,7 @@ def start_population(
     part: MachinePart,
     imports: Collection[str],
 ) -> subprocess.Popen:
-    """Starts the process of population-based training for these trials, or resumes it; see `start_trials`."""
+    """Starts or resumes the process of population-based training for these trials. See `start_trials`."""
     every = sweep.trials()
     trials = [every[number] for number in members]
     together = tuple(trial.request.changed({"run_dir": str(sweep.run(trial).root)}) for trial in trials)

@@ -36,6 +36,6 @@ def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]
 
 
 def defined_mean(numbers: np.ndarray) -> float | None:
-    """Returns the mean over the seeds whose number is defined. None if there is none."""
+    """Returns the mean over the seeds with a defined number, or None if there are none."""
     defined = [number for number in numbers.tolist() if not math.isnan(number)]
     return sum(defined) / len(defined) if defined else None

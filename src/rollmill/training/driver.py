@@ -62,24 +62,24 @@ def drive(
     keeps_choices: bool = True,
     watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
-    """Trains what was prepared to its end, and records it in a run that the caller has locked.
+    """Runs prepared training to its end, and records it in a run that the caller has locked.
 
     Args:
         prepared: the training.
         run: where it is recorded.
         checkpoints: store of the run's checkpoints.
         hooks: called with events.
-        keeps_choices: whether the run keeps what workers choose by timing. False if the run continues in another
-            place only this time.
-        watch: may put another session around that of the training.
+        keeps_choices: whether the run records choices that workers made by timing. False if the run continues
+            elsewhere only this time.
+        watch: optionally wraps the training session.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.
         EnvironmentFailed: an environment failed too many times in a row.
         NonFiniteError: a number of an iteration is not finite.
-        StopOverdue: a SIGTERM came, and a worker does not end its iteration.
-        HookFailed: a hook raised. The training has saved a checkpoint.
-        SystemExit: a hook exited. The training has saved a checkpoint.
+        StopOverdue: after a SIGTERM, a worker does not end its iteration.
+        HookFailed: a hook raised an error. A checkpoint was saved.
+        SystemExit: a hook exited. A checkpoint was saved.
     """
     options, display, restored = prepared.options, prepared.display, prepared.restored
     calls = HookCalls([*_hooks_of(options), *tracking(options, display, prepared.algorithm), *hooks], display.note)
@@ -152,7 +152,7 @@ def tracking(options: RunOptions, display: Display, algorithm: Graph | None = No
 
 
 def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
-    """Returns a function that prints warnings, even if the training is quiet."""
+    """Returns a function that prints warnings, even with `quiet`."""
     return _print_warning if options.quiet else display.note
 
 

@@ -64,7 +64,7 @@ class PeriodicEvaluation:
 
     @property
     def pauses(self) -> Pauses:
-        """When a program waits for evaluations, so that they have the device for themselves."""
+        """Returns the pauses of a program in which evaluations have the device to themselves."""
         return Pauses(self.every, self._play_ahead)
 
     def _play_ahead(self, window: Window) -> None:
@@ -142,7 +142,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def iterations_between(graph: Graph, options: RunOptions) -> int:
-    """Iterations between two evaluations: as many as have at least `evaluate_every` environment steps."""
+    """Number of iterations between two evaluations, with at least `evaluate_every` environment steps."""
     return -(-(options.evaluate_every or 1) // graph.loops.batch_size)
 
 

@@ -45,9 +45,9 @@ class CommonPoint(NamedTuple):
     """Where a population continues."""
 
     iteration: int | None
-    """The newest iteration with an intact checkpoint of all members; None before there is one."""
+    """The newest iteration with an intact checkpoint of all members, or None if there is none yet."""
     members: tuple[int, ...]
-    """Numbers of the runs that have it. The others have gone on alone since."""
+    """Numbers of the runs that have it. The others have continued alone since."""
 
 
 def common_point(runs: Sequence[Path]) -> CommonPoint:

@@ -9,7 +9,7 @@ from rollmill.hooks import Checkpoint, Hook, Stop, TrainingEvent, name_of
 
 
 class HookFailed(RollmillError):
-    """A hook raised, or returned something else than a request; the training stopped with a checkpoint."""
+    """A hook raised an error or returned an invalid result. Training stopped with a checkpoint."""
 
     exit_code = 1
 
@@ -38,11 +38,11 @@ class HookCalls:
 
     @property
     def stopping(self) -> bool:
-        """Whether the training is to stop: a hook requested it, or failed."""
+        """Whether training must stop, because a hook requested it or failed."""
         return not (self.stop is None and self.failure is None and self.exit is None)
 
     def emit(self, event: TrainingEvent) -> None:
-        """Calls each hook with an event; one that fails is not called again."""
+        """Calls each hook with an event. A hook that fails is not called again."""
         for hook in tuple(self._hooks):
             try:
                 self._heed(hook, hook(event))

@@ -35,8 +35,8 @@ def note_on_known_failure(graph: Graph) -> str | None:
         return None
     return (
         f"note: {algorithm} is known to learn nothing on {name}, because {WITHOUT_A_SIGNAL[name]}, and random "
-        "actions hardly ever reach it. hint: use ppo --rnd-coef 1, which rewards rare observations; --clone FILE, a "
-        "recording of a heuristic; or a reward that grows on the way to the goal, by a transform or in your own "
+        "actions hardly ever reach it. hint: use ppo --rnd-coef 1, which rewards rare observations; --clone FILE, "
+        "a recording of a heuristic; or a reward that grows on the way to the goal, by a transform or in your own "
         "environment"
     )
 

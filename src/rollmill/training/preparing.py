@@ -173,8 +173,8 @@ def compile_program(
 ) -> CompiledProgram:
     """Compiles an iteration for the devices of a plan with one group.
 
-    `launches` are those of the kernels, if the run has chosen them before. `seeds` replace those of the options,
-    and `lanes` are graphs with the hyperparameters of the lanes.
+    `launches` are the kernels' launches, if the run has already chosen them. `seeds` replace the seeds of the
+    options, and `lanes` are graphs with the hyperparameters of each lane.
     """
     seeds = options.seeds if seeds is None else seeds
     enable_compilation_cache()

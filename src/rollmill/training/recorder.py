@@ -57,7 +57,7 @@ HIDDEN = ("episodes/", "finite/", COMPUTED, GAMES, MOMENTS)
 
 
 class Run(NamedTuple):
-    """A training that ended or was stopped."""
+    """A run that has ended or was stopped."""
 
     directory: Path
     summary: dict[str, Any]
@@ -169,11 +169,11 @@ class Recorder:
 
     @property
     def mean_return(self) -> float | None:
-        """The mean return of the latest episodes; None before there is one."""
+        """The mean return of the latest episodes, or None if there are none yet."""
         return _mean(self._returns)
 
     def follow_config(self) -> None:
-        """Reads the run's configuration again, so that the next checkpoints hold it."""
+        """Reads the run's configuration again, for the next checkpoints."""
         self._config = self._run.read_config()
         self._identity = identity_of(self._config)
 
@@ -200,12 +200,12 @@ class Recorder:
         self._compile_seconds, self._start_seconds = compile_seconds, seconds
 
     def keep_launches(self, launches: Mapping[str, Any]) -> None:
-        """Writes down the launches of kernels that workers have chosen, where the run is in its own place."""
+        """Records the kernel launches chosen by workers, unless the run continues elsewhere."""
         if self._keeps_choices:
             note_launches(self._run, launches)
 
     def keep_reduction(self, reduction: str) -> None:
-        """Writes down how a mesh takes means, where the run is in its own place."""
+        """Records the all-reduce of a mesh, unless the run continues elsewhere."""
         if self._keeps_choices:
             note_option(self._run, "reduction", reduction)
 
@@ -215,9 +215,9 @@ class Recorder:
         return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
     def record(self, report: MetricsRows) -> int:
-        """Logs iterations, up to one that is not finite; returns the number of iterations done so far.
+        """Logs iterations up to the first non-finite one. Returns the number of iterations done so far.
 
-        Those of one report are taken to have lasted equally long.
+        Iterations of one report are assumed to have equal durations.
         """
         return self.record_rows(report.first, stacked(report.rows, report.counts or [1] * len(report.rows)))
 
@@ -287,7 +287,7 @@ class Recorder:
         return time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
 
     def is_due(self, iteration: int) -> bool:
-        """Returns whether it is time for a checkpoint, or the training ends here."""
+        """Returns whether a checkpoint is due, or training ends here."""
         every = self._options.checkpoint_iterations
         due = self.is_overdue if every is None else iteration // every > self._saved_iteration // every
         return due or self._hooks.wants_checkpoint or iteration == self._loops.iterations

@@ -80,7 +80,7 @@ class TrainingRequest:
 
     @property
     def options(self) -> RunOptions:
-        """How the training is run.
+        """Returns the options of the run.
 
         Raises:
             UsageError: a value is invalid for its option.
@@ -101,7 +101,7 @@ def read_request(value: Any, *, where: str) -> TrainingRequest:
 
 
 class ResolvedRequest(NamedTuple):
-    """A request whose names were found, and whose settings have their types."""
+    """A request with resolved names and typed settings."""
 
     request: TrainingRequest
     config: Any
@@ -115,7 +115,7 @@ class ResolvedRequest(NamedTuple):
 
     @property
     def planned_envs(self) -> int | None:
-        """Number of environments by the plan, where the request has none."""
+        """Number of environments from the plan, if the request has none."""
         return None if "num_envs" in self.request.settings else settings_of(self.options).num_envs
 
     @property
@@ -198,7 +198,7 @@ def default_config(algorithm: str, recipe: str | None) -> Any:
 
 
 def find_recipe(name: str) -> Any:
-    """Returns the `recipes.classic.Recipe` of a name. Raises a `UsageError` if there is none."""
+    """Returns the `recipes.classic.Recipe` with a name. Raises a `UsageError` if it does not exist."""
     from rollmill.recipes import RECIPES
 
     if name not in RECIPES:
@@ -247,9 +247,9 @@ def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
 
 
 def seeds_of(value: Any) -> range | None:
-    """Returns the seeds of `FIRST..LAST`. None for a value of another form.
+    """Returns the seeds of `FIRST..LAST`, or None for a value of another form.
 
-    Raises a `UsageError` if there are none, or more than a run can have.
+    Raises a `UsageError` if there are no seeds, or more than a run can have.
     """
     first, dots, last = value.partition("..") if isinstance(value, str) else ("", "", "")
     if not (dots and first.isdecimal() and last.isdecimal()):

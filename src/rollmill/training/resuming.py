@@ -1,4 +1,4 @@
-"""Goes on with a run from its newest whole checkpoint, in the same place or in another."""
+"""Resumes a run from its newest intact checkpoint, in the same place or in another."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Initialisation from the weights of another run, on the same environment or on another one, or from a recording.
 
-Taken is what the two learners have in common: arrays of floats with the same place in the learner, and the same
-shape. Arrays that belong together, such as a layer's or those of running statistics, are copied together or not at
-all. Optimiser states, update counts, hyperparameters and an adapted learning rate are not copied.
+Copies all floating-point arrays that both learners have, with the same path and the same shape. Arrays that belong
+together, such as the arrays of a layer or of running statistics, are copied together or not at all. Optimiser
+states, update counts, hyperparameters and an adapted learning rate are not copied.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ def _cloned(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
     """Returns the training state before the first iteration, with the same initial weights for all seeds.
 
-    By default the state itself is made here. Environments stepped in Python are not part of it.
+    By default the state is created here. Environments stepped by Python are not part of it.
     """
     if state is None:
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)

@@ -88,7 +88,7 @@ def prepare_training(
     recipe: str | None = None,
     **overrides: Any,
 ) -> PreparedTraining:
-    """Checks and compiles a new training without writing anything. Takes the arguments of `train`."""
+    """Checks and compiles a new run without writing anything. Takes the arguments of `train`."""
     planned = plan_training(algorithm, chosen_options(options, overrides), imports=imports, recipe=recipe)
     return prepare(planned, None, display_of(planned.options))
 

@@ -190,7 +190,7 @@ def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], N
 
 
 def check_steps(steps: Sequence[int], name: str) -> None:
-    """Raises `UsageError` where ranks passed different steps."""
+    """Raises `UsageError` if ranks passed different steps."""
     if len(set(steps)) > 1:
         listed = ", ".join(f"rank {rank} is at {step}" for rank, step in enumerate(steps))
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Doorbells, by which one end of a channel wakes the other: file descriptors to wait on, across processes."""
+"""Doorbells: file descriptors by which one end of a channel wakes the other, across processes."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ ONE = (1).to_bytes(8, sys.byteorder)  # an eventfd adds the 64-bit numbers writt
 
 
 class Doorbell:
-    """Wakes the one end that waits on it. Anyone may ring, and rings before the end wakes up count as one.
+    """Wakes the single end that waits on it. Any process may ring, and rings before the end wakes up count as one.
 
     Uses an eventfd, or a pipe on systems without one. Wake-ups may be spurious: check the condition again.
     """

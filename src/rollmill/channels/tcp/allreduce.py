@@ -41,7 +41,7 @@ class RootReduction:
         self._closed = threading.Event()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Lends the connection of another rank to `mean` until the reduction is closed."""
+        """Makes the connection of another rank available to `mean` until the reduction is closed."""
         rank = int(hello["rank"])
         with self._connected:
             if rank not in self._others or rank in self._connections:

@@ -101,7 +101,7 @@ class Hub:
 class LatestConnection:
     """Lets only the latest of several connections to one end be served, and ends earlier ones.
 
-    Connections of a later incarnation count as later than all earlier incarnations' connections.
+    A connection of a later incarnation counts as later than all connections of earlier ones.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Accepts connections, authenticates them, and serves each in a thread of its own.
 
-The one listener of Rollmill: for the broker, the ends of channels, the supervisor and the workers that Ray places.
-One thread accepts, and runs all handshakes. An unauthenticated peer costs a file descriptor and no thread. The
-whole handshake has a time limit, and if there are too many handshakes, the oldest is dropped.
+All parts of Rollmill use this listener: the broker, the ends of channels, the supervisor, and workers placed by
+Ray. One thread accepts, and runs all handshakes. An unauthenticated peer costs a file descriptor and no thread.
+The whole handshake has a time limit, and if there are too many handshakes, the oldest is dropped.
 """
 
 import contextlib

@@ -44,8 +44,8 @@ def watch_link(sock: socket.socket) -> None:
 def seconds_unacknowledged(sock: socket.socket) -> float | None:
     """Returns the seconds since the other host's kernel acknowledged anything.
 
-    While the link is up this is at most about `PROBE_SECONDS`, even if the process there is stopped or stuck. None
-    where the system does not tell, and for sockets within one host.
+    While the link is up this is at most about `PROBE_SECONDS`, even if the process there is stopped or stuck.
+    Returns None if the system does not report it, and for sockets within one host.
     """
     if sys.platform != "linux" or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return None

@@ -1,4 +1,4 @@
 """The search for the fastest plan: candidates, rules that exclude most of them, and a table.
 
-Pure: what a candidate takes and how fast it is are functions that the caller passes.
+This package is pure: the caller passes functions that return the memory and the speed of a candidate.
 """

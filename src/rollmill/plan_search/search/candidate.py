@@ -125,9 +125,9 @@ class StageTimes(NamedTuple):
 def placed_seconds(candidate: Candidate, times: StageTimes, *, cores: int) -> float:
     """Returns the seconds of an iteration of a placement, at the same number of environments.
 
-    At best: replicas divide their stage evenly among the cores, those of a GPU as if none took anything of it from
-    the others, and messages cost nothing. Stages that wait for each other follow one another. A search corrects
-    what this leaves out by its first measurement of each kind.
+    This is a lower bound: replicas divide their stage evenly among the cores, replicas on a GPU do not slow each
+    other down, and messages cost nothing. Stages that wait for each other run one after another. A search corrects
+    the estimate by its first measurement of each kind.
     """
     collecting = min(_collecting(candidate), cores)
     learning = min(candidate.ranks, cores)

@@ -1,4 +1,4 @@
-"""A machine and a run as numbers, from which candidates are enumerated."""
+"""Describes a machine and a run by numbers, from which candidates are enumerated."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

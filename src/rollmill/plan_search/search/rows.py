@@ -19,7 +19,7 @@ class MemoryEstimate(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """A short training."""
+    """The measured speed and memory of a short training run."""
 
     steps_per_second: float
     memory: float | None = None
@@ -45,7 +45,7 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """The result of a search. The chosen row is the only one of its status, if there is one."""
+    """The result of a search. At most one row has the status of the chosen one."""
 
     rows: tuple[CandidateRow, ...]
     seconds: float

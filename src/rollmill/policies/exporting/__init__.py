@@ -108,10 +108,10 @@ def _compared(policy: Policy, exported: ExportedFunction, format: str, metadata:
 
 
 def check_place(paths: list[Path], *, force: bool) -> None:
-    """Checks where files are to be written, before anything is computed.
+    """Checks that files can be written, before anything is computed.
 
     Raises:
-        UsageError: there is a file already, or no folder to write in.
+        UsageError: a file already exists, or the folder does not exist.
     """
     for path in paths:
         check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
