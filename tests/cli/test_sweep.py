@@ -69,7 +69,7 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "seed=0..1", "--run-dir", "x"], "use --sweep-dir for the directory of the sweep"),
         ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "unknown --metric 'speed'"),
         (["pppo", "CartPole-v1", "--over", "seed=0..1"], "unknown algorithm 'pppo'"),
-        (["--resume", "/nonexistent"], "does not contain a sweep"),
+        (["--resume", "/nonexistent"], "is not a sweep"),
         ([*SHORT, "--over", "anneal-lr=yes,no"], "--anneal-lr yes must be true or false"),
         ([*SHORT, "--over", "seed=0..1", "--trials", "3"], "--trials needs a sampler"),
         ([*SHORT, "--over", "seed=0..1", "--trials", "0"], "--trials 0 must be at least 1"),
@@ -211,7 +211,7 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
         (["gamma=0.9..1.1"], "gamma=1.1"),
         (["gamma=0.9..0.99", "network.torso=mlp,gru,xyz"], "unknown --network.torso 'xyz'"),
         (["seed=0..1"], "--trials 3 is more than the 2 combinations of these axes"),
-        (["seed=0..999", "update-epochs=1..999"], "999,000 combinations, more than 100,000"),
+        (["seed=0..999", "update-epochs=1..999"], "999,000 combinations, more than the limit of 100,000"),
     ]:
         words = [word for axis in axes for word in ("--over", axis)]
         with pytest.raises(UsageError, match=message):

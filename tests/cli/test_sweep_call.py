@@ -212,7 +212,7 @@ rollmill.sweep("ppo", "Here-v0", over={"seed": range(2)})
 """
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert "environment Here-v0: registered by the program that runs" in done.stderr
+    assert "cannot create environment Here-v0, because only the running program" in done.stderr
     assert "hint: call rollmill.register in a separate module" in done.stderr
     assert not list(tmp_path.iterdir())
 

@@ -69,7 +69,7 @@ def test_asynchronous_where_the_policy_lies_apart_from_the_update(name):
     counts = Counts(asynchronous=True)
     if name in ("gpu-only", "multi-learner", "single-learner-fine"):
         message = (
-            f"{name} has no asynchronous form, because its policy lies in the learner's group; use "
+            f"{name} cannot be asynchronous, because its policy belongs to the learner's group. hint: use "
             "single-learner-coarse, environments or central, or leave asynchronous out."
         )
         with pytest.raises(UsageError) as caught:
@@ -112,13 +112,13 @@ def test_a_function_of_ones_own_is_a_policy():
     [
         (
             "no_such_module:mine",
-            "cannot import 'no_such_module': ModuleNotFoundError: .*hint: put PYTHONPATH=DIRECTORY",
+            "cannot import 'no_such_module': ModuleNotFoundError: .*hint: run the command with PYTHONPATH",
         ),
         (":mine", "cannot import '': ValueError"),
         (f"{__name__}:", "has no function ''"),
         (f"{__name__}:yours", f"{__name__} has no function 'yours'"),
         (f"{__name__}:NO_FUNCTION", "has no function 'NO_FUNCTION'"),
-        (f"{__name__}:no_partition", "returned list; it has to return a Partition"),
+        (f"{__name__}:no_partition", "must return a Partition, got list"),
         (f"{__name__}:takes_nothing", "raised TypeError: .* must return a Partition."),
         (f"{__name__}:one_group_alone", "expected a tuple of Groups"),
     ],
