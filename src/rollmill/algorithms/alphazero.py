@@ -392,7 +392,7 @@ def search(
     """Searches from a position of ONE environment.
 
     `root` is the position as the network evaluates it, and `now` the position with its legal actions and the
-    environment's parameters. `explores` adds the noise of self-play, all of it by `key`.
+    environment's parameters. `explores` adds the noise of self-play, drawn from `key`.
     """
     config = planner.config
     if config.num_simulations == 0:

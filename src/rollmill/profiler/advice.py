@@ -224,7 +224,9 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 
 def wait_less(profile: Profile) -> Advice | None:
-    """Workers wait for each other, or send and receive, for much of the time. Nothing is predicted."""
+    """Suggests fewer or asynchronous workers if they wait, send and receive for much of the time. Predicts no
+    saving.
+    """
     workers = profile.processes
     if len(workers) < 2 or profile.training.replicas < 2:
         return None

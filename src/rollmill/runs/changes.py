@@ -45,10 +45,10 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
 def changed_settings(
     settings: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of a graph with other hyperparameters, and these as they are written down.
+    """Returns the settings of a graph with changed hyperparameters, and the changes as they are recorded.
 
-    Text is read as the hyperparameter's type. Raises a `UsageError` if a name is unknown or not changeable, or if
-    a value does not fit. It mentions `where` the settings came from.
+    Strings are parsed as the hyperparameter's type. Raises a `UsageError` if a name is unknown or not changeable,
+    or if a value does not fit. The error mentions `where` the settings came from.
     """
     if not changes:
         return dict(settings), {}

@@ -54,7 +54,7 @@ class Tolerances:
 
 @dataclass(frozen=True)
 class GpuSettings:
-    """How workers use GPUs."""
+    """Settings of the workers' GPUs: sharing, instances and the all-reduce."""
 
     sharing: GpuSharing = "auto"
     """How workers share a GPU if there are fewer GPUs than workers."""

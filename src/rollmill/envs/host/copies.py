@@ -108,8 +108,8 @@ class Copies(Generic[Single]):
     def fail(self, i: int, doing: str, error: Exception | SystemExit) -> None:
         """Records a failure and drops environment `i`.
 
-        Raises a `ContractError` after too many failures in a row, or for a number that would become another, and
-        `EnvironmentFailed` if it tried to exit the program.
+        Raises a `ContractError` after too many failures in a row, or for a number that its space cannot hold, and
+        `EnvironmentFailed` if the environment tried to exit the program.
         """
         who = f"{self._name}: environment {self._indices[i]}, whose seed is {self.seed(i)},"
         if isinstance(error, CastError):

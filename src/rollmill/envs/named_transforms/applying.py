@@ -21,16 +21,16 @@ OPTION = "transforms"
 def transform(env: Environment | HostEnvironment, *names: str) -> Environment | HostEnvironment:
     """Transforms an environment's observations, actions or rewards.
 
-    `transform(env, "frame-stack:4", "reward-scale:0.1")` does what `make(name, transforms=[...])` does, for an
-    environment that exists already. The first transform is the innermost one.
+    `transform(env, "frame-stack:4", "reward-scale:0.1")` is like `make(name, transforms=[...])`, for an existing
+    environment. The first transform is the innermost one.
 
     Args:
         env: one environment, unbatched, without auto-reset.
         *names: transforms, each as `NAME` or `NAME:ARGUMENT`.
 
     Returns:
-        The environment with other spaces, where a transform changes them. One that `make` made remembers the
-        transforms as an option, so that a run records them.
+        The transformed environment. If `make` created the environment, the transforms become one of its options,
+        so that a run records them.
 
     Raises:
         UsageError: a transform does not exist, its argument cannot be used, or it does not fit the environment.

@@ -239,7 +239,7 @@ def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]],
 
 
 def no_nodes(shape: int | Sequence[int]) -> NodeArray:
-    """Returns an array for nodes to be put into."""
+    """Returns an array of nodes with empty entries."""
     return np.empty(shape, object)
 
 

@@ -200,7 +200,7 @@ def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
 def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
     """Makes the policy's part of the collector of remote environments that have just been reset.
 
-    Of their state it knows the action mask only (`RemoteEnvironment`).
+    It contains only the action mask of their state (`RemoteEnvironment`).
     """
     memory = jax.vmap(lambda _: graph.start_memory())(jnp.zeros(len(index)))
     opening = jax.tree.map(jnp.asarray, opening)

@@ -1,7 +1,7 @@
 """Replaces JAX convolutions by machine code where supported.
 
-Code exists for float32 convolutions of two-dimensional images with a number of outputs that the lanes of a vector
-divide, and for the gradients of their images and kernels, in the form JAX writes them.
+Supported are float32 convolutions of two-dimensional images, if the number of outputs is a multiple of the vector
+width, and the gradients of their images and kernels in the form that JAX emits.
 """
 
 from collections.abc import Sequence

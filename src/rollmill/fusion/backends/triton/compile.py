@@ -179,7 +179,7 @@ def capability_here() -> int:
 def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Compilation:
     """Writes the kernel's source to a file, and returns everything that the compiled kernel depends on.
 
-    It takes these arrays, or arrays of their shapes, on a GPU of a compute capability such as 90, for 9.0.
+    The kernel accepts arrays of these shapes, on a GPU with a compute capability such as 90 for 9.0.
     """
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
