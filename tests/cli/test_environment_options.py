@@ -47,7 +47,7 @@ def test_options_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_path):
     done = rollmill("evaluate", "run", "--env", "gymnasium:CartPole-v1", *shorter, "--json")
     assert json.loads(done.stdout)["mean_length"] == 2, done.stderr
     done = rollmill("train", "ppo", "gymnasium:CartPole-v1", "--env-option", "max_episode_step=3", *sizes)
-    assert done.returncode == 2 and "did you mean max_episode_steps? its options" in done.stderr, done.stderr
+    assert done.returncode == 2 and "Did you mean max_episode_steps? Its options" in done.stderr, done.stderr
 
 
 def test_transforms_are_options_of_the_environment_in_the_order_given():

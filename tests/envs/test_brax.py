@@ -65,7 +65,7 @@ def test_environments_keep_the_contract(name, backend):
 def test_unknown_names_and_options_are_explained():
     with raises("unknown-name", "brax environment 'half_cheetah'", "Did you mean halfcheetah"):
         envs.make("brax:half_cheetah")
-    with raises("has-no-option-options", "'episode_lenght'", "did you mean episode_length"):
+    with raises("has-no-option-options", "'episode_lenght'", "Did you mean episode_length"):
         envs.make("brax:ant", episode_lenght=5)
     with raises("brax-backend-has-to-be", "bullet", "generalized, mjx, positional, spring"):
         envs.make("brax:ant", backend="bullet")

@@ -242,7 +242,7 @@ def test_a_value_kept_outside_the_state_is_found():
 
 def test_nan_is_found():
     step = changed_step(observation=lambda t, s: jnp.where(t.observation > 4, jnp.nan, t.observation))
-    fails(r"observation is NaN after step number \d+, expected a number", step=step)
+    fails(r"observation is NaN after step number \d+, expected a finite number", step=step)
     step = changed_step(reward=lambda t, s: t.reward / jnp.where(s["count"] > 4, 0.0, 1.0))
     fails(r"the reward is inf in step \d+, expected a number", step=step)
 
@@ -291,7 +291,7 @@ def test_a_reset_between_episodes_is_checked():
         observation, state = good_reset(key, params)
         return jnp.where(jax.random.uniform(key) < 0.01, jnp.nan, observation), state
 
-    fails(r"observation is NaN after reset number \d+, expected a number", reset=reset, num_steps=600)
+    fails(r"observation is NaN after reset number \d+, expected a finite number", reset=reset, num_steps=600)
 
 
 def test_masks_and_turns_are_checked_in_every_step_that_is_played():
@@ -334,8 +334,8 @@ def test_several_agents_are_checked_in_every_step_that_is_played(what, at):
     )
     expected = {
         "reward": rf"the reward\['pair'\] is \[ ?0\. +nan\] in step {at}, expected a number",
-        "observation": rf"observation\['pair'\] is NaN after step number {at}, expected a number",
-        "central": rf"the result of central is NaN before step number {at}, expected a number",
+        "observation": rf"observation\['pair'\] is NaN after step number {at}, expected a finite number",
+        "central": rf"the result of central is NaN before step number {at}, expected a finite number",
     }
     with pytest.raises(ContractError, match=expected[what]):
         envs.check_environment(env, num_steps=20)
@@ -575,7 +575,7 @@ def test_host_environments_are_checked_and_closed(capsys):
     ("attributes", "message"),
     [
         ({"value": 11.0}, r"(?s)Host: step returned the observation .*which is not in the space"),
-        ({"value": np.nan}, r"Host: environment 0 gave .* = nan at step 1 of its episode"),
+        ({"value": np.nan}, r"Host: environment 0 returned .* = nan at step 1 of its episode"),
         ({"value": np.ones(2)}, r"(?s)Host: step raised ValueError: .*"),
         ({"error": KeyError("wheel")}, r"(?s)Host: step raised KeyError: 'wheel'\n  at .*raise self.error"),
     ],

@@ -73,7 +73,7 @@ def test_worlds_are_made_in_groups_by_default(classic):
 def test_unknown_names_and_options_are_explained():
     with raises("unknown-name", "craftax environment", "Did you mean Craftax-Classic-Symbolic-v1"):
         envs.make("craftax:Craftax-Classic-Symbolic-v0")
-    with raises("has-no-option-options", "'max_timestep'", "did you mean max_timesteps"):
+    with raises("has-no-option-options", "'max_timestep'", "Did you mean max_timesteps"):
         envs.make(CLASSIC, max_timestep=5)
     with raises("has-to-be-type-as", "max_timesteps=2.5", "int", 10000):
         envs.make(CLASSIC, max_timesteps=2.5)

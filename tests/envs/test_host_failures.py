@@ -302,9 +302,9 @@ class Dividing(host_cases.Script):
 @pytest.mark.parametrize(
     ("field", "episode", "step", "said"),
     [
-        ("observation", 0, 2, r"environment 8 gave observation\[1\] = nan at step 2 of its episode"),
-        ("reward", 0, 1, r"environment 8 gave reward = inf at step 1 of its episode"),
-        ("observation", 1, 0, r"environment 8 gave observation\[1\] = nan when it was reset"),
+        ("observation", 0, 2, r"environment 8 returned observation\[1\] = nan at step 2 of its episode"),
+        ("reward", 0, 1, r"environment 8 returned reward = inf at step 1 of its episode"),
+        ("observation", 1, 0, r"environment 8 returned observation\[1\] = nan when it was reset"),
     ],
 )
 def test_a_number_that_is_not_finite_is_named_with_environment_step_and_field(field, episode, step, said):
@@ -318,7 +318,7 @@ def test_a_number_that_is_not_finite_is_named_with_environment_step_and_field(fi
     vector = env.start([7, 8, 9], seed=1)
     vector.reset()
     action = np.full(3, host_cases.TERMINATE if episode else 1, np.int32)
-    with pytest.raises(NonFiniteError, match=rf"^Dividing: {said}; its seed is {vector.seeds[1]}"):
+    with pytest.raises(NonFiniteError, match=rf"^Dividing: {said}, with the seed {vector.seeds[1]}"):
         for _ in range(3):
             vector.step(action)
 
@@ -343,7 +343,7 @@ def test_failures_of_one_environment_with_no_whole_episode_in_between_are_too_ma
         "environment 5 failed 3 times without a complete episode in between, most recently in its step: "
         "ValueError: no\n"
         "  at env.py:3: raise\n"
-        "hint: mend the environment, or allow more failures in a row with --max-failures (now 2)."
+        "hint: fix the environment, or allow more failures in a row with --max-failures (now 2)."
     )
 
 

@@ -75,7 +75,7 @@ def test_battles_end_by_death_or_by_their_limit_and_the_dead_are_inactive():
 def test_unknown_names_and_options_are_explained():
     with raises("unknown-name", "jaxmarl environment", "Did you mean MPE_simple_spread_v3"):
         envs.make("jaxmarl:MPE_simple_spread_v2")
-    with raises("has-no-option-options", "'num_agent'", "did you mean num_agents"):
+    with raises("has-no-option-options", "'num_agent'", "Did you mean num_agents"):
         envs.make(SPREAD, num_agent=5)
     with pytest.raises(UsageError, match="unknown scenario of SMAX '4m'"):
         envs.make("jaxmarl:SMAX", scenario="4m")

@@ -91,7 +91,7 @@ def test_environments_that_a_module_registers(monkeypatch):
     vector.reset()
     ends = [vector.step({"rover": np.zeros((1, 2)), "scout": np.zeros((1, 1))}).truncated[0] for _ in range(4)]
     assert ends == [False, False, False, True]
-    with raises("has-no-option-options", "'mosst'", "did you mean most"):
+    with raises("has-no-option-options", "'mosst'", "Did you mean most"):
         envs.make("pettingzoo:my_crews:Crew-v0", mosst=3)
 
 

@@ -146,7 +146,7 @@ def test_options_are_those_of_the_games_class():
     assert envs.make("pgx:minatar-breakout", use_minimal_action_set=False).action_space == spaces.Discrete(6)
     with raises("pgx-with-cannot-be-reset", "hex", "{'size': 5}", "cannot reshape"):
         envs.make("pgx:hex", size=5)  # of the sizes that its class takes, Pgx 2.6.0 has a board for 11 alone
-    with raises("has-no-option-options", "pgx:go_9x9", "'kom'", "did you mean komi"):
+    with raises("has-no-option-options", "pgx:go_9x9", "'kom'", "Did you mean komi"):
         envs.make("pgx:go_9x9", kom=5.5)
     with raises("has-no-option-options", "pgx:go_9x9", "'size'"):
         envs.make("pgx:go_9x9", size=5)

@@ -75,12 +75,12 @@ def test_a_factory_has_to_return_an_environment(own_names):
         (
             "TMaze-v0",
             "lenght",
-            ("has-no-option-options", "TMaze-v0", "'lenght'", "did you mean length?", "length"),
+            ("has-no-option-options", "TMaze-v0", "'lenght'", "Did you mean length?", "length"),
         ),
         (
             "gymnax:CartPole-v1",
             "gravty",
-            ("has-no-option-options", "did you mean gravity?", "force_mag, gravity,", "max_steps"),
+            ("has-no-option-options", "Did you mean gravity?", "force_mag, gravity,", "max_steps"),
         ),
         (
             "gymnasium:CartPole-v1",

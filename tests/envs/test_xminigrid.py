@@ -70,7 +70,7 @@ def test_rules_of_xland_may_differ_between_environments():
 def test_unknown_names_and_options_are_explained():
     with raises("unknown-name", "xminigrid environment", "Did you mean MiniGrid-Empty-5x5"):
         envs.make("xminigrid:Minigrid-Empty-5x5")
-    with raises("has-no-option-options", "'max_step'", "did you mean max_steps"):
+    with raises("has-no-option-options", "'max_step'", "Did you mean max_steps"):
         envs.make(EMPTY, max_step=5)
 
 

@@ -196,14 +196,14 @@ def test_an_option_takes_its_share_at_once():
         (
             HALF,
             {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.75"},
-            r"XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 takes 60.0 GiB at once",
+            r"XLA_PYTHON_CLIENT_MEM_FRACTION=0.75 allocates 60.0 GiB at once",
         ),
         (
             HALF,
             {"XLA_CLIENT_MEM_FRACTION": "0.75"},
-            r"XLA_CLIENT_MEM_FRACTION=0.75 takes 60.0 GiB .*0.46 would fit",
+            r"XLA_CLIENT_MEM_FRACTION=0.75 allocates 60.0 GiB .*0.46 would fit",
         ),
-        (HALF, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, r"PREALLOCATE=true takes 60.0 GiB at once.*a.py"),
+        (HALF, {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, r"PREALLOCATE=true allocates 60.0 GiB at once.*a.py"),
     ],
 )
 def test_too_little_memory_is_refused_before_anything_starts(memory, environment, message):

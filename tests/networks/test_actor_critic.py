@@ -289,7 +289,7 @@ class TestErrors:
             ({"torso": "mpl"}, "unknown torso 'mpl'. Did you mean mlp"),
             ({"activation": "tahn"}, "unknown activation 'tahn'. Did you mean tanh"),
             ({"hidden_sizes": (64, 0)}, "at least 1, got 0"),
-            ({"torso": "cnn"}, r"torso='cnn' needs a Box of rank 3.*Use torso='auto'"),
+            ({"torso": "cnn"}, r"torso='cnn' needs a Box of rank 3.*use torso='auto'"),
         ]:
             config = NetworkConfig()
             for name, value in options.items():

@@ -74,7 +74,7 @@ def test_the_fastest_is_chosen_and_every_row_says_why():
     assert {c: row.status for c, row in rows.items()} == {A: "slower", B: "chosen", C: "slower"}
     assert rows[B].reason == "3.00 x the next, gpu-only (program) fusion=off"
     assert rows[A].reason == "33% of the chosen plan's speed"
-    assert rows[C].reason == "30% of the choice; stopped early, because it could not win any more"
+    assert rows[C].reason == "30% of the chosen plan's speed; stopped early, because it could no longer win"
     assert (rows[A].predicted_memory, rows[A].measured_memory, rows[A].measured_speed) == (5 * MB, 5 * MB, 100.0)
     assert table.seconds == 30.0
 

@@ -65,7 +65,7 @@ def test_an_identity_survives_its_json():
 @pytest.mark.parametrize(
     ("theirs", "why"),
     [
-        (None, "does not say which code it is: it is an older version"),
+        (None, "is an older version, which does not identify its code"),
         (code("b" * 64), rf"source of rollmill {'a' * 16} here, {'b' * 16} there"),
     ],
 )
@@ -193,7 +193,7 @@ def test_rollmill_missing_on_a_host_is_told_with_the_host():
         'Traceback (most recent call last):\n  File "x.py", line 1\n'
         "Traceback (most recent call last):\nModuleNotFoundError: No module named 'rollmill'\n"
     )
-    assert failed_start(missing).startswith("rollmill is missing on 10.0.0.2: ModuleNotFoundError")
+    assert failed_start(missing).startswith("rollmill is not installed on 10.0.0.2: ModuleNotFoundError")
     other = 'ray::Worker.work() (pid=95, ip=10.0.0.2, actor_id=1)\n  File "w.py", line 9\nTypeError: takes 7'
     assert failed_start(other) == (
         "the rollmill on 10.0.0.2 cannot start, possibly because it is another version: TypeError: takes 7"

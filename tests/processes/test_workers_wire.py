@@ -62,8 +62,8 @@ def test_a_frame_is_what_its_description_says():
     [
         (b"GET / HTTP/1.1\r\n\r\n", "starts with b'GET '"),
         (frame(header())[:-3], "ended 3 bytes before"),
-        (frame(b"{not json"), "is no JSON"),
-        (frame(b"[" * 100_000), "is no JSON"),
+        (frame(b"{not json"), "is not valid JSON"),
+        (frame(b"[" * 100_000), "is not valid JSON"),
         (frame({"kind": 3, "fields": {}, "arrays": []}), "must contain kind, fields and arrays"),
         (frame(header(["x", "int16", [2]]), b"12"), "which does not match their shapes"),
         (frame(header(["x", "int16", [-1]])), "by its name, dtype and shape"),

@@ -54,7 +54,7 @@ def test_steps_are_those_of_gymnasium():
         np.testing.assert_allclose(observation, expected[0], rtol=1e-4, atol=1e-5)
         assert (reward, ended, truncated, info) == (expected[1], expected[2], False, {})
         assert observation.dtype == np.float32 and observation.flags.writeable
-    with pytest.raises(gymnasium.error.ResetNeeded, match="begins by reset"):
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"call reset\(\) to begin"):
         ours.step(0)
 
 
@@ -152,7 +152,7 @@ def test_actions_outside_the_space_are_refused(action, said):
         (["CartPole-v1"], {"autoreset_mode": "SameStep"}, "needs a vector environment"),
         (["CartPole-v1", 2], {"autoreset_mode": "same"}, "autoreset_mode"),
         (["CartPole-v1", 0], {}, "num_envs=0 must be at least 1"),
-        (["CartPole-v1"], {"render_mode": "human"}, "it may be rgb_array"),
+        (["CartPole-v1"], {"render_mode": "human"}, "it must be rgb_array"),
         (["CartPole-v1", 2], {"render_mode": "rgb_array"}, "needs a single environment"),
     ],
 )

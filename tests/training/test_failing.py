@@ -72,7 +72,7 @@ def test_a_run_in_which_every_episode_failed_does_not_succeed(tmp_path):
 
 
 def test_a_number_that_is_not_finite_is_named_and_the_doctor_repeats_it(tmp_path):
-    name = r"actor/0: gymnasium:Failing-Dividing-v0: environment 0 gave observation\[0\] = nan at step 3 of"
+    name = r"actor/0: gymnasium:Failing-Dividing-v0: environment 0 returned observation\[0\] = nan at step 3 of"
     with pytest.raises(NonFiniteError, match=name):
         train(tmp_path, "Dividing", place="threads")
     with raises("stopped-at-number-is-not", name.replace("\\", "")):
