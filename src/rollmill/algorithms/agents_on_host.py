@@ -101,7 +101,7 @@ class ViewedVector:
         return viewed(self._vector.reset(out=None if out is None else plain(out)))
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode where one ended."""
+        """Advances each environment by its action, and starts the next episode after the end of one."""
         return viewed(self._vector.step(actions, out=None if out is None else plain(out)))
 
     def drain_failures(self) -> list[HostFailure]:

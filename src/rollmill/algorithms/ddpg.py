@@ -4,8 +4,8 @@ critic.
 The target's actions are not smoothed, and the actor moves at every update.
 
 Departures from the paper: noise is Gaussian and uncorrelated, in halves of the action space's width, both learning
-rates and `tau` are those of later implementations, nothing decays the critic's weights, and the critic reads the
-action in its first layer.
+rates and `tau` follow later implementations, nothing decays the critic's weights, and the critic reads the action
+in its first layer.
 """
 
 from collections.abc import Mapping

@@ -108,7 +108,7 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[AgentLearner, Batch]:
-    """Computes advantages and targets of a rollout, and updates the statistics for the next one.
+    """Computes advantages and targets of a rollout, and updates the statistics for the next rollout.
 
     Uses `gamma`, `gae_lambda` and `frozen` of `config`.
     """

@@ -121,7 +121,7 @@ def _prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Adds the bonus to the rewards of a rollout, and updates its statistics for the next one."""
+    """Adds the bonus to the rewards of a rollout, and updates its statistics for the next rollout."""
     now, steps, novelty = current(config, numbers_now(learner)), trajectory.steps, _own(learner)
     seen = policy.normalise(learner.weights, _reached(trajectory))
     error = partial(distilled.error, novelty.target, novelty.predictor)

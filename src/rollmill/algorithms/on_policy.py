@@ -112,7 +112,7 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Computes advantages and targets of a rollout, and updates the statistics for the next one.
+    """Computes advantages and targets of a rollout, and updates the statistics for the next rollout.
 
     Uses `gamma` and `gae_lambda` of `config`.
     """

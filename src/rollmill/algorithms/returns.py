@@ -37,9 +37,9 @@ def bootstrap_values(
 ) -> Float[Array, " T"]:
     """Returns the value to bootstrap from after each step: `V(s_{t+1})` within an episode.
 
-    It is 0 after a termination. After a truncation it is the value of the final observation, not of
-    the first one of the next episode, which auto-reset puts in its place (Pardo et al., "Time Limits in
-    Reinforcement Learning", ICML 2018).
+    It is 0 after a termination. After a truncation it is the value of the final observation, not of the first
+    observation of the next episode, with which auto-reset replaces it (Pardo et al., "Time Limits in Reinforcement
+    Learning", ICML 2018).
 
     Args:
         value: `V(s_t)`.
@@ -120,8 +120,8 @@ def vtrace(
         v_t = V_t + rho_t delta_t + gamma c_t (1 - done_t) (v_{t+1} - V_{t+1}),
 
     `delta_t = r_t + gamma V'_t - V_t`, and the advantage `rho_t (r_t + gamma v'_t - V_t)`. `V'` comes from
-    `bootstrap_values`; `v'` is the target of the next step, or `V'` at the end of an episode or of the
-    rollout. If behaviour and target policy are equal, all ratios are 1, and the targets equal those of
+    `bootstrap_values`; `v'` is the target of the next step, or `V'` at the end of an episode or of the rollout. If
+    behaviour and target policy are equal, all ratios are 1, and the targets equal the results of
     `generalised_advantages` with lambda = `trace_decay`.
 
     Args:

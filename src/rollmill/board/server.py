@@ -187,5 +187,5 @@ def _copy(source: IO[bytes], target: BufferedIOBase, length: int) -> None:
 
 
 def _equal(given: str, expected: str) -> bool:
-    """Compares two texts in a time that tells nothing of where they differ."""
+    """Compares two strings in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())

@@ -363,7 +363,9 @@ class Broker(Protocol):
         ...
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes in a segment that this incarnation is ready, unless a later one has claimed the end."""
+        """Publishes in a segment that this incarnation is ready, unless a later incarnation has claimed the
+        end.
+        """
         ...
 
     def drop(self, name: str) -> None:

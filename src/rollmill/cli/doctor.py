@@ -51,7 +51,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check the installation; with a run, check its files, and replay where it met a NaN or an infinity."""
+    """Check the installation. With a run, check its files, and replay the step with the first NaN or infinity."""
 
     run: Annotated[RunPath | None, Arg(metavar="[RUN]", positional=True)] = None
     """Directory of a run."""

@@ -84,7 +84,7 @@ def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
 
 
 def _rule_episodes(options: Evaluate) -> dict[str, Any]:
-    """Returns the result of a policy that is no run's."""
+    """Returns the result of a policy that does not come from a run."""
     defaults = {field.name: field.default for field in fields(Evaluate) if field.name not in FOR_RULES}
     about_runs = [name for name, default in defaults.items() if getattr(options, name) != default]
     refuse_for_rule(options.run, [f"--{name.replace('_', '-')}" for name in about_runs])

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
     """Runs `action` and exits with its exit code. Errors for users become one sentence and an exit code.
 
-    If it keeps its result on disk (`keeps_result`), losing its output is no error.
+    Lost output is not an error if the result is on disk (`keeps_result`).
     """
     output, _ = open_streams()
     interruption = Interruption()

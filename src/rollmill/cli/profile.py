@@ -211,7 +211,7 @@ def _compare(options: Compare) -> int:
 
 
 def _width() -> int:
-    """Returns the terminal's columns, or those of most terminals for a file."""
+    """Returns the width of the terminal in columns, or a typical width for a file."""
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 

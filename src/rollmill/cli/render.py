@@ -81,7 +81,7 @@ def _frames(options: Render) -> Iterator[Frame]:
 
 
 class Tally:
-    """Counts frames on their way, and keeps the last one of each episode."""
+    """Counts frames as they pass, and keeps the last frame of each episode."""
 
     def __init__(self) -> None:
         self._count, self._last = 0, {}

@@ -82,7 +82,7 @@ def find_options(words: list[str]) -> list[_Found]:
 
 
 def _all_options() -> Iterator[tuple[str, Option]]:
-    """Yields the options of trainings by algorithm, then those that single commands have."""
+    """Yields the options of each algorithm, then the options of single commands."""
     from rollmill.cli.requests import training_options
     from rollmill.runs.algorithms import ALGORITHMS
 

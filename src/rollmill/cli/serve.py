@@ -49,7 +49,7 @@ MAX_WORKERS = 256
 
 @dataclass(frozen=True)
 class Serve:
-    """Answer requests for actions over HTTP by the policy of a run, those of many clients in common batches."""
+    """Serve a run's policy over HTTP. Requests of several clients are computed in common batches."""
 
     run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""

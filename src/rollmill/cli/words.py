@@ -96,7 +96,7 @@ def options_like(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, equals: bool) -> None:
-    """Keeps the value of an option that was given once more: the last one, or all of them where it is repeated."""
+    """Keeps the last value of an option that was given again, or all values of a repeatable option."""
     option = form.option
     if option.is_flag:
         if equals:

@@ -56,7 +56,7 @@ def run_program(*words: str, **options: Any) -> subprocess.CompletedProcess:
 
 
 def _own_folders(given: str) -> list[str]:
-    """Returns the folders that this process searches before Python's own, beyond those in `given`.
+    """Returns the folders that this process searches before the default Python path, except those in `given`.
 
     Later folders come from installed packages, which children find by themselves.
     """

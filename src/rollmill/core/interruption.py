@@ -1,4 +1,4 @@
-"""Handles Ctrl-C before a training starts, and ends calls from Python after it.
+"""Handles Ctrl-C before training starts, and ends calls from Python after it.
 
 Imports nothing slow, as the command line imports it first.
 """
@@ -84,7 +84,7 @@ def _ending_at_notice() -> Iterator[None]:
     """Ends the process at SIGUSR2 while `EarlyStop` is its handler.
 
     Python runs handlers in the main thread, which a compilation may hold for minutes. A thread waits for the bytes
-    that Python's own handler in C writes for each signal.
+    that the C handler of Python writes for each signal.
     """
     watched, written = socket.socketpair()
     written.setblocking(False)
@@ -175,7 +175,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def pass_on_interrupt(result: Result) -> Result:
-    """Returns the result of a call, or raises `Interrupted` if Ctrl-C stopped it under Python's own handler.
+    """Returns the result of a call, or raises `Interrupted` if Ctrl-C stopped it under Python's default handler.
 
     The command line, and programs with a handler of their own for SIGINT, look at the exit code instead.
     """

@@ -12,9 +12,9 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the functions `__getattr__` and `__dir__` of a package.
 
-    `modules` has the names, with spaces between them, by the module that defines them, and `packages` those of
-    inner packages that are imported at their first use as well. The package imports the same names under
-    `TYPE_CHECKING` and lists them in `__all__`, for type checkers read no table.
+    `modules` maps each module to the names that it defines, separated by spaces. `packages` lists inner packages,
+    which are also imported at their first use. The package imports the same names under `TYPE_CHECKING` and lists
+    them in `__all__`, for type checkers read no table.
     """
     inner = packages.split()
     origins = {name: module for module, names in modules.items() for name in names.split()}

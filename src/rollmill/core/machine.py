@@ -54,7 +54,7 @@ def versions() -> dict[str, str | None]:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns the platform, processor, usable cores, memory in bytes and JAX devices. Starts JAX's backend."""
+    """Returns the platform, processor, usable cores, memory in bytes and JAX devices. Starts the JAX backend."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu_model(),

@@ -1,6 +1,6 @@
-"""JAX's view of `gymnasium.spaces`: shapes, dtypes, sampling and membership.
+"""The JAX form of `gymnasium.spaces`: shapes, dtypes, sampling and membership.
 
-Gymnasium's 64-bit defaults (`Discrete` is int64) become JAX's 32-bit ones here and nowhere else.
+The 64-bit defaults of Gymnasium (`Discrete` is int64) become 32-bit types here and nowhere else.
 """
 
 from typing import Any

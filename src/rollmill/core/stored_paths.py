@@ -26,7 +26,7 @@ _URL = re.compile(rf"({'|'.join(SCHEMES)}):/+([^/]+)/*(.*)", re.DOTALL)
 
 
 class OfRun:
-    """Marks a path, in an annotation, as that of a run, which may be a URL."""
+    """Marks a path as a run directory in an annotation, which may be a URL."""
 
 
 RunPath: TypeAlias = Annotated[Path, OfRun()]

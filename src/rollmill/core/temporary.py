@@ -51,7 +51,9 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def _parent() -> Folder:
-    """Returns the parent of all folders: in the cache, or a new one in the system's if that is not writable."""
+    """Returns the parent of all folders, in the cache or, if that is not writable, a new folder among the system's
+    temporary files.
+    """
     folder = Folder(cache_root()).inner(FOLDER)
     try:
         folder.make()

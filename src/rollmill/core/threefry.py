@@ -31,8 +31,8 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
     """Returns two random words for two words of key and two of counter, element by element, as uint32 `[...]`
     each.
 
-    Keys are mostly made from others. Each generation is computed before the next one: several in one fused
-    operation take jaxlib 0.11 minutes to compile.
+    Keys are mostly made from others. Each generation is computed separately, because jaxlib 0.11 takes minutes to
+    compile several in one fused operation.
     """
     # Operations of `lax`, for tracing operators of arrays takes several times longer, and programs draw often.
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)

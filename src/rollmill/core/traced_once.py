@@ -32,9 +32,9 @@ class ReplayedTrace:
 
 
 class TracedOnce:
-    """A pure function that is traced at its first call with arguments of a kind, and replayed at the next ones.
+    """A pure function that is traced at its first call with arguments of some types, and replayed at later calls.
 
-    The start of a training traces the functions of an environment for their checks, for the fingerprint and for
+    At the start of a run, the functions of an environment are traced for their checks, for the fingerprint and for
     every program. Values that are not traced, such as numbers in an environment's parameters, stay constants, so
     each program has the operations that the function itself would give it. Calls outside of a trace run the
     function, so a fault is found in plain Python.

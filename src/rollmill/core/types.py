@@ -90,9 +90,9 @@ class Environment(NamedTuple):
     `central` is the input of a centralised critic.
 
     A zero-sum game of two players who act by turns has `num_players=2` and tells by `to_move` whose turn it is:
-    player 0, who makes the first move of an episode, or player 1. The observation, the action and its mask are
-    those of the player to move. The reward of a step is that of the player who made the move, and the other
-    player's is its negative. A player who makes an illegal move loses: reward -1, terminated.
+    player 0, who makes the first move of an episode, or player 1. The observation, the action and its mask belong
+    to the player to move. The reward of a step belongs to the player who made the move, and the other player gets
+    its negative. A player who makes an illegal move loses: reward -1, terminated.
 
     A planner, such as a tree search, steps copies of the environment by itself. It does so without transforms:
     `planning_state` takes their parts off the state, and `planning_env` is the environment that is left. The
@@ -250,9 +250,9 @@ class StartHost(Protocol):
 
         Args:
             indices: global indices of the environments, which determine the seeds.
-            seed: seed of the training.
-            generation: 0 for the first start of these environments in a run, another number for each later one,
-                so that a restarted environment does not repeat its episodes, or `envs.host.EVALUATION` to
+            seed: seed of the run.
+            generation: 0 for the first start of these environments in a run, and another number for each later
+                start, so that a restarted environment does not repeat its episodes, or `envs.host.EVALUATION` to
                 evaluate.
             gamma: if given, discounted returns are recorded, as by `envs.record_discounted_returns`.
         """

@@ -1,4 +1,4 @@
-"""Finds the line of the user's code in a traceback full of JAX's."""
+"""Finds the line of the user's code in a traceback full of JAX frames."""
 
 import linecache
 import os
@@ -43,7 +43,7 @@ def user_frame(error: BaseException) -> str:
     """Returns the innermost line of the user's code in an error's traceback, as `file:line: source`.
 
     The user's code is all code outside the folders of Python and Rollmill. If the traceback has none, this is the
-    last line of an installed package other than JAX and its dependencies, or else the last one of Rollmill.
+    last line of an installed package other than JAX and its dependencies, or else the last line of Rollmill.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost([SourceLine(frame.filename, frame.lineno or 0) for frame in frames])
@@ -70,7 +70,7 @@ def failed_import(module: str, error: BaseException) -> str:
 
 
 def _path_for_module(text: str) -> str:
-    """Returns how to import the module at a path: by its name, with its folder on Python's path."""
+    """Returns how to import the module at a path: by its name, with its folder on `PYTHONPATH`."""
     path = Path(text)
     name = path.stem if path.suffix == ".py" else path.name
     names, folder = [] if name == "__init__" else [name], path.parent

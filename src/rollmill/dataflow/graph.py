@@ -4,10 +4,10 @@ them.
     collect = num_steps x {policy, environment}
     learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
 
-Fragments are functions of ONE environment, one sequence or one minibatch. `dataflow.collecting` lifts those of an
-environment, and `dataflow.gradients` the loss of a sample. They are independent of hardware. A distribution policy
-partitions the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow
-Fragments", USENIX ATC 2023).
+Fragments are functions of ONE environment, one sequence or one minibatch. `dataflow.collecting` lifts the
+functions of an environment, and `dataflow.gradients` the loss of a sample. They are independent of hardware. A
+distribution policy partitions the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning
+with Dataflow Fragments", USENIX ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
 """

@@ -10,7 +10,7 @@ slot holds the following one. Only a truncated episode takes one slot more, for 
 bootstrapping needs.
 
 Shape letters: `T` steps, `E` environments held here, `C` steps kept of each, `S` shards, `W` environments of a
-shard, `N` samples of a minibatch held here, `B` those of one shard.
+shard, `N` samples of a minibatch held here, `B` samples of one shard.
 """
 
 import math

@@ -5,7 +5,7 @@ that a learner can begin where the policy began. A sequence may contain ends of 
 memory after every step that ended one.
 
 Shape letters: `T` steps of a sequence, `E` environments held here, `C` sequences kept of each, `S` shards, `W`
-environments of a shard, `N` sequences of a minibatch held here, `B` those of one shard.
+environments of a shard, `N` sequences of a minibatch held here, `B` sequences of one shard.
 """
 
 import math

@@ -33,9 +33,9 @@ def record_episodes(env: Environment) -> Environment:
     about zero in a zero-sum game. `info["agent_returns"]` is then a dictionary with the mean over the agents of
     each kind.
 
-    In a game of two players, the return is that of player 0, who moves first: the rewards of its own moves less
-    those of the opponent's. Where a win pays 1, the mean over episodes is the share of games that the first player
-    won, less the share that it lost.
+    In a two-player game, the return belongs to player 0, who moves first: the rewards of its own moves minus the
+    rewards of the opponent's moves. Where a win pays 1, the mean over episodes is the share of games that the
+    first player won, less the share that it lost.
     """
 
     def reset(key, params):

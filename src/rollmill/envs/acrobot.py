@@ -1,8 +1,8 @@
 """Acrobot-v1: two hanging links, swung up by driving only the joint between them.
 
-Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding"
-(1996), by the book's equations and with the numbers of Gymnasium's `Acrobot-v1`: step by step the
-same observations, rewards and flags in float32.
+Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding" (1996), with the
+book's equations and the constants of `Acrobot-v1` in Gymnasium. Observations, rewards and flags are equal step by
+step in float32.
 """
 
 import math

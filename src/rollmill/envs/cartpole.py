@@ -1,8 +1,8 @@
 """CartPole-v1: a pole balanced on a cart pushed left or right.
 
-Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control
-problems" (1983), with the numbers of Gymnasium's `CartPole-v1`: step by step the same observations,
-rewards and flags in float32.
+Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems"
+(1983), with the constants of `CartPole-v1` in Gymnasium. Observations, rewards and flags are equal step by step in
+float32.
 """
 
 import math

@@ -44,7 +44,7 @@ def check_environment(
     First by tracing (types, structures, spaces, side effects), then by a rollout of random actions, continued for
     up to 10,000 further steps if no episode ends. Every step is checked for non-finite numbers and for
     observations outside their space. A host environment is checked with two copies, which are closed again. The
-    physics of a robot of the user's are compared with C MuJoCo's.
+    physics of a user's robot are compared with C MuJoCo.
 
     Args:
         env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.

@@ -146,9 +146,9 @@ def check_to_move(env: Environment, record: Rollout) -> None:
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
     """Checks that the last step of an episode returns its final state, not the next episode's first state.
 
-    Auto-reset is recognised by three signs together, in every step that ended an episode, or that terminated one
-    apart from the clock of a time limit: the state before the step differs from all first states, and both state
-    and observation after it resemble first ones.
+    Auto-reset is recognised by three signs together, in every step that ended an episode, or in every step that
+    terminated one other than by a time limit: the state before the step differs from all first states, and both
+    state and observation after it resemble those of a reset.
     """
     terminated = np.asarray(record.steps.timestep.terminated)
     done = terminated | np.asarray(record.steps.timestep.truncated)
@@ -160,7 +160,9 @@ def check_no_auto_reset(env: Environment, record: Rollout) -> None:
 
 
 def _return_first_ones(record: Rollout, ending: np.ndarray) -> bool:
-    """True if some of these steps came from later states, and all of them returned what resembles first ones."""
+    """Returns whether some of these steps came from later states, and all of them returned states like those of a
+    reset.
+    """
     steps, resets = record.steps, record.resets
     advanced = ending & ~_resembles(steps.state, resets.state, len(ending))
     is_first = _resembles(steps.timestep.state, resets.state, len(ending))
@@ -332,7 +334,7 @@ def _rows_finite(leaf: Array) -> np.ndarray:
 
 
 def _resembles(values: Any, firsts: Any, num_values: int) -> np.ndarray:
-    """For each of T values, True if all its numbers are in the range of the R first ones."""
+    """Returns for each of T values whether all its elements are in the range of the R first values."""
     resembles = np.ones(num_values, bool)
     for value, first in zip(jax.tree.leaves(values), jax.tree.leaves(firsts), strict=True):
         if _is_key(value):

@@ -285,7 +285,7 @@ def check_purity(env: Environment, traced: Traced) -> None:
 
 
 def warn_of_promotion(env: Environment, traced: Traced) -> None:
-    """Warns if a function relies on JAX's implicit dtype promotion."""
+    """Warns if a function relies on implicit dtype promotion in JAX."""
     calls: dict[str, tuple[Callable, tuple]] = {
         "reset": (env.reset, (_key(), env.params)),
         "step": (env.step, (_key(), traced.reset_state, _action(env), env.params)),

@@ -149,7 +149,9 @@ def legal_columns(state: ConnectFourState) -> Bool[Array, "7"]:
 
 
 def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
-    """The stones of the player to move and those of the opponent, as planes of 0 and 1, with the top row first."""
+    """Returns the stones of the player to move and of the opponent, as planes of 0 and 1, with the top row
+    first.
+    """
     upper = jnp.stack([state.own.upper, state.opponent.upper]).reshape(1, 1, 2)
     lower = jnp.stack([state.own.lower, state.opponent.lower]).reshape(1, 1, 2)
     return jnp.concatenate([(upper >> _BITS) & 1, (lower >> _BITS) & 1]).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """MountainCar-v0: an underpowered car that must swing itself out of a valley.
 
-Moore, "Efficient memory-based learning for robot control" (1990), with the numbers of Gymnasium's
-`MountainCar-v0`: step by step the same observations, rewards and flags in float32.
+Moore, "Efficient memory-based learning for robot control" (1990), with the constants of `MountainCar-v0` in
+Gymnasium. Observations, rewards and flags are equal step by step in float32.
 """
 
 import equinox as eqx

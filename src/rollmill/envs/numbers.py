@@ -1,6 +1,6 @@
 """Numbers among an environment's parameters that options set by name: `make("CartPole-v1", gravity=3.7)`.
 
-A number may follow a schedule of the training (`linear:9.8:20`), or be drawn for each episode (`uniform:5:15`).
+A number may follow a schedule over training (`linear:9.8:20`), or be drawn for each episode (`uniform:5:15`).
 """
 
 import dataclasses
@@ -78,9 +78,7 @@ def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSched
 
 
 def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
-    """Returns parameters with some numbers replaced, cast to the types of the old ones. The new numbers may be
-    traced.
-    """
+    """Returns parameters with some numbers replaced and cast to their old types. The new numbers may be traced."""
     types = {name: jnp.asarray(getattr(params, name)).dtype for name in numbers}
     typed = {name: jnp.asarray(value).astype(types[name]) for name, value in numbers.items()}
     return dataclasses.replace(params, **typed) if typed else params
@@ -114,9 +112,7 @@ class EpisodeParams(eqx.Module):
 
 
 def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | Float[Array, ""]) -> Params:
-    """Returns the parameters after the share `done` of a training, or `EpisodeParams` if some of them are
-    drawn.
-    """
+    """Returns the parameters after the fraction `done` of the run, or `EpisodeParams` if some are drawn."""
     values = {name: course.at(done) for name, course in inputs.items() if course.shape != UNIFORM}
     own, drawn = replaced(params, values), {n: course for n, course in inputs.items() if course.shape == UNIFORM}
     if not drawn:

@@ -18,7 +18,7 @@ NOT_JSON = {"True": "true", "False": "false", "None": "null", "NaN": None, "nan"
 def keyword_names(function: Callable[..., Any]) -> list[str]:
     """Names of the keyword arguments that a function, or a class, accepts.
 
-    If the `__init__` of a class passes keyword arguments on to its bases, those of the bases with defaults are
+    If the `__init__` of a class passes keyword arguments on to its bases, their arguments with defaults are
     included.
     """
     if not inspect.isclass(function):

@@ -31,9 +31,9 @@ def rare_reset(env: Environment, ratio: int) -> Restart:
     """Returns a function that starts new episodes where some ended, at the cost of about `E / ratio` resets a
     step.
 
-    There is a reset for each group of `ceil(E / ratio)` environments. The results are those of a reset in every
-    step: an environment's new episode follows from its own key. One environment that is not batched is reset under
-    a condition.
+    There is a reset for each group of `ceil(E / ratio)` environments. The results equal a reset in every step,
+    because an environment's new episode follows from its own key. One environment that is not batched is reset
+    under a condition.
     """
 
     def begin(key: Key, params: Params, like: Begun) -> Begun:

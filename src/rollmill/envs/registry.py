@@ -123,7 +123,7 @@ def check_name(name: str) -> None:
 
 
 def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
-    """Returns the environment of a name, without transforms beyond those of its factory."""
+    """Returns the environment of a name, without further transforms."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
@@ -338,7 +338,7 @@ def _prefixes() -> str:
 
 
 def _check_options(name: str, factory: Factory, env: Environment | HostEnvironment, others: Iterable[str]) -> None:
-    """Checks that options which are no arguments of a factory are numbers among the environment's parameters."""
+    """Checks that options which a factory does not accept are numbers among the environment's parameters."""
     numbers = number_names(env.params) if isinstance(env, Environment) else []
     for option in others:
         if option not in numbers:

@@ -1,8 +1,8 @@
 """Casts Python numbers and weakly typed arrays that an environment returns to arrays of a fixed dtype.
 
-`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to that of the other
-operand, so a loop cannot carry them. `jax.lax.scan` leaves the cast to its callers. Rollmill casts once, when it
-receives an environment.
+`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to the other operand, so a
+loop cannot carry them. `jax.lax.scan` leaves the cast to its callers. Rollmill casts once, when it receives an
+environment.
 """
 
 from typing import Any

@@ -24,10 +24,10 @@ class TMazeState(eqx.Module):
 def t_maze(*, length: int = 5) -> Environment:
     """A memory probe: turn as the first step's cue shows, 5 steps later. Best return 1, 0 without memory.
 
-    The observation is `[cue, junction]`: the cue (-1 left, 1 right) at the start and 0 afterwards.
-    It is 1 at the junction and 0 before. Actions are 0 (left) and 1 (right). They matter only at the junction,
-    which is reached after `length` steps, and where the right one pays 1 and the wrong one -1. Both
-    terminate. Steps cost nothing. A policy without memory has an expected return of 0.
+    The observation is `[cue, junction]`: the cue (-1 left, 1 right) at the start and 0 afterwards. It is 1 at the
+    junction and 0 before. Actions are 0 (left) and 1 (right). They matter only at the junction, which is reached
+    after `length` steps, and where the right action pays 1 and the wrong action -1. Both terminate. Steps cost
+    nothing. A policy without memory has an expected return of 0.
 
     Args:
         length: steps between the cue and the turn, at least 1.

@@ -10,7 +10,7 @@ step by step, as the NumPy environment `TagGridWorld` of rl-warp-drive 2.7.1. It
 - The clock is part of the observation, and the last step terminates the episode: nothing is bootstrapped.
 
 That environment has a single runner and ends when it is tagged. With several, each leaves the game when it is
-tagged, the taggers are rewarded for every tag of a step, and the episode ends with the last one.
+tagged, the taggers are rewarded for every tag of a step, and the episode ends when the last runner is tagged.
 
 Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners, and `F` features of an observation.
 """

@@ -55,7 +55,7 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
     """Truncates every episode at its `max_steps`-th step.
 
     As in the Gymnasium wrapper `TimeLimit`, `truncated` is True at the limit even if `terminated` is. `terminated`
-    is unchanged, and it alone decides that nothing is bootstrapped.
+    is unchanged, and only it prevents bootstrapping.
 
     Args:
         env: the environment, unbatched.
@@ -94,8 +94,8 @@ def auto_reset(env: Environment) -> Environment:
     """Starts the next episode in the step that ends one.
 
     If `terminated | truncated`, the returned state and observation belong to the new episode, while reward and
-    flags still belong to the old one. `info["final_observation"]` always holds the observation before any reset,
-    from which to bootstrap where `truncated`. Environments with an expensive reset set `reset_ratio`.
+    flags still belong to the old episode. `info["final_observation"]` always holds the observation before any
+    reset, from which to bootstrap where `truncated`. Environments with an expensive reset set `reset_ratio`.
 
     Args:
         env: the environment, unbatched. Its reset receives the key of the step, and its step a key derived from
@@ -154,8 +154,8 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
 
     Args:
         env: the environment, unbatched, without auto-reset.
-        sample: maps a key and the environment's parameters to those of an episode, of the same structure,
-            shapes and dtypes.
+        sample: maps a key and the environment's parameters to the parameters of an episode, with the same
+            structure, shapes and dtypes.
 
     Returns:
         The environment with a `VariedState`. `step` uses the parameters that `reset` drew.
@@ -192,7 +192,7 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
         num_envs: `E`, at least 1.
 
     Returns:
-        The environment with batched functions. Its spaces are still those of one copy.
+        The environment with batched functions. Its spaces still describe one copy.
 
     Raises:
         UsageError: `num_envs` is below 1; or, from the batched functions, a leaf of `params` has
@@ -229,8 +229,9 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
 def plannable(env: Environment) -> Environment:
     """Declares that a planner can step an environment from any of its states.
 
-    Its step should follow from state and action alone, whatever the key, and its state should contain nothing that
-    a player may not know: else a planner plans with the luck, or with the opponent's cards, of the copy it steps.
+    Its step should depend only on state and action, not on the key, and its state should contain nothing hidden
+    from the player. Otherwise a planner would know the random numbers, or the opponent's cards, of the copy that
+    it steps.
 
     Args:
         env: the environment as its author wrote it, before transforms that are added around it.

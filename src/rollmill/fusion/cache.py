@@ -68,7 +68,7 @@ def _digest(code: bytes) -> bytes:
 def write_once(file: Path, text: str) -> None:
     """Writes a file, whole or not at all, unless it is there.
 
-    Raises an `OSError` if it cannot be written, and a `CheckpointError` if a link is in the place of its folder.
+    Raises an `OSError` if it cannot be written, and a `CheckpointError` if its folder is a link.
     """
     folder = folder_in_cache(file)
     if folder.kinds().get(file.name) != "file":
@@ -78,7 +78,7 @@ def write_once(file: Path, text: str) -> None:
 def write_exactly(file: Path, text: str) -> None:
     """Writes a file, whole or not at all, unless it has this very content: what is imported may be nothing else.
 
-    Raises an `OSError` if it cannot be written, and a `CheckpointError` if a link is in the place of its folder.
+    Raises an `OSError` if it cannot be written, and a `CheckpointError` if its folder is a link.
     """
     folder, known = folder_in_cache(file), None
     with contextlib.suppress(OSError, CheckpointError):

@@ -53,7 +53,7 @@ def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
 
 
 def mig_commands(layout: MigLayout) -> list[str]:
-    """Returns the commands that enable MIG, remove existing slices, and create those of `layout`."""
+    """Returns the commands that enable MIG, remove existing slices, and create the slices of `layout`."""
     gpu = ["-i", str(layout.gpu.index)]
     profiles = ",".join([str(layout.profile)] * layout.slices)
     turn_on = [] if layout.gpu.mig else [["nvidia-smi", *gpu, "-mig", "1"]]

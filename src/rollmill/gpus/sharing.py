@@ -107,8 +107,8 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
 def shared_gpus(gpus: Sequence[Gpu], wanted: GpuSharing) -> Iterator[SharedGpus]:
     """Lets processes share GPUs. Daemons of MPS run until the context ends.
 
-    Where MPS was not requested and its daemon does not start, processes take turns. Where it was, `MpsUnavailable`
-    is raised. Raises a `UsageError` if the GPUs cannot be shared as wanted.
+    Where MPS was not requested and its daemon does not start, processes take turns. If it was, raises
+    `MpsUnavailable`. Raises a `UsageError` if the GPUs cannot be shared as wanted.
     """
     way, reason = choose_sharing(gpus, wanted)
     with contextlib.ExitStack() as stack:

@@ -65,7 +65,7 @@ class PolicyEvaluated(TrainingEvent):
 
 @dataclass(frozen=True)
 class CheckpointSaved(TrainingEvent):
-    """A checkpoint of this iteration is complete on disk. A later one may already have displaced it."""
+    """A checkpoint of this iteration is complete on disk. A later checkpoint may already have replaced it."""
 
     path: Path
     """Its folder."""

@@ -21,7 +21,7 @@ _product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
     """Orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al. 2013).
 
-    The axes before the last are the rows. The matrices equal those of `jax.nn.initializers.orthogonal` up to
+    The axes before the last are the rows. The matrices equal the results of `jax.nn.initializers.orthogonal` up to
     rounding.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]

@@ -58,6 +58,8 @@ def is_torso(name: str) -> bool:
 
 
 def registered_networks() -> list[tuple[str, str]]:
-    """Returns the sorted names of networks, each with its description, including those of installed packages."""
+    """Returns the sorted names of networks, including networks of installed packages, each with its
+    description.
+    """
     NETWORKS.load_plugins()
     return [(name, (inspect.getdoc(NETWORKS[name]) or "").partition("\n")[0]) for name in sorted(NETWORKS)]

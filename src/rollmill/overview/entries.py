@@ -72,7 +72,9 @@ def read_run(root: Path) -> Entry:
 
 
 def read_sweep(root: Path, read: Callable[[Path], Entry] = read_run) -> tuple[Entry, list[Entry]]:
-    """Returns the row of the sweep in `root`, and those of its trials that have begun, which `read` returns."""
+    """Returns the row of the sweep in `root`, and the rows of its trials that have begun, as returned by
+    `read`.
+    """
     try:
         sweep = SweepDirectory.open(root)
         begun = [sweep.run(trial).root for trial in sweep.trials() if sweep.run(trial).config_file.exists()]

@@ -27,7 +27,7 @@ class RunPlace(NamedTuple):
 def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
     """Returns the rows of all runs and sweeps in a folder and in folders inside it.
 
-    Links are not followed. With `trials`, those of a sweep come after it.
+    Links are not followed. With `trials`, the trials of a sweep follow it.
 
     Raises a `UsageError` if the folder does not exist or is a file.
     """

@@ -47,8 +47,8 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
         title: title of the page, in plain text.
         body: parts in HTML.
         script: script of the page.
-        style: rules of style besides those of all pages.
-        sources: directives of the policy besides those of all pages, such as `img-src data:`.
+        style: additional CSS rules.
+        sources: additional directives of the content security policy, such as `img-src data:`.
     """
     style = asset(__name__, "page.css") + style
     digest = b64encode(sha256(script.encode()).digest()).decode()

@@ -87,7 +87,7 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
 def _visited(
     mujoco: Any, compiled: Any, steps: int, seed: int
 ) -> tuple[list[np.ndarray], np.ndarray, list[int], int | None]:
-    """Returns states and controls, and the accelerations and contacts of MuJoCo's steps from them."""
+    """Returns states and controls, and the accelerations and contacts of MuJoCo steps from them."""
     random, data = np.random.default_rng(seed), mujoco.MjData(compiled)
     limited = compiled.actuator_ctrllimited.astype(bool)
     low, high = np.where(limited[:, None], compiled.actuator_ctrlrange, [[-1.0, 1.0]]).T

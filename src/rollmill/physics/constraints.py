@@ -1,8 +1,7 @@
 """The soft constraints of MuJoCo in one configuration: the reference acceleration and stiffness of each row.
 
-A row wants the acceleration a_ref = -b v - k d (r - margin), where r is the constraint's position, v its
-velocity and d its impedance, and pushes with D (a_ref - a) (MuJoCo's documentation, "Computation", Constraint
-model).
+A row wants the acceleration a_ref = -b v - k d (r - margin), where r is the constraint's position, v its velocity
+and d its impedance, and pushes with D (a_ref - a) (MuJoCo documentation, "Computation", Constraint model).
 """
 
 from collections.abc import Sequence

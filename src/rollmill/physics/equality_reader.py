@@ -59,7 +59,7 @@ def _body_equality(read: Reader, index: int, *, is_weld: bool) -> BodyEquality:
 
 
 def _sides(read: Reader, index: int, *, is_weld: bool) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """Returns MuJoCo's index of both bodies, and the pose that each holds, in the body that carries it."""
+    """Returns the MuJoCo index of both bodies, and the pose of each in the body that carries it."""
     m = read.compiled
     objects, data = (int(m.eq_obj1id[index]), int(m.eq_obj2id[index])), m.eq_data[index]
     if m.eq_objtype[index] == read.mujoco.mjtObj.mjOBJ_SITE:

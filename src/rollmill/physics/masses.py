@@ -51,7 +51,7 @@ def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
 def with_stiffness(
     structure: Structure, placed: Frames, matrix: SparseMatrix, stiffness: Float[Array, "bodies 6 6"] | None
 ) -> SparseMatrix:
-    """Returns a matrix to which the stiffness of each body is added, which is that of its forces by its motion."""
+    """Returns the sum of a matrix and the stiffness of each body, the derivative of its forces by its motion."""
     if stiffness is None:
         return matrix
     composites = summed_outwards(structure, stiffness)
@@ -70,7 +70,7 @@ def _projected(
 ) -> tuple[list[Float[Array, " n"]], list[tuple[int, ...]]]:
     """Returns rows and columns of a matrix from the wrench that each degree of freedom makes on all beyond it.
 
-    Free joints move along axes of their own, so that entries with them are those of the wrenches.
+    Free joints move along axes of their own, so that entries with them come from the wrenches.
     """
     rows: list[Array] = []
     columns: list[tuple[int, ...]] = []

@@ -141,7 +141,7 @@ class JointEquality:
 
 @dataclass(frozen=True)
 class Tendon:
-    """MuJoCo's fixed tendon, the length of which is a sum of coordinates of hinges and slides, times factors."""
+    """A fixed tendon of MuJoCo. Its length is a weighted sum of coordinates of hinges and slides."""
 
     name: str
     velocities: tuple[int, ...]

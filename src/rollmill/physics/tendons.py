@@ -21,7 +21,7 @@ def lengths(structure: Structure, positions: Float[Array, " coordinates"]) -> Fl
 
 
 def rates_of(structure: Structure, x: Float[Array, " dofs"]) -> Float[Array, " tendons"]:
-    """Converts joint velocities, or accelerations, to those of tendon lengths."""
+    """Converts joint velocities, or accelerations, to velocities or accelerations of tendon lengths."""
     return jnp.stack([jnp.sum(pick(x, one.velocities) * real(one.coefficients)) for one in structure.tendons])
 
 

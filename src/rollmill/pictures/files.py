@@ -133,7 +133,7 @@ def _palette(image: ModuleType, frames: list[Picture]) -> Any:
 
 
 def _apart(colours: Int[np.ndarray, "n 3"]) -> Int[np.ndarray, "m 3"]:
-    """Drops colours close to an earlier one, since Pillow may take either for the other."""
+    """Drops colours close to a previous colour, since Pillow may confuse them."""
     kept = [colours[0]]
     for colour in colours[1:]:
         if np.abs(np.stack(kept) - colour).max(axis=1).min() >= MIN_APART:

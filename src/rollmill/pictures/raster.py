@@ -133,7 +133,7 @@ def _inside(
 
 
 def resized(picture: Picture, height: int, width: int) -> Picture:
-    """Resizes a picture. A new pixel is the mean of the old ones that it covers."""
+    """Resizes a picture. A new pixel is the mean of the old pixels that it covers."""
     down, across = (_overlaps(new, old) for new, old in zip((height, width), picture.shape[:2], strict=True))
     made = np.einsum("hH,HWc,wW->hwc", down, picture.astype(np.float32), across, optimize=True)
     return np.round(made).astype(np.uint8)

@@ -88,7 +88,7 @@ def leave_devices() -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    """This machine, as far as JAX may use it. Starts JAX's backend."""
+    """This machine, as far as JAX may use it. Starts the JAX backend."""
     devices = jax.local_devices()
     gpus = [device for device in devices if device.platform != "cpu"]
     memory = device_memory(gpus[0]) if gpus else None
@@ -136,10 +136,10 @@ def find_plan(
 ) -> FoundPlan:
     """Searches for the fastest plan on this machine or `machine`, or takes the result of an earlier search.
 
-    `graph_of` returns the graph with a number of environments, or with the user's own for None. `environment` is
-    that of processes that train. `say` is called with a line for each candidate that is tried. Raises a
-    `UsageError` if there is no candidate, or none can run, and `SearchStopped` after a signal, when all processes
-    have ended.
+    `graph_of` returns the graph with a number of environments, or with the user's own for None. `environment`
+    contains the variables of processes that train. `say` is called with a line for each candidate that is tried.
+    Raises a `UsageError` if there is no candidate, or none can run, and `SearchStopped` after a signal, when all
+    processes have ended.
     """
     graph_of = cache(graph_of)
     graph, machine = graph_of(None), machine or this_machine()

@@ -12,7 +12,7 @@ from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
 
 def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
-    """Returns the plan of these options, without settings: these are options of a training (`settings_of`).
+    """Returns the plan of these options, without settings, which are options of the run (`settings_of`).
 
     Raises a `UsageError` if it does not fit the graph or the options.
     """
@@ -114,7 +114,7 @@ def _refuse_beside_plan(options: PlacementOptions) -> None:
 
 
 def _without_statistics(graph: Graph) -> str:
-    """How a graph can be trained where nothing but gradients reaches the learner."""
+    """Returns a way to train a graph if only gradients reach the learner."""
     config = graph.settings["config"]
     used = [name for name in ("normalize_observations", "normalize_rewards") if config.get(name)]
     if used:

@@ -108,7 +108,9 @@ class Counts:
 
     @property
     def asynchronous(self) -> bool:
-        """True if actors continue with the newest weights instead of waiting for those of their iteration."""
+        """True if actors continue with the newest weights instead of waiting for the weights of their
+        iteration.
+        """
         self.used.add("asynchronous")
         return self._asynchronous
 

@@ -93,7 +93,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns an object inside a recorded configuration, empty where it is missing or null.
+    """Returns an object inside a recorded configuration, or an empty one if it is missing or null.
 
     Raises a `DataError` if something else is there.
     """
@@ -211,7 +211,9 @@ def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
 
 
 def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:
-    """Returns the mean of curves and its interval, from where all have begun. One that ended keeps its value."""
+    """Returns the mean of curves and its interval, from the first step that all curves have. One that ended keeps
+    its value.
+    """
     x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
     rows = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
     return Band(x, rows.mean(0), *bootstrap_interval(rows))

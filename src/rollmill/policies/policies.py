@@ -137,7 +137,7 @@ def restore_run(
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
-    """Returns the iteration of a checkpoint, or None for the last, for which earlier ones may stand in."""
+    """Returns the iteration of a checkpoint, or None for the last, which an earlier checkpoint may replace."""
     if checkpoint == BEST:
         return _best(run, checkpoints)
     if checkpoint == NEWEST:

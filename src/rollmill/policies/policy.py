@@ -182,7 +182,7 @@ class Policy:
         """Returns the distribution over actions for each observation, or for several agents a dictionary by kind.
 
         For AlphaZero it is the network's distribution, before the search. A memory is not advanced. `action`
-        returns the next one.
+        returns the next memory.
 
         Args:
             observation: `[*batch, ...]`.
@@ -204,7 +204,7 @@ class Policy:
     def value(self, observation: Any, *, memory: Any = None) -> Any:
         """Returns the expected return from each observation on, `[*batch]` in float32.
 
-        It has the unit of the training rewards, which `normalize_rewards` scales. In a game for two it is for the
+        It has the unit of rewards in training, which `normalize_rewards` scales. In a game for two it is for the
         player to move.
 
         Args:

@@ -48,8 +48,8 @@ class LocalHandle:
 class LocalLauncher:
     """A `Launcher` for this host. As a context manager it closes itself.
 
-    With `fork`, workers are forked off a process that has imported `preload`, where that is safe. Otherwise, and
-    if the import of one of these modules starts a thread or a JAX backend, each is a fresh interpreter.
+    With `fork`, workers are forked from a process that has imported `preload`, if that is safe. Otherwise, and if
+    the import of one of these modules starts a thread or a JAX backend, each is a fresh interpreter.
     """
 
     def __init__(self, *, fork: bool = True, preload: Sequence[str] = ("rollmill",)) -> None:
@@ -227,6 +227,6 @@ def _environment_of(job: Job, mark: str) -> dict[str, str]:
 
 
 def _unmarked(environment: dict[str, str]) -> dict[str, str]:
-    """Without a worker's mark, but with that of this process where it is a worker itself."""
+    """Contains no worker's mark, except the mark of this process if it is a worker itself."""
     mine = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     return {name: text for name, text in environment.items() if name != MARK} | mine

@@ -33,7 +33,7 @@ class WorkerLog:
     """Takes the bytes that one worker writes, and makes lines of them that a terminal can show.
 
     `show` gets each line, marked with the job's name. The folder gets a file named after the job. Lines of later
-    attempts follow those of earlier attempts.
+    attempts follow lines of earlier attempts.
     """
 
     def __init__(self, job: Job, show: Callable[[str], None], folder: Path | Folder | None) -> None:

@@ -29,7 +29,7 @@ def operations_of(
 ) -> list[OperationTime]:
     """Returns the operations, with library kernels and a rollout kernel divided among the operations they compute.
 
-    Where there are workers, the process that coordinates them waits, and has no part in the time of an iteration.
+    With workers, the process that coordinates them waits, and does not count in the time of an iteration.
     `iteration` is its duration without the profiler, in seconds. Sentences about coarse figures are added to
     `notes`.
     """
@@ -42,7 +42,7 @@ def operations_of(
 
 
 def _not_divided(found: Sequence[OperationTime]) -> Iterator[str]:
-    """Sentences about kernels that are divided among operations only where this process computes."""
+    """Returns sentences about kernels that are divided among operations only if this process computes."""
     if _has_unnamed_kernels(found):
         yield f"Library kernels are divided only in a single program. In workers they appear as `{UNNAMED}`."
     if any(operation.path == ROLLOUT_KERNEL_PATH for operation in found):

@@ -179,7 +179,7 @@ class Windows:
     def receive(self, worker: str, number: int, window: RecordedWindow | None) -> None:
         """Receives a worker's window, or None if it discarded the events.
 
-        Replies to an earlier request than the last one come too late, and are ignored.
+        Replies to earlier requests come too late, and are ignored.
         """
         if number == self._number:
             self._received[worker] = window
@@ -370,8 +370,8 @@ class Windows:
     def _end_recordings(self, span: WindowSpan, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse | None]:
         """Ends the recordings of all processes.
 
-        Returns this process's window if events are read, and the use of its accelerator if it alone computes, on
-        one.
+        Returns this process's window if events are read, and the use of its accelerator if only this process
+        computes, on one device.
         """
         begin, end = span.begin.now, span.end.now
         if self._workers is None and jax.default_backend() != "cpu":

@@ -197,7 +197,7 @@ class _OpenEvents:
 
 
 def _after(work: DeviceWork) -> DeviceWork:
-    """Returns the time after a kernel on its thread, before the program's next one there."""
+    """Returns the time on a kernel's thread between the kernel and the next kernel of its program."""
     return DeviceWork(Instruction("container", work.instruction.shares, 0.0, 0.0))
 
 
@@ -325,9 +325,8 @@ class _Division:
 class _ParallelWork:
     """Finds the kernel that computes while the program runs and no thread is in a kernel.
 
-    XLA's CPU backend divides large kernels into tasks for several threads. The kernel's event ends with the
-    tasks of its own thread, and no event shows the others. The kernel is the longest one since the last such
-    time.
+    The CPU backend of XLA divides large kernels into tasks for several threads. The kernel's event ends with the
+    tasks of its own thread, and no event shows the others. The kernel is the longest one since the last such time.
     """
 
     def __init__(self) -> None:

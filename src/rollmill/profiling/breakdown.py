@@ -100,7 +100,9 @@ def longest_operations(profile: Profile, *, least: float, most: int | None = Non
 
 
 class WholeTime(NamedTuple):
-    """The seconds of an iteration, summed over the processes that train, and those of no operation."""
+    """Returns the seconds of an iteration, summed over the processes that train, and the seconds outside any
+    operation.
+    """
 
     seconds: float
     idle: float
@@ -204,7 +206,7 @@ def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
 
 
 def first_of_each_kind(processes: Sequence[ProcessTime], most: int) -> list[ProcessTime]:
-    """Returns at most `most` processes in their order: the first ones of each kind, such as `actor`."""
+    """Returns at most `most` processes in their order, the first of each kind, such as `actor`."""
     rank: dict[str, int] = {}
     order = []
     for index, process in enumerate(processes):

@@ -81,7 +81,7 @@ def _keep(file: Path, found: Calibration) -> None:
 def measure_ceilings() -> Ceilings:
     """Measures a device's peak rates: the fastest of several float32 matrix products and vector additions.
 
-    Products use XLA's default precision, which is tf32 on NVIDIA GPUs.
+    Products use the default precision of XLA, which is tf32 on NVIDIA GPUs.
     """
     width, length = SIZES.get(jax.default_backend(), SIZES["cpu"])
     matrix, vector = jnp.ones((width, width), jnp.float32), jnp.ones(length, jnp.float32)

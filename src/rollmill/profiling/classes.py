@@ -170,8 +170,8 @@ class Classifier:
         """Returns the instruction that the device reports for an event, or else the instruction with the name of
         its kernel.
 
-        XLA compiles equal instructions into one kernel with the name of one of them, so the name alone may be
-        that of another operation. In a CUDA graph nothing else is known.
+        XLA compiles equal instructions into one kernel with the name of one of them, so the name may belong to
+        another operation. In a CUDA graph nothing else is known.
         """
         if (own := OWN_KERNELS.get(event.name)) is not None:
             return own

@@ -5,10 +5,10 @@ without the profiler take turns. Their difference, divided by the number of even
 reported error is a prediction error: every second window is corrected by costs from the others. The part that lies
 inside events is measured on a program of known duration (`measure_event`).
 
-On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
-every recording. The host, too, takes longer to start kernels. If that makes the host late, the device waits, for a
-time that varies between recordings. So this waiting is measured in each window. It is limited to the time that
-windows without the profiler leave for it, and to its minimum over the windows.
+On an accelerator there are two costs. A kernel, and the start of the next kernel, take longer by about the same
+time in every recording. The host, too, takes longer to start kernels. If that makes the host late, the device
+waits, for a time that varies between recordings. So this waiting is measured in each window. It is limited to the
+time that windows without the profiler leave for it, and to its minimum over the windows.
 """
 
 import math

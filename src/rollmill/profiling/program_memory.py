@@ -62,8 +62,8 @@ def memory_by_operation(
 ) -> tuple[OperationMemory, ...]:
     """Returns the temporary memory of each operation, the largest at the fullest moment first.
 
-    Nothing is returned if the compiler does not report it. Of a program from JAX's compilation cache it reports
-    only the fullest moment, so operations have no course.
+    Nothing is returned if the compiler does not report it. For a program from the JAX compilation cache it reports
+    only the moment of peak memory, so operations have no course.
     """
     places = _places(program.assignment)
     events = _events(program.assignment, places)
@@ -162,7 +162,8 @@ def _kept_moment(
 ) -> Mapping[Path, float]:
     """Returns the bytes of each operation at the fullest moment that the compiler reports.
 
-    A buffer that no operation writes is for the first one that writes a buffer with its place and size.
+    A buffer that no operation writes belongs to the first operation that writes a buffer with the same offset and
+    size.
     """
     own: dict[int, Shares] = {}
     first: dict[Place, Shares] = {}

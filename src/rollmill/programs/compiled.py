@@ -165,7 +165,7 @@ def lower(
         devices: the mesh to run on, in the order of `mesh_of`, or the first device of the default platform if left
             out.
         instances: devices of the mesh that share a GPU.
-        mean: that over the mesh, or a flat all-reduce if left out.
+        mean: the mean over the mesh. Default: a flat all-reduce.
         unroll: number of unrolled steps of the environment loop. Default: chosen by platform.
         fusion: how deep the training is fused. See `choose_kernels`.
         numerics: of matrix products in kernels.

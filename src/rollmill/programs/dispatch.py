@@ -96,8 +96,8 @@ def dispatch_ahead(
 
     Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which
     iterations take longer (0: none). If the program supports it, metrics are summed over `span` iterations, up to
-    multiples of it. `admit` returns how many of a number of iterations may be dispatched after the first ones. The
-    training ends there if none may.
+    multiples of it. `admit` returns how many further iterations may be dispatched. The training ends there if none
+    may.
     """
     ahead, growing = None, _GrowingSize(window_seconds)
     span = span if program.sums_iterations else 1

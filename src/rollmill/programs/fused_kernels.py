@@ -282,7 +282,7 @@ class _Chooser:
         return self._start_search(search, prepare)
 
     def _start_search(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
-        """Starts a search, which compares kernels with XLA where they are chosen by that."""
+        """Starts a search, which compares kernels with XLA if the choice depends on it."""
         return self.tuner.start(search if self.fusion == "auto" else search.without_comparison(), prepare)
 
     def _launch(

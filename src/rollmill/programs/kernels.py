@@ -102,7 +102,7 @@ class KernelPlace(NamedTuple):
 def seeds_side_by_side(graph: Graph, platform: str) -> bool:
     """Returns whether several seeds of a program are computed at once rather than one after the other.
 
-    On a CPU each seed has the speed that it has alone, as batched products of small matrices are slower there. A
+    On a CPU, seeds run one by one at full speed, because batched products of small matrices are slower there. A
     replay memory, however, is too large to be taken out of the stack of all seeds for each iteration.
     """
     return platform != "cpu" or graph.replay is not None

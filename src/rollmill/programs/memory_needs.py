@@ -51,7 +51,7 @@ def claims_memory(devices: Sequence[Any]) -> bool:
 
 
 def _idle_bytes(device: Any) -> int:
-    """Returns the bytes of a device that this process holds but does not use, such as those of timed kernels."""
+    """Returns the bytes of a device that this process holds but does not use, such as memory of timed kernels."""
     stats = device.memory_stats() or {}
     return max(0, stats.get("pool_bytes", 0) - stats.get("bytes_in_use", 0))
 

@@ -78,18 +78,18 @@ def rainbow() -> Recipe:
 
 
 def rejax_cartpole() -> Recipe:
-    """Rejax's PPO on CartPole-v1, over 500,000 steps instead of 100,000."""
+    """PPO on CartPole-v1 with the hyperparameters of Rejax, over 500,000 steps instead of 100,000."""
     return Recipe("ppo", "CartPole-v1", _rejax_small(), "Rejax's hyperparameters for CartPole-v1")
 
 
 def rejax_acrobot() -> Recipe:
-    """Rejax's PPO on Acrobot-v1, over 500,000 steps instead of 100,000."""
+    """PPO on Acrobot-v1 with the hyperparameters of Rejax, over 500,000 steps instead of 100,000."""
     config = _rejax_small(normalize_observations=True)
     return Recipe("ppo", "Acrobot-v1", config, "Rejax's hyperparameters for Acrobot-v1")
 
 
 def rejax_pendulum() -> Recipe:
-    """Rejax's PPO on Pendulum-v1, over 500,000 steps instead of 150,000."""
+    """PPO on Pendulum-v1 with the hyperparameters of Rejax, over 500,000 steps instead of 150,000."""
     config = PPOConfig(
         total_timesteps=500_000,
         num_envs=100,

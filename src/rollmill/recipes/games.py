@@ -1,7 +1,7 @@
 """AlphaZero on games for two players, and MAPPO on Tag.
 
-Taggers and runners learn at the same time, each kind with parameters of its own. The environments are WarpDrive's,
-at sizes that two CPU cores can train.
+Taggers and runners learn at the same time, each kind with parameters of its own. The environments follow
+WarpDrive, at sizes that two CPU cores can train.
 """
 
 from rollmill.algorithms import AlphaZeroConfig, MAPPOConfig

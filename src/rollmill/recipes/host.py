@@ -1,4 +1,4 @@
-"""PPO on host environments: games of the Atari 2600, and Gymnasium's MuJoCo environments."""
+"""PPO on host environments: Atari 2600 games, and the MuJoCo environments of Gymnasium."""
 
 from rollmill.algorithms import PPOConfig
 from rollmill.networks import NetworkConfig
@@ -31,8 +31,8 @@ def pong() -> Recipe:
 def half_cheetah() -> Recipe:
     """PPO on HalfCheetah-v5 in 1,000,000 steps.
 
-    The hyperparameters are those of CleanRL's `ppo_continuous_action.py`, with its batch of 2,048 steps collected
-    in 8 environments instead of one.
+    The hyperparameters follow CleanRL's `ppo_continuous_action.py`, with its batch of 2,048 steps collected in 8
+    environments instead of one.
     """
     config = PPOConfig(
         total_timesteps=1_000_000,

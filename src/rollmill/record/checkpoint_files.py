@@ -134,7 +134,9 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
 
 
 def array_digest(folder: Folder, record: CheckpointRecord) -> str:
-    """Returns the digest of a checkpoint's arrays on disk, read in chunks. Errors are those of `read_arrays`."""
+    """Returns the digest of a checkpoint's arrays on disk, read in chunks. Raises the same errors as
+    `read_arrays`.
+    """
     sha, where = hashlib.sha256(), str(folder.path / ARRAYS)
     with folder.reading(ARRAYS) as file:
         size = os.fstat(file.fileno()).st_size

@@ -156,7 +156,7 @@ class Checkpoints:
         check: Callable[[int, dict[str, Any]], None] | None = None,
         given: GivenLeaves | None = None,
     ) -> Restored | None:
-        """Reads the newest intact checkpoint, or only that of `iteration`, or returns None if there is none.
+        """Reads the newest intact checkpoint, or the checkpoint of `iteration`. Returns None if there is none.
 
         A damaged checkpoint causes a `CheckpointWarning`, and the one before it is used. Bits, dtypes and shapes
         are restored exactly, but weakly typed arrays become strongly typed. Leaves of `abstract_state` with a

@@ -48,7 +48,7 @@ def picture_event(wall_time: float, step: int, tag: str, encoded: bytes, *, heig
 
 
 def hyperparameters_event(wall_time: float, group: str, values: Mapping[str, Any]) -> bytes:
-    """Returns an event with the hyperparameters of a session, which TensorBoard's page HParams compares.
+    """Returns an event with the hyperparameters of a session, which the HParams page of TensorBoard compares.
 
     Numbers, booleans and strings are kept. Other values become strings.
     """

@@ -1,6 +1,6 @@
 """Stops and checkpoints on signals without tearing an iteration.
 
-Ctrl-C, `kill`, a closed terminal and SIGUSR2, a batch system's notice, stop a training. SIGUSR1 asks for a
+Ctrl-C, `kill`, a closed terminal and SIGUSR2, the notice of a batch system, stop training. SIGUSR1 asks for a
 checkpoint.
 """
 

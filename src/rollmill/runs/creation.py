@@ -32,7 +32,7 @@ def create_run(
 ) -> RunDirectory:
     """Creates the directory of a run. If a name that the user did not choose is taken, it gets a number.
 
-    The provenance is the present one by default. Raises a `UsageError` if the chosen directory is occupied.
+    By default the current provenance is recorded. Raises a `UsageError` if the chosen directory is occupied.
     """
     root = run_root(config["graph"], options)
     provenance = provenance or provenance_now()

@@ -47,7 +47,9 @@ def note_of_versions(run: RunDirectory) -> str | None:
 
 
 def _major(version: str) -> tuple[int, ...] | None:
-    """Returns the numbers that a version may change only with its meaning. None for a text that is no version."""
+    """Returns the numbers that a version may change only with its meaning. Returns None for a string that is not a
+    version.
+    """
     found = VERSION.fullmatch(version)
     if found is None:
         return None

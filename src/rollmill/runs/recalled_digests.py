@@ -107,7 +107,7 @@ def _foreign_modules() -> Iterator[tuple[str, int, int]]:
 
 
 def _package_folders() -> tuple[str, ...]:
-    """Returns the folders of the path that an installer has put packages into, such as those of `--target`."""
+    """Returns the folders of the path into which an installer has put packages, such as `--target` folders."""
     folders = [Path(entry).absolute() for entry in sys.path if entry]
     return tuple(f"{folder}{os.sep}" for folder in folders if next(folder.glob("*.dist-info"), None))
 

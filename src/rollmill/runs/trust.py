@@ -155,7 +155,8 @@ def approved_imports(
     trust: bool = False,
     distribution: bool = False,
 ) -> tuple[str, ...]:
-    """Returns the modules to import before a run is opened: the user's, and the run's own where they may be.
+    """Returns the modules to import before a run is opened: the user's modules, and the run's own if it is
+    trusted.
 
     `trust` remembers that this directory may import whatever it names. `distribution` says whether its
     distribution policy is going to be asked for a plan. Raises a `CheckpointError` with the modules if nobody
@@ -172,7 +173,9 @@ def approved_imports(
 
 
 def remember(run: RunDirectory, modules: Sequence[str]) -> None:
-    """Lets this directory's run import these modules from now on. Where that cannot be kept, it will ask again."""
+    """Lets this directory's run import these modules from now on. If this cannot be stored, the user is asked
+    again.
+    """
     if not modules:
         return
     with contextlib.suppress(OSError, CheckpointError), _locked() as folder:

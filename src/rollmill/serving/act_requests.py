@@ -104,7 +104,7 @@ class ActRequestReader:
             raise Refusal(400, f"the body is not valid JSON: {reason}.") from None
 
     def _mask(self, document: Any, single: bool, count: int) -> PyTree[np.ndarray]:
-        """Returns the legal actions, or all of them where none are given."""
+        """Returns the legal actions, or all actions if none are given."""
         expected = self._schema.mask_struct
         if isinstance(expected, tuple):
             return ()

@@ -36,7 +36,7 @@ class Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """Returns a socket that listens there. A Unix socket is for this user alone.
+    """Returns a socket that listens there. Only this user can open a Unix socket.
 
     Raises a `UsageError` if the address is in use, not this machine's, or not permitted.
     """

@@ -133,9 +133,7 @@ class Engine:
 
 
 def _divided(actions: PyTree[np.ndarray], counts: Sequence[int]) -> list[Answer]:
-    """Returns each request's part of a batch's actions `[N, ...]` as JSON, or an error where they are not
-    finite.
-    """
+    """Returns each request's part of a batch's actions `[N, ...]` as JSON, or an error if they are not finite."""
     finite = np.ones(sum(counts), bool)
     for leaf in jax.tree.leaves(actions):
         if leaf.dtype.kind not in "iub":

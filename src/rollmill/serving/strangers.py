@@ -19,8 +19,8 @@ class Closable(Protocol):
 class Strangers:
     """Unauthenticated connections by host, the oldest of each host first.
 
-    A host with many connections loses its own ones. It cannot keep out clients of other hosts or authenticated
-    clients.
+    A host with many connections loses only its own connections. It cannot keep out clients of other hosts or
+    authenticated clients.
     """
 
     def __init__(self) -> None:

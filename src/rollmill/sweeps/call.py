@@ -93,8 +93,8 @@ def sweep(
         group_seeds: train all seeds of `over["seed"]`, integers in a row, in one program.
         at_once: maximum number of trials at a time. Default: as many as suit the machine.
         gpu_sharing: how trials share a GPU.
-        together: `auto` lets trials that differ in seeds and hyperparameters alone share a program; with `off`
-            each trial is a separate process.
+        together: `auto` lets trials that differ only in seeds and hyperparameters share a program; with `off` each
+            trial is a separate process.
         metric: result by which trials are compared. The largest is the best.
         sweep_dir: directory of the sweep; named by algorithm, environment and time under runs/ if left out.
         env_options: options of the environment of all trials.
@@ -173,7 +173,7 @@ NO_SETTINGS = ("recipe", "transform")
 def _names(
     algorithm: str, environment: str, over: Mapping[str, str | list[Any]], settings: Mapping[str, Any]
 ) -> list[tuple[Kind, str]]:
-    """Kinds and names of what the trials make; what is no name is refused later."""
+    """Returns the kinds and names of all parts that trials create. Invalid names are rejected later."""
     named: dict[Kind, list[Any]] = {
         "algorithm": [algorithm],
         "environment": [environment, *over.get("environment", [])],
@@ -271,7 +271,7 @@ def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str
 
 
 def _given(axis: Axis, values: Any, value: Any) -> Any:
-    """Returns the caller's own value, where it gave a list; grouped seeds are numbers by then."""
+    """Returns the caller's own value if it is a list, because grouped seeds are already numbers."""
     if isinstance(values, str) or value not in axis.choices:
         return value
     return values[axis.choices.index(value)]

@@ -292,7 +292,7 @@ def _read_specification(root: Path) -> SweepSpec:
 
 
 def _without_statistics(request: TrainingRequest) -> TrainingRequest:
-    """Returns the request of PPO that normalises no observations, where it does not say whether to."""
+    """Returns the PPO request with `normalize_observations` off, unless it sets the option."""
     if request.algorithm != "ppo" or NORMALIZE in request.settings:
         return request
     if getattr(default_config(request.algorithm, request.recipe), NORMALIZE) is not None:

@@ -90,7 +90,8 @@ def _run(
 
 
 def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str], None]) -> Sequence[int]:
-    """Returns the numbers of the trials that go on together, and names those that have gone on alone.
+    """Returns the numbers of the trials that continue together, and reports the trials that have continued
+    separately.
 
     Raises a `CheckpointError` if trials have checkpoints, and no two have one in common.
     """

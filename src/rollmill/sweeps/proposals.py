@@ -81,7 +81,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _value(axis: Axis, value: Any) -> str | int | float:
-    """Returns a value of a point as Optuna has it: choices are named, as lists are none of its values."""
+    """Converts a value of a point to Optuna. Choices are given by name, because Optuna does not support lists."""
     if not axis.values:
         return min(max(float(value), axis.low), axis.high)
     return value if axis.integers else repr(value)

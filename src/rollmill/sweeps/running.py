@@ -58,8 +58,8 @@ def run_sweep(
     """Runs the trials that are neither finished nor stopped early; returns the exit code.
 
     At most `at_once` run at a time, by default the number that suits the machine. A trial that fails does not stop
-    the others. One with a killed process is resumed. Those that ended for want of a GPU's memory run at the end,
-    half as many at a time, and in the end alone. A sampler proposes a trial when a slot is free. With `together`,
+    the others. One with a killed process is resumed. Trials that ran out of GPU memory run again at the end, half
+    as many at a time, and finally one at a time. A sampler proposes a trial when a slot is free. With `together`,
     trials that differ only in seeds and hyperparameters may share a program. With `also_stopped`, stopped trials
     continue, and no more are stopped. Trials may import the modules in `imports` by their names. `say` prints a
     line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
@@ -141,7 +141,7 @@ def _pass_on_request(stop: StopRequest, schedule: _Schedule) -> None:
 
 
 def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> list[Trial]:
-    """Removes trials that share a program from the queue, or none if the next trial must run alone."""
+    """Removes trials that share a program from the queue, or none if the next trial must have its own program."""
     trials = trials_together(sweep, schedule.waiting, schedule.alone, places=places, most=schedule.most_together)
     schedule.waiting = [trial for trial in schedule.waiting if trial not in trials]
     return trials
@@ -240,7 +240,7 @@ def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str)
 
 
 def _memory_told(schedule: _Schedule) -> str:
-    """How many trials ended for want of memory, and how many of them did so alone, too."""
+    """Returns a sentence on how many trials ran out of memory, and how many of them did so even on their own."""
     counted = schedule.without_memory
     lost = sum(name in counted for name in schedule.failed)
     ended = "1 trial" if len(counted) == 1 else f"{len(counted)} trials"

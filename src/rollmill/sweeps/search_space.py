@@ -113,9 +113,9 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
 def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Returns the combinations of values that a sweep tries, each with a value for every axis.
 
-    With `draws`, it is this number of random combinations. Where all values are listed, they differ, and there may
-    be fewer. Raises a `UsageError` if an option has two axes, if a range would have to be listed in full, or if
-    there are too many combinations.
+    With `draws`, it is this number of random combinations. If all values are listed, the draws differ, and there
+    may be fewer. Raises a `UsageError` if an option has two axes, if a range would have to be listed in full, or
+    if there are too many combinations.
     """
     names = [axis.option for axis in axes]
     if twice := sorted({name for name in names if names.count(name) > 1}):

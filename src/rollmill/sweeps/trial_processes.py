@@ -51,9 +51,8 @@ def start_trials(
 ) -> subprocess.Popen:
     """Starts the process of a trial, or of several in one program, in its part of the machine.
 
-    It writes the first trial's log, and may import the modules in `imports`. Raises a
-    `CheckpointError` if a link, or something else, is in the place of the log or a run, and a `StorageError` if
-    the log cannot be opened.
+    It writes the first trial's log, and may import the modules in `imports`. Raises a `CheckpointError` if the log
+    or a run is a link or has another type, and a `StorageError` if the log cannot be opened.
     """
     orders = [sweep.order(trial) for trial in trials]
     order = orders[0] if len(orders) == 1 else Order(together=tuple(each.trained for each in orders))

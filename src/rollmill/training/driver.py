@@ -247,7 +247,7 @@ def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: R
 
 
 def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory) -> None:
-    """Checks that a training that a signal has stopped can still come to an end by itself."""
+    """Checks that a run stopped by a signal can still end on its own."""
     reason = ""
     if hosts := training.out_of_reach:
         reason = f"there is no response from {hosts}"

@@ -140,8 +140,8 @@ def run_spec(
 ) -> RunSpec:
     """Returns the specification for the workers.
 
-    `described` is the description of its graph. Workers first import the modules in `imports`. `launches` are
-    those of the kernels, if the run has chosen them before.
+    `described` is the description of its graph. Workers first import the modules in `imports`. `launches` are the
+    kernels' launches, if the run has already chosen them.
     """
     return RunSpec(
         graph=GraphRecipe(GRAPH_FACTORY, described, tuple(imports)),

@@ -143,7 +143,7 @@ def resume(
 def _first_weights(
     run: RunDirectory, graph: Graph, options: RunOptions, modules: Sequence[str], *, trust: bool
 ) -> GivenWeights | None:
-    """Returns the weights that a run without a checkpoint begins with, if they are not random.
+    """Returns the initial weights of a run without a checkpoint, if they are not random.
 
     Raises a `CheckpointError` if they come from a recording that has changed.
     """

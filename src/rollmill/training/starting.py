@@ -1,4 +1,4 @@
-"""Initialisation from the weights of another run, on the same environment or on another one, or from a recording.
+"""Initialisation from the weights of another run, on the same or another environment, or from a recording.
 
 Copies all floating-point arrays that both learners have, with the same path and the same shape. Arrays that belong
 together, such as the arrays of a layer or of running statistics, are copied together or not at all. Optimiser

@@ -9,8 +9,8 @@ Textbooks walk down from the root to a leaf and back up, one node at a time. Her
 
 No loop's length depends on the data of one tree, so that `vmap` needs no copies of trees.
 
-Results equal those of a walking search (mctx; Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), except that
-terminal nodes and nodes at the greatest depth are evaluated again instead of expanded.
+Results equal a walking search (mctx; Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), except that terminal
+nodes and nodes at the greatest depth are evaluated again instead of expanded.
 
 Shape letters: `N` nodes, that is simulations and the root, `D` levels from the root to the greatest depth, `L`
 levels that are updated at once, `A` actions.

@@ -28,7 +28,9 @@ class ScopedBroker:
         return self._broker.claim(self._scoped(name), segment=scoped_segment, word=word)
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes in a segment that this incarnation is ready, unless a later one has claimed the end."""
+        """Publishes in a segment that this incarnation is ready, unless a later incarnation has claimed the
+        end.
+        """
         self._broker.confirm(self._scoped(name), incarnation, segment=self._scoped(segment), word=word)
 
     def drop(self, name: str) -> None:

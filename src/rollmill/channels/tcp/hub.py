@@ -99,7 +99,7 @@ class Hub:
 
 
 class LatestConnection:
-    """Lets only the latest of several connections to one end be served, and ends earlier ones.
+    """Serves only the latest of several connections to one end, and closes the others.
 
     A connection of a later incarnation counts as later than all connections of earlier ones.
     """

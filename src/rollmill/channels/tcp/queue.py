@@ -21,8 +21,8 @@ message is identified by the incarnation of its sender and its position there. T
     each incarnation apart. A sender never goes back to an earlier incarnation of the receiver. An end that learns
     of its successor closes: a sender learns of it when it dials; a receiver asks the broker when its connection
     is lost, and from time to time while it has none.
- 3. Sequence numbers continue from the end that knows the last one, which is one that was not replaced since.
-    Where both were replaced, the broker allocates a range of numbers that was never used.
+ 3. Sequence numbers continue from the end that knows the last number, because it was not replaced since. Where
+    both were replaced, the broker allocates a range of numbers that was never used.
 
 So at-most-once delivery holds where
 

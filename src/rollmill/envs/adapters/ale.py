@@ -62,7 +62,7 @@ def make(
 
     Args:
         name: a game as Gymnasium or ale-py write it: `Pong`, `MsPacman` or `ms_pacman`.
-        episodic_life: a lost life ends an episode during training. The game continues in the next one.
+        episodic_life: a lost life ends an episode during training. The game continues in the next episode.
         reward_clipping: rewards of training are clipped to [-1, 1].
         num_threads: number of threads in each process that steps environments. 0 means one per core.
         **options: `frameskip`, `stack_num`, `img_height`, `img_width`, `grayscale`, `maxpool`, `noop_max`,
@@ -158,7 +158,8 @@ class GamesVector(RowVector):
     def _begun(self, frames: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         """True where a new game has begun, if an episode ended.
 
-        After a lost life the game continues: its last observation is the new one, and ale-py writes no other.
+        After a lost life the game continues. Its last observation is also the new one, because ale-py writes no
+        other.
         """
         before, self._frames = self._frames, frames
         return frames < before if self._by_lives else np.ones(self.num_envs, np.bool_)

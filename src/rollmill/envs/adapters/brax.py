@@ -1,5 +1,5 @@
-"""`brax:ID`: Brax's environments (Freeman et al., "Brax: A Differentiable Physics Engine for Large Scale Rigid
-Body Simulation", NeurIPS Datasets and Benchmarks 2021), version 0.14.
+"""`brax:ID`: Brax environments (Freeman et al., "Brax: A Differentiable Physics Engine for Large Scale Rigid Body
+Simulation", NeurIPS Datasets and Benchmarks 2021), version 0.14.
 """
 
 from typing import Any

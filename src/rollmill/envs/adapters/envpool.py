@@ -1,4 +1,5 @@
-"""`envpool:ID`: EnvPool's environments, in C++ with their own threads (Weng et al., "EnvPool", NeurIPS 2022).
+"""`envpool:ID`: EnvPool environments, written in C++ with their own threads (Weng et al., "EnvPool", NeurIPS
+2022).
 
 Shape letter: `n` environments.
 """

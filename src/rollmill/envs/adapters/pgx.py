@@ -49,7 +49,7 @@ PRESETS = {"go_9x9": {"size": 9}, "go_19x19": {"size": 19}}
 
 
 class PgxState(eqx.Module):
-    """Pgx's state without its observation, and Pgx's number of the player who moved first."""
+    """The Pgx state without its observation, and the Pgx number of the player who moved first."""
 
     game: PyTree
     first: Int[Array, ""]
@@ -108,7 +108,7 @@ def _source(pgx: ModuleType, name: str, options: dict[str, Any]) -> Any:
 
 
 def _first_state(source: Any, name: str, options: dict[str, Any]) -> Any:
-    """Types of Pgx's first state."""
+    """Types of the first Pgx state."""
     try:
         return jax.eval_shape(source.init, jax.random.key(0))
     except (TypeError, ValueError) as error:  # Pgx's own, of an option that it does not support

@@ -24,7 +24,8 @@ def make(name: str, *, impl: str = "jax", reset_ratio: int = RESET_RATIO, **opti
 
     Args:
         name: an id of Playground, such as `CartpoleBalance`.
-        impl: `jax`, MuJoCo's physics in JAX, on every device, or `warp`, in NVIDIA's Warp, on its GPUs alone.
+        impl: `jax`, MuJoCo in JAX, which runs on every device, or `warp`, MuJoCo in NVIDIA Warp, which needs an
+            NVIDIA GPU.
         reset_ratio: see `rollmill.Environment`. Every episode has a new initial state, whereas auto-reset in
             Playground always returns to the same state.
         **options: entries of the environment's configuration, such as `episode_length=500`.

@@ -30,7 +30,7 @@ def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"])
 
 
 def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
-    """Draws tic-tac-toe: crosses on the squares of the first player and rings on those of the second."""
+    """Draws tic-tac-toe: crosses for the first player and rings for the second."""
     rows, columns = first.shape
     shapes = [Line(((at, 0.05), (at, rows - 0.05)), 0.05, INK) for at in range(1, columns)]
     shapes += [Line(((0.05, at), (columns - 0.05, at)), 0.05, INK) for at in range(1, rows)]

@@ -111,7 +111,7 @@ def draw_mountain_car(position: float, params: Any) -> Drawing:
 
 
 def _height(position: float | np.floating) -> float:
-    """Height of the valley, as in Gymnasium's picture."""
+    """Returns the height of the valley, as drawn by Gymnasium."""
     return 0.45 * math.sin(3 * float(position)) + 0.55
 
 

@@ -30,7 +30,7 @@ class RunningSums:
             sums[:] = 0
 
     def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
-        """Adds a step, writes the sums including it to `step.info`, and resets those of ended episodes."""
+        """Adds a step, writes the sums including it to `step.info`, and resets the sums of ended episodes."""
         self._returns += step.reward
         self._lengths += 1
         step.info["episode_return"][:] = self._returns
@@ -61,7 +61,7 @@ class AgentSums:
         self._reset(np.ones(len(self._lengths), bool))
 
     def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
-        """Adds a step, writes the sums including it to `step.info`, and resets those of ended episodes.
+        """Adds a step, writes the sums including it to `step.info`, and resets the sums of ended episodes.
 
         Rewards of inactive agents must be 0.
         """

@@ -98,7 +98,7 @@ def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
     """Returns the environment, whose copies put their pictures on a film.
 
     Raises:
-        UsageError: its copies are no objects with Gymnasium's or PettingZoo's interface.
+        UsageError: its copies do not have the interface of Gymnasium or PettingZoo.
     """
     start = env.start.start if isinstance(env.start, StartByName) else env.start
     if not isinstance(start, StartPython | StartParallel):

@@ -24,8 +24,8 @@ class OneByOne(ABC):
     """A `core.types.HostVector` of objects that are made at the first reset. One that raises is replaced.
 
     Each call of `make` returns a new object. `in_place` writes observations to the arrays of each step at once,
-    because every row is written in every step. Otherwise they are kept in arrays of this object, and copied to
-    those of a step.
+    because every row is written in every step. Otherwise they are kept in arrays of this object, and copied to the
+    arrays of a step.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class OneByOne(ABC):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode where one ended. The observations
-        of the previous step must not have been changed.
+        """Advances each environment by its action, and starts the next episode after the end of one. The
+        observations of the previous step must not have been changed.
         """
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")

@@ -1,4 +1,4 @@
-"""Makes a host environment from a function that makes one object with PettingZoo's parallel interface."""
+"""Makes a host environment from a function that creates an object with the parallel PettingZoo interface."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ METHODS = ("reset", "step", "close", "observation_space", "action_space")
 
 @dataclass(frozen=True)
 class StartParallel:
-    """A `StartHost` of Python objects that `make` makes, with PettingZoo's parallel interface."""
+    """A `StartHost` of Python objects created by `make`, with the parallel PettingZoo interface."""
 
     name: str
     make: Callable[[], Any] = field(repr=False)
@@ -61,7 +61,7 @@ def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
 
     Args:
         name: name in messages.
-        make: returns a new environment with PettingZoo's parallel interface at each call.
+        make: returns a new environment with the parallel PettingZoo interface at each call.
 
     Raises:
         UsageError: the environment has another interface, does not list its agents, or has a space without a fixed

@@ -1,4 +1,4 @@
-"""Host environments of several agents: Python objects with PettingZoo's parallel interface, stepped one by one.
+"""Host environments of several agents: Python objects with the parallel PettingZoo interface, stepped one by one.
 
 Shape letters: `n` environments, `A` agents of a kind.
 """
@@ -27,7 +27,7 @@ ByAgent = Mapping[Agent, Any]
 
 @runtime_checkable
 class ParallelObject(Protocol):
-    """The part of PettingZoo's `ParallelEnv` that is used."""
+    """The used part of `pettingzoo.ParallelEnv`."""
 
     agents: list[Agent]
     """Those that act in the next step."""
@@ -57,7 +57,7 @@ class _Column(NamedTuple):
 
 
 class ParallelVector(OneByOne):
-    """A `core.types.HostVector` of objects with PettingZoo's parallel interface, made at the first reset.
+    """A `core.types.HostVector` of objects with the parallel PettingZoo interface, created at the first reset.
 
     An episode ends when no agent is left. It counts as truncated if any of the last agents was truncated, and as
     terminated otherwise. An agent that terminates before the others is inactive for the rest of the episode.

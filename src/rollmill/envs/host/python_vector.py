@@ -19,7 +19,9 @@ from rollmill.envs.host.one_by_one import OneByOne
 
 
 class PythonVector(OneByOne):
-    """A `core.types.HostVector` of objects with Gymnasium's `reset` and `step`, made at the first reset."""
+    """A `core.types.HostVector` of objects with the `reset` and `step` of Gymnasium, created at the first
+    reset.
+    """
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class PythonVector(OneByOne):
                 reward[i], terminated[i], truncated[i] = 0.0, False, True
 
     def _see_again(self, i: int) -> None:
-        """Writes the observation that was acted on as that of this step."""
+        """Writes the observation from before the action as the observation of this step."""
         pairs = (leaves(self._observation_space, batch) for batch in (self._current, self._previous))
         for target, source in zip(*pairs, strict=True):
             target[i] = source[i]

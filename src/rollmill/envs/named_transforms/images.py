@@ -86,7 +86,7 @@ def _limits(space: gymnasium_spaces.Box) -> list[tuple[np.ndarray, Any]]:
 
 
 def _shares(old: int, new: int) -> np.ndarray:
-    """`[new, old]`: the share of each old pixel in the area that a new one covers."""
+    """Returns `[new, old]`, the share of each old pixel in the area of each new pixel."""
     edges = np.arange(new + 1) * (old / new)
     pixels = np.arange(old)
     covered = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)

@@ -12,7 +12,8 @@ from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_arg
 
 
 def frame_stack(argument: str, spaces: Spaces) -> Transform:
-    """Observes the last N observations, the oldest first. An episode begins with N times its first one.
+    """Observes the last N observations, the oldest first. An episode begins with N copies of its first
+    observation.
 
     Vectors and images without channels get a new first axis. Images with channels are joined along that axis.
     """
@@ -108,7 +109,7 @@ def channel_axis(shape: tuple[int, ...]) -> int:
 
 
 class _Leaf(NamedTuple):
-    """A part of an observation: where it is, its space."""
+    """A part of an observation: its path and its space."""
 
     path: tuple[Any, ...]
     space: gymnasium_spaces.Space

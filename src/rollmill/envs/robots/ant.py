@@ -1,8 +1,8 @@
 """robots:Ant: a torso on four legs of two joints that walks along the x axis.
 
 Observation, reward, reset and termination follow Ant of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's, angles are within [-pi, pi], and force sensors measure what a foot takes from its leg.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX, angles
+are within [-pi, pi], and force sensors measure the forces between a foot and its leg.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """robots:Anymal: a quadruped with twelve joints that walks at a commanded velocity.
 
 Observation, reward, reset and termination follow Anymal of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's. Feet touch the floor. The base and the knees have no contacts, because an episode ends when they would
-touch it. Torques are the servos' torques at the end of a step.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. Feet
+touch the floor. The base and the knees have no contacts, because an episode ends when they would touch it. Torques
+are the servos' torques at the end of a step.
 """
 
 import equinox as eqx

@@ -1,10 +1,10 @@
 """robots:BallBalance: a tray on three legs that catches a ball and holds it in its middle.
 
 Observation, reward, reset and termination follow BallBalance of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's, with servos a tenth as stiff as published, because stiffer ones shake. Feet are held by `connect`
-constraints, legs do not touch the ball, and the force and the torques observed are those of the legs on the tray.
-There is no floor, because an episode ends above it.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX, with
+servos a tenth as stiff as published, because stiffer servos shake. Feet are held by `connect` constraints, legs do
+not touch the ball, and the observed force and torques act from the legs on the tray. There is no floor, because an
+episode ends above it.
 """
 
 import math

@@ -1,8 +1,8 @@
 """robots:Cartpole: a pole that is balanced on a cart by a continuous force.
 
 Observation, reward, reset and termination follow Cartpole of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). The physics are MuJoCo's instead
-of PhysX's. The ends of the rail, at 4 m, are left out, because an episode ends at 3 m.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. The ends
+of the rail, at 4 m, are left out, because an episode ends at 3 m.
 """
 
 import math

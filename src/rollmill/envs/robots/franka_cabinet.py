@@ -1,9 +1,9 @@
 """robots:FrankaCabinet: an arm of seven joints with a gripper that opens a drawer.
 
 Observation, reward, reset and termination follow FrankaCabinet of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's. Fingers are capsules that touch the handle, which is a bar, and nothing else touches: arm and cabinet pass
-through each other, which costs reward where fingers do. The drawer is empty, and the servos of fingers are softer.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. Fingers
+are capsules that touch the handle, which is a bar, and nothing else touches: arm and cabinet pass through each
+other, which costs reward where fingers do. The drawer is empty, and the servos of fingers are softer.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """The model of robots:ShadowHand: a hand of 24 joints, 20 of them with servos, and a block that lies on its palm.
 
-Lengths, masses, gains and ranges are those of the Shadow Dexterous Hand in OpenAI's model of it (Apache-2.0;
-Plappert et al., "Multi-Goal Reinforcement Learning", 2018). Its palm is made of capsules here instead of boxes.
-Parts of the hand do not touch each other.
+Lengths, masses, gains and ranges follow OpenAI's model of the Shadow Dexterous Hand (Apache-2.0; Plappert et al.,
+"Multi-Goal Reinforcement Learning", 2018). Its palm is made of capsules here instead of boxes. Parts of the hand
+do not touch each other.
 """
 
 TIME_STEP, SUBSTEPS = 1 / 60, 2

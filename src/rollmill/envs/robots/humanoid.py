@@ -1,9 +1,9 @@
 """robots:Humanoid: a person of 21 joints that walks along the x axis.
 
 Observation, reward, reset and termination follow Humanoid of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's, angles are within [-pi, pi], force sensors measure what a foot takes from its shin, and parts of the body
-do not touch each other.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX, angles
+are within [-pi, pi], force sensors measure the forces between a foot and its shin, and parts of the body do not
+touch each other.
 """
 
 import equinox as eqx
@@ -77,7 +77,8 @@ GEARS = {
 
 
 def model_text() -> str:
-    """Returns the humanoid as MJCF: the proportions of MuJoCo's, whose soles and knees touch the floor.
+    """Returns the humanoid as MJCF, with the proportions of the MuJoCo humanoid. Its soles and knees touch the
+    floor.
 
     Nothing else comes to it before the torso is so low that the episode ends.
     """

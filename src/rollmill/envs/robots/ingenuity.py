@@ -1,9 +1,9 @@
 """robots:Ingenuity: a helicopter of two rotors that flies to targets on Mars.
 
 Observation, reward, reset and termination follow Ingenuity of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's, and the rotors do not turn against the chassis: only their thrust matters. There is no floor, because an
-episode ends above it.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX, and the
+rotors do not turn against the chassis, because only their thrust matters. There is no floor, because an episode
+ends above it.
 """
 
 import equinox as eqx

@@ -1,9 +1,9 @@
 """robots:Quadcopter: a chassis with four rotors, each tilted by two joints, that hovers at a target.
 
 Observation, reward, reset and termination follow Quadcopter of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
-Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics are MuJoCo's instead of
-PhysX's, whose stiff drives of the light rotors would not be stable here: servos have 10 N m/rad and a damper, and
-joints an armature. There is no floor, because an episode ends above it.
+Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. The stiff
+drives of the light rotors would not be stable here, so servos have 10 N m/rad and a damper, and joints an
+armature. There is no floor, because an episode ends above it.
 """
 
 import math

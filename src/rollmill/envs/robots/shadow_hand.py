@@ -1,9 +1,9 @@
 """robots:ShadowHand: a hand that turns a block to one orientation after another.
 
 Observation, reward, reset and termination follow ShadowHand of Isaac Gym with the full state observed (Makoviychuk
-et al., "Isaac Gym: High Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). Physics
-are MuJoCo's instead of PhysX's, quaternions begin with w, the palm is made of capsules, parts of the hand do not
-touch each other, and force sensors measure the forces between a fingertip and its finger.
+et al., "Isaac Gym: High Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo
+replaces PhysX, quaternions begin with w, the palm is made of capsules, parts of the hand do not touch each other,
+and force sensors measure the forces between a fingertip and its finger.
 """
 
 import equinox as eqx

@@ -142,7 +142,7 @@ def lower_gradients(graph: Graph) -> GradientStep:
     """Lowers the program of one sample for the shapes of a graph's initial state, without computing.
 
     Raises:
-        CannotFuse: what no kernel can compute, with the line where it stands.
+        CannotFuse: the program contains an unsupported operation. The message gives its line.
     """
     kernel_gradients(graph)  # refuses what has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
@@ -168,7 +168,7 @@ def gradient_step(
         sequence: shapes of what belongs to ONE whole sequence.
 
     Raises:
-        CannotFuse: what no kernel can compute, with the line where it stands.
+        CannotFuse: the program contains an unsupported operation. The message gives its line.
     """
     gradients, learner = kernel_gradients(graph), jax.eval_shape(partial(settle, graph), learner)
     if isinstance(gradients, SequenceGradients):

@@ -39,7 +39,7 @@ def reroll(plan: FissionPlan, program: Program, leaves: Sequence[Leaf]) -> Fissi
 
 
 class _Sums(NamedTuple):
-    """The sums of a loop, taken from the first part alone."""
+    """The sums of a loop, taken from its first part."""
 
     tiles: dict[int, Tile]
     numbers: dict[int, list[Term]]

@@ -101,7 +101,7 @@ def lower_rollout(graph: Graph) -> RolloutStep:
     """Lowers the program of one step for the shapes of a graph's first state, without computing.
 
     Raises:
-        CannotFuse: what no kernel can compute, with the line where it stands.
+        CannotFuse: the program contains an unsupported operation. The message gives its line.
     """
     if isinstance(graph.policy, UnfusedPolicy):
         raise CannotFuse(graph.policy.reason)
@@ -119,7 +119,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
         collector: shapes of ONE environment's.
 
     Raises:
-        CannotFuse: what no kernel can compute, with the line where it stands.
+        CannotFuse: the program contains an unsupported operation. The message gives its line.
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     t = jax.ShapeDtypeStruct((), jnp.int32)

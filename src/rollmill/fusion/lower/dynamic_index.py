@@ -34,7 +34,7 @@ def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Sta
     """Returns the start of a block along an axis, and whether the index, of any integer type, was in bounds.
 
     `most` is the greatest start of a block that is inside. The start is in bounds in any case. With `clamp`, an
-    index out of bounds means the nearest inside; the second result is None then, and where it surely was in
+    index out of bounds is clamped. The second result is None with `clamp`, or if the index is known to be in
     bounds.
     """
     if index.op == "constant":

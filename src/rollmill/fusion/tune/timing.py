@@ -189,7 +189,7 @@ def fastest(
 
 
 def _whole(search: Search, launch: Any, arguments: Sequence[Any], compile_whole: Compile) -> "_Timed":
-    """Returns the whole function with this launch, which may need more memory than its kernel alone."""
+    """Returns the whole function with this launch, which may need more memory than the kernel on its own."""
     try:
         return _Timed(compile_whole(search.fused(launch), search.shapes), arguments)
     except (RuntimeError, ValueError) as error:

@@ -122,8 +122,8 @@ def _actors(machine: Machine) -> Iterator[Candidate]:
 
 
 def _likely_actors(machine: Machine) -> Iterator[Candidate]:
-    """Beside a GPU: rollouts on half of the cores, which are fast where a rollout is many small steps, as a tree
-    search is. The other cores are left to the learner and to what feeds it.
+    """With a GPU, rollouts on half of the cores are fast if a rollout consists of many small steps, such as a tree
+    search. The other cores are left to the learner and to what feeds it.
     """
     if machine.gpus and machine.cores > 1:
         actors = widths_up_to(machine.cores // 2)[-1]

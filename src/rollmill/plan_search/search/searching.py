@@ -49,7 +49,7 @@ def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> s
 
 
 def _growth(narrow: Point, wide: Point) -> float:
-    """Relative growth of memory, or 0 where it is not known."""
+    """Relative growth of memory, or 0 if it is not known."""
     return wide.memory / narrow.memory - 1 if wide.memory and narrow.memory else 0.0
 
 

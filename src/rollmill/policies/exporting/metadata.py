@@ -44,7 +44,7 @@ def metadata_text(metadata: dict[str, Any]) -> str:
 
 
 def space_document(space: spaces.Space) -> dict[str, Any]:
-    """Returns a space as JSON, with Gymnasium's names.
+    """Returns a space as JSON, with the names of Gymnasium.
 
     A bound shared by all elements is one number, and an infinite bound is None.
     """

@@ -78,8 +78,8 @@ def _check_close(
 ) -> float:
     """Compares numbers up to rounding, and returns the largest difference relative to the batch's largest number.
 
-    A number near zero is a sum of larger ones that cancel, so that its rounding has the size of those: numbers
-    are compared in parts of the largest of `batch` (`wanted` where it is not given), also single ones.
+    A number near zero may be a sum of larger numbers that cancel, with rounding errors of their size. So
+    differences are relative to the largest number of `batch`, by default of `wanted`.
     """
     batch = np.abs((wanted if batch is None else batch).astype(np.float64))
     scale = max(float(batch.max(initial=0, where=batch < 1e30)), 1e-6)  # masked logits are no size of the others

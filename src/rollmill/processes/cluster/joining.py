@@ -101,10 +101,11 @@ def joined(
 ) -> Iterator[Cluster]:
     """Connects to a cluster for the duration of the context. An earlier connection of the caller stays.
 
-    `name` is `ray`, the cluster that this machine belongs to, or else one of this machine alone, with room for the
-    workers, that lives as long as the connection; `auto`, only the former; `ray://HOST:PORT`, through Ray's client
-    server; or `HOST:PORT`, the address of a cluster that this machine belongs to. `host` is this host's address,
-    as workers reach it. By default it is found out. `show` is called with lines for the user, from any thread.
+    `name` is `ray`, the cluster that this machine belongs to, or else a new cluster of this machine for the
+    workers, which lives as long as the connection; `auto`, only the former; `ray://HOST:PORT`, through the Ray
+    client server; or `HOST:PORT`, the address of a cluster that this machine belongs to. `host` is this host's
+    address, as workers reach it. By default it is found out. `show` is called with lines for the user, from any
+    thread.
 
     Raises a `UsageError` if Ray is not installed, or if there is no such cluster or it does not let this process
     in.
@@ -274,7 +275,7 @@ def _check_reachable(name: str, address: str | None) -> None:
 
 
 def _reachable_host(ray: Any) -> str:
-    """Loopback where all nodes are this machine, or else its address as Ray knows it."""
+    """Returns loopback if all nodes are this machine, or else its address in Ray."""
     own = ray.util.get_node_ip_address()
     nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     return LOOPBACK if nodes <= {own} else own

@@ -216,7 +216,7 @@ class RayLauncher:
         return self._demands.get(job.group, Demand())
 
     def _name(self, job: Job, placement: int) -> str:
-        """Names an actor. A replacement gets another name, because the earlier one may not be free yet."""
+        """Names an actor. A replacement gets another name, because the previous name may not be free yet."""
         name = f"rollmill-{self._run}-{job.group}-{job.replica}"
         name = f"{name}-again-{job.attempt}" if job.attempt else name
         return f"{name}-placed-{placement}" if placement > 1 else name

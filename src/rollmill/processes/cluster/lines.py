@@ -1,8 +1,8 @@
 """Standard output and error of workers on other hosts, sent to the coordinator.
 
 A worker's standard output and error are one connection to the coordinator. So the kernel sends what a crashing
-process wrote last, and the end of the connection is the end of the process. Here each connection is
-passed on through a pipe, which looks like that of a process of this host.
+process wrote last, and the end of the connection is the end of the process. Here each connection is passed on
+through a pipe, like the pipe of a process on this host.
 """
 
 import contextlib

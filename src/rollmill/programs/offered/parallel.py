@@ -49,7 +49,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begins an episode. A `seed` determines it and all later ones. There are no `options` to take."""
+        """Begins an episode. A `seed` determines it and all later episodes. There are no `options` to take."""
         if seed is not None or self._generator is None:
             self._generator, _ = np_random(seed)
         drawn = self._generator.integers(0, 2**32, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""States of an environment as pixels or text, by Gymnasium's render modes."""
+"""Renders states of an environment as pixels or text, by the render modes of Gymnasium."""
 
 from typing import Any
 

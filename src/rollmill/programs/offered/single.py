@@ -36,7 +36,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode. A `seed` determines it and all later ones."""
+        """Begins an episode. A `seed` determines it and all later episodes."""
         super().reset(seed=seed)
         refuse_options(self._env.name, options)
         drawn = self.np_random.integers(0, 2**32, dtype=np.uint32)

@@ -168,7 +168,7 @@ def _programs(env: Environment, num_envs: int, mode: AutoresetMode) -> tuple[Any
 
 
 def _select(chosen: Any, one: Any, other: Any) -> Any:
-    """Returns leaves `[E, ...]`: those of `one` where `chosen`, of `other` elsewhere."""
+    """Returns leaves `[E, ...]`, from `one` where `chosen` and from `other` elsewhere."""
 
     def select(a: Any, b: Any) -> Any:
         return jnp.where(chosen.reshape(-1, *[1] * (a.ndim - 1)), a, b)

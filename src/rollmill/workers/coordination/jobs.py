@@ -25,7 +25,7 @@ def jobs_of(
 
     Each replica calls `entry` with the settings. If all share a host with `cores` cores, XLA starts only its part
     of the threads in each: with all cores in every worker, threads that wait for the others' work take turns on
-    them. `gpus` has environment variables of each replica that may compute on a GPU; empty where they need none.
+    them. `gpus` has environment variables for each replica that may compute on a GPU, possibly none.
     """
     replicas = list(partition.replicas)
     shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}

@@ -119,8 +119,8 @@ class HostStepper:
 class FailureStreaks:
     """Counts the failures of each environment since its last complete episode.
 
-    `index` numbers the environments within the whole training. More than `max_failures` failures of an environment
-    are an error.
+    `index` numbers the environments of the whole run. More than `max_failures` failures of an environment are an
+    error.
     """
 
     def __init__(self, index: Sequence[int], max_failures: int) -> None:
@@ -154,7 +154,7 @@ def _too_often(failure: HostFailure, count: int) -> EnvironmentFailed:
 
 @runtime_checkable
 class EnvLink(Protocol):
-    """A connection to environments in this or another process. Each request is answered before the next one."""
+    """A connection to environments in this or another process. One request is answered at a time."""
 
     def open(self) -> ResetReply:
         """First observations, at the beginning."""

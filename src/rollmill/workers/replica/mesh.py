@@ -143,7 +143,7 @@ def _await_others(context: ReplicaContext) -> None:
 
 
 def _compiled(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> CompiledProgram:
-    """Compiles the program of all processes: the first one times its kernels, and the others use the same."""
+    """Compiles the program of all processes. The first process times its kernels, and the others use the same."""
     spec, control, kernels = context.spec, context.control, context.spec.kernels
     compile_with = partial(
         lower,

@@ -118,7 +118,7 @@ class SamplePrefetch:
     def _step(self, number: str) -> Sequence[str]:
         """Returns the lines that go to the rows of a step, by its number.
 
-        A block of sequences has `T` steps, from the last one to the first. Then comes the next block.
+        A block of sequences has `T` steps, processed from last to first. Then comes the next block.
         """
         block = f"tl.program_id(0) * BLOCK + {number} // T * (PROGRAMS * BLOCK)"
         return (

@@ -91,7 +91,7 @@ def _turn_of_lanes(condition: Body, body: Body) -> Body:
 
 
 def _where_lanes(ctx: Lowering, goes_on: Value, new: Value, old: Value) -> Value:
-    """Selects the new carry in lanes that continue and the old one elsewhere. Lanes are the leading axes."""
+    """Selects the new carry in lanes that continue, and the old carry elsewhere. Lanes are the leading axes."""
     if is_same(new, old, ctx.region.is_same):
         return old
     lanes = (*goes_on.shape, *[1] * (len(old.shape) - len(goes_on.shape)))

@@ -166,8 +166,8 @@ def window_start(
 ) -> tuple[list[Start], Node | None]:
     """Returns the start of a gather's window in the array, and a node for whether all of it is inside.
 
-    There is no such node where it surely is. `sizes` are those of the window, along all axes of the array, `at`
-    says which of the windows it is, and `index` is its index vector. `clamp` moves windows inside.
+    There is no such node if it is known to be in bounds. `sizes` are the sizes of the window along all axes of the
+    array, `at` is the number of the window, and `index` its index vector. `clamp` moves windows inside.
     """
     starts: list[Start] = [0] * len(shape)
     for d, batch in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
