@@ -109,7 +109,7 @@ def test_a_set_learns_at_its_own_rate_or_stays_as_it_is(sides):
         ("--learning-rates tagger", "takes 2 values at a time"),
         (
             "--learning-rates tagger 1e-3 --learning-rate linear:1e-3:0",
-            "learning_rate=linear:1e-3:0 is a schedule",
+            "cannot be combined with a schedule, learning_rate=linear:1e-3:0",
         ),
         ("--gammas tagger 2", "gammas.tagger=2.0 must lie between 0 and 1"),
         ("--ent-coefs runners 1", "unknown kind of agents in ent_coefs 'runners'. Did you mean runner?"),

@@ -73,7 +73,7 @@ def test_what_cannot_be_traced_stays_a_constant():
         return own.step(key, state, action, params)
 
     own = rollmill.make("CartPole-v1", pole_mass=0.2, gravity=5)
-    with pytest.warns(UserWarning, match="CartPole-v1 chooses shapes or code by pole_mass"):
+    with pytest.warns(UserWarning, match="pole_mass determines shapes or code in CartPole-v1"):
         graph = rollmill.ppo(own._replace(step=step), num_minibatches=1, **TINY)
     assert graph.parameters == {"gravity": 5.0}
     follows = rollmill.make("CartPole-v1", pole_mass="linear:0.1:0.2")

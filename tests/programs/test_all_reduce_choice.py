@@ -39,7 +39,7 @@ def test_the_fastest_way_is_found_once(times):
     parameters = f"{times[0]:,}"
     assert chosen.way == "hierarchical"
     assert chosen.notes == [
-        f"a mean of {parameters} parameters takes flat 20 us, hierarchical 10 us: hierarchical"
+        f"the mean of {parameters} parameters takes flat 20 us, hierarchical 10 us: hierarchical"
     ]
     again = choose_all_reduce(GRAPH, TWO, "auto")
     assert again.way == "hierarchical" and again.notes[0].endswith("the fastest way in an earlier measurement")

@@ -147,7 +147,7 @@ def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
     ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
     assert ways.rollouts.fused and ways.rollouts.launch == (32, 1) and not ways.gradients.fused
     assert ways.notes == [
-        "rollouts are one kernel (blocks of 32 environments, 1 warps each), as when this run began"
+        "rollouts are one kernel (blocks of 32 environments, 1 warps each), as at the beginning of this run"
     ]
     assert ways.launches == {**launches, "rollouts": (32, 1)}
 
@@ -232,7 +232,7 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
     way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     pressure = pressure_of_rollout(graph)
     assert not way.fused and not tuned, "nothing is compiled"
-    assert f"holds up to {pressure.live} numbers at a time, and registers have room for about 16" in way.note
+    assert f"holds up to {pressure.live} numbers at a time, but the registers have space for about 16" in way.note
     assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
     assert "fusion=rollout fuses anyway" in way.note
     assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
@@ -242,7 +242,7 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
 def test_chips_without_kernels_are_named(rollouts_alone, capability):
     chip = SimpleNamespace(platform="gpu", compute_capability=capability, device_kind="a chip")
     ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **{**CHOICE, "devices": [chip]})
-    assert not ways.rollouts.fused and f"a chip, has {capability}" in ways.rollouts.note
+    assert not ways.rollouts.fused and f"a chip has {capability}" in ways.rollouts.note
 
 
 @pytest.mark.slow

@@ -244,7 +244,7 @@ def test_a_damaged_line_in_the_middle_is_named_and_left_out(run):
     run.metrics_file.write_text("\n".join(lines) + "\n")
     with pytest.raises(CheckpointError, match='metrics.jsonl: line 2: iteration="2" must be an integer'):
         read_metrics(run.metrics_file)
-    with pytest.warns(MetricsWarning, match='line 2: iteration="2" must.* left out. So are 2 more'):
+    with pytest.warns(MetricsWarning, match='line 2: iteration="2" must.* skipped. 2 more lines'):
         MetricsLog(run, resume_from=3, tensorboard=False).close()
     assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1, 3]
 

@@ -200,7 +200,7 @@ def test_a_run_that_is_being_written_is_not_offered_to_be_resumed(tmp_path):
         [sys.executable, "-c", HOLD, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout.readline() == "held\n"
-    with raises("choose-another-run-dir", f"written by process {child.pid}."):
+    with raises("choose-another-run-dir", f"process {child.pid} is writing to"):
         RunDirectory.refuse_occupied(run.root)
     child.kill()
     child.communicate()

@@ -156,7 +156,7 @@ def test_a_store_that_fails_is_tried_again_and_told_of(url, monkeypatch, tmp_pat
     failing(monkeypatch, lambda: rng.random() < 0.6)
     monkeypatch.setattr(mirror, "FAILURES_TOLD", 1)
     told = train(url, *range(5, 50, 5), until="finished")
-    assert any("is tried again: 503 Slow Down" in line for line in told), told
+    assert any("is being retried: 503 Slow Down" in line for line in told), told
     assert any("has all finished checkpoints again" in line for line in told), told
     monkeypatch.setattr(object_store, "MAX_PAUSE", 0.01)
     monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
@@ -225,7 +225,7 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(url, monkeypatch, tmp_pat
     before = {name: ObjectStore(url).read(name) for name in ("config.json", "writer.txt", "stored.json")}
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "first"))
     told = train(url, 20)
-    assert any("no longer copied" in line and "holds another run" in line for line in told), told
+    assert any("no longer copied" in line and "contains another run" in line for line in told), told
     assert "the next start on this machine renames" in told[-1]
     assert {name: ObjectStore(url).read(name) for name in before} == before
     assert ObjectStore(url).sizes().keys() >= {"checkpoints/10/record.json"}

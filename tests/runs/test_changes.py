@@ -53,18 +53,18 @@ def config_of(run: Path) -> dict:
 
 
 EDITS = [
-    ("config", {"learning_rate": 0.0026}, "config.learning_rate is 0.0026, and was 0.0025"),
-    ("config", {"gamma": 0.98}, "config.gamma is 0.98, and was 0.99"),
-    ("config", {"clip_coef": 0.3}, "config.clip_coef is 0.3, and was 0.2"),
-    ("config", {"ent_coef": 0.02}, "config.ent_coef is 0.02, and was 0.01"),
-    ("config", {"gae_lambda": 0.9}, "config.gae_lambda is 0.9, and was 0.95"),
-    ("config", {"update_epochs": 5}, "config.update_epochs is 5, and was 1"),
-    ("config", {"total_timesteps": 1000}, "config.total_timesteps is 1000, and was 768"),
-    ("config", {"max_grad_norm": "inf"}, 'config.max_grad_norm is "inf", and was 0.5'),
-    ("config", {"num_steps": 16}, "config.num_steps is 16, and was 8"),
-    ("config", {"num_envs": 16}, "config.num_envs is 16, and was 8"),
-    ("options", {"seed": 1}, "seed is 1, and was 0"),
-    ("graph", {"environment": "Probe-ConstantReward-v0"}, 'environment is "Probe-ConstantReward-v0", and was'),
+    ("config", {"learning_rate": 0.0026}, "config.learning_rate is 0.0026 now and was 0.0025"),
+    ("config", {"gamma": 0.98}, "config.gamma is 0.98 now and was 0.99"),
+    ("config", {"clip_coef": 0.3}, "config.clip_coef is 0.3 now and was 0.2"),
+    ("config", {"ent_coef": 0.02}, "config.ent_coef is 0.02 now and was 0.01"),
+    ("config", {"gae_lambda": 0.9}, "config.gae_lambda is 0.9 now and was 0.95"),
+    ("config", {"update_epochs": 5}, "config.update_epochs is 5 now and was 1"),
+    ("config", {"total_timesteps": 1000}, "config.total_timesteps is 1000 now and was 768"),
+    ("config", {"max_grad_norm": "inf"}, 'config.max_grad_norm is "inf" now and was 0.5'),
+    ("config", {"num_steps": 16}, "config.num_steps is 16 now and was 8"),
+    ("config", {"num_envs": 16}, "config.num_envs is 16 now and was 8"),
+    ("options", {"seed": 1}, "seed is 1 now and was 0"),
+    ("graph", {"environment": "Probe-ConstantReward-v0"}, 'environment is "Probe-ConstantReward-v0" now and was'),
 ]
 
 
@@ -177,7 +177,7 @@ def test_a_finished_run_is_found_before_anything_is_compiled(finished, capsys, m
     monkeypatch.setattr("rollmill.training.preparing.lower", pytest.fail)
     run = rollmill.resume(finished)
     assert run.summary["status"] == "finished" and run.exit_code == 0
-    assert capsys.readouterr().err == "this run has already finished. Nothing was changed\n"
+    assert capsys.readouterr().err == "this run has already finished. Nothing was changed.\n"
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tmp_path, monkeypatch):

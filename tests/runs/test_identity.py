@@ -160,8 +160,8 @@ def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_pat
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
     [
-        ("foo", r"checkpoint='foo' must be last, best or the number of an iteration\. There: 0, 4"),
-        (3, r"has no checkpoint 3\. There: 0, 4"),
+        ("foo", r"checkpoint='foo' must be last, best or the iteration of a saved checkpoint: 0, 4"),
+        (3, r"has no checkpoint 3\. Known: 0, 4"),
         ("best", "no best checkpoint"),
     ],
 )

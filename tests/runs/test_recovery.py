@@ -103,7 +103,8 @@ def test_resetting_twice_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("shape", "message"), [((1,), "its value is float32[1]"), (None, "raised AttributeError")]
+    ("shape", "message"),
+    [((1,), "its value must return one float32 [], got float32[1]"), (None, "raised AttributeError")],
 )
 def test_a_network_that_breaks_the_contract_is_told(shape, message):
     class Wrong(eqx.Module):

@@ -96,7 +96,7 @@ def test_trials_without_memory_run_again_with_fewer_beside_them(sweep_of):
     assert (code, processes.sizes) == (0, [4, 2, 1])
     assert len(processes.started) == 18
     assert said[-1] == (
-        "6 trials ran out of GPU memory, 12 times in total. Next to fewer trials, all of them completed"
+        "6 trials ran out of GPU memory, 12 times in total. Next to fewer trials, all of them completed."
     )
     told = [line for line in said if "It runs again later, next to fewer trials: rollmill: code 3" in line]
     assert len(told) == 12
@@ -110,7 +110,7 @@ def test_a_trial_that_finds_no_memory_alone_fails_with_its_reason(sweep_of):
     assert processes.started.count("1") == 2
     assert any("failed with exit code 3: rollmill: code 3" in line for line in said)
     assert said[-1] == (
-        "1 trial ran out of GPU memory, 2 times in total. Next to fewer trials, all but 1 of them completed"
+        "1 trial ran out of GPU memory, 2 times in total. Next to fewer trials, all but 1 of them completed."
     )
 
 

@@ -122,6 +122,8 @@ def test_a_leaking_environment_is_named(monkeypatch):
     assert 0.9 * 65_536 <= fields["bytes_per_step"] <= 2 * 65_536  # pages may have been counted before
     log = FailureLog()
     (notice,) = log.receive("actor/1", EnvGrowth(**fields), "gymnasium:Leaking-v0")
-    assert notice.text.startswith("actor/1: its memory grows by about ") and " kB a step of an env" in notice.text
+    assert (
+        notice.text.startswith("actor/1: its memory grows by about ") and " kB per environment step" in notice.text
+    )
     assert "steps environments 4 to 5 of gymnasium:Leaking-v0: the environment does not free memory" in notice.text
     assert list(log.receive("actor/0", EnvGrowth(**fields), "gymnasium:Leaking-v0")) == []

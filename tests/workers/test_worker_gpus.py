@@ -62,12 +62,13 @@ def test_a_mesh_with_an_old_nccl_takes_means_by_the_host(two_gpus, monkeypatch, 
     with gpus_of_workers(4, "auto", mesh=True) as found:
         assert found.reduction == "host" and found.instances == 2
         assert found.note.endswith(
-            "means are computed in host memory: NCCL 2.30 or newer joins several processes of a GPU, and " + had
+            "means are computed in host memory: NCCL 2.30 or newer is needed for several processes on one "
+            f"GPU, but {had}"
         )
     with gpus_of_workers(4, "auto", mesh=True, reduction="host") as found:
         assert found.reduction == "host" and "NCCL" not in found.note
     message = (
-        f"reduction=flat with 4 processes on 2 GPUs: NCCL 2.30 .*, and {had}. hint: reduction=host, or learners=2"
+        f"reduction=flat with 4 processes on 2 GPUs: NCCL 2.30 .*, but {had}. hint: reduction=host, or learners=2"
     )
     with pytest.raises(UsageError, match=message), gpus_of_workers(4, "auto", mesh=True, reduction="flat"):
         pass
