@@ -118,10 +118,24 @@ def _drawing(program: str, layers: Sequence[Layer]) -> str:
     tops = [_sum(layer.course for layer in layers[:count]) for count in range(1, len(layers) + 1)]
     scale = HEIGHT / max(1, *tops[-1])
     areas = [_area(layer, [top * scale for top in course]) for layer, course in zip(layers, tops, strict=True)]
-    return (
+    figure = (
         f'<svg height="{HEIGHT}" viewBox="0 0 {len(tops[-1])} {HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="temporary memory of {escaped_name(program)}" style="margin:.5rem 0 .8rem">'
+        f'aria-label="temporary memory of {escaped_name(program)}">'
         f"{''.join(reversed(areas))}</svg>"
+    )
+    return _with_axes(figure, max(tops[-1]))
+
+
+def _with_axes(figure: str, most: int) -> str:
+    """Puts marks beside a figure: bytes upwards, up to `most`, and the order of instructions across."""
+    marks = "".join(
+        f'<span style="top:{100 * (1 - share):.0f}%">{size_of(round(share * most))}</span>'
+        for share in (0, 0.5, 1)
+    )
+    return (
+        '<div class="chart low"><div class="upwards">temporary memory</div>'
+        f'<div class="marks down">{marks}</div><div class="plot">{figure}</div>'
+        '<div class="across">instructions, in their order</div></div>'
     )
 
 
