@@ -4,7 +4,6 @@ Observations, rewards and ends are computed by the functions of the task itself,
 controls that they give to the physics, and once for what follows. Letter: `E` robots of a batch.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import Array, Float
 
 from rollmill import physics
+from rollmill.core.machine import usable_cores
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs.host.batch_simulator import StartBatch
 from rollmill.envs.robots.substeps import advanced_by
@@ -138,7 +138,7 @@ class _CSteps:
         self._compiled = m
         self._scalar = [int(m.jnt_dofadr[joint]) for joint in range(m.njnt) if m.jnt_type[joint] >= 2]
         self._mujoco.set_mju_user_warning(lambda message: None)  # MuJoCo would write it to a file
-        threads = max(1, min(count, len(os.sched_getaffinity(0))))
+        threads = max(1, min(count, usable_cores()))
         self._parts = np.array_split(np.arange(count), threads)
         self._data = [self._mujoco.MjData(self._compiled) for _ in self._parts]
         self._pool = ThreadPoolExecutor(threads)
