@@ -125,7 +125,7 @@ def test_a_training_says_that_an_environment_of_its_leaks_memory(rollmill, tmp_p
     found = re.fullmatch(
         r"actor/0: its memory grows by about ([\d.]+) kB per environment step, to [\d.]+ [MG]B so far, while "
         r"it steps environments 0 to 3 of gymnasium:hoarding:Hoarding-v0: "
-        r"the environment keeps what it should free, or records all of its steps",
+        r"the environment does not free memory, or records all of its steps",
         line,
     )
     assert found and 60 <= float(found[1]) <= 80, line

@@ -330,7 +330,7 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     assert second.returncode == 2 and "is writing to" in second.stderr
     first.kill()
     printed = first.communicate()[0].decode()
-    assert "was ended by SIGKILL; it is resumed" in printed
+    assert "was ended by SIGKILL. It is being resumed" in printed
     deadline = time.monotonic() + 60
     while any(trial_process(run) for run in runs):  # they stop with a checkpoint when their sweep is gone
         assert time.monotonic() < deadline

@@ -113,4 +113,4 @@ def test_a_primitive_has_one_rule(folder):
         "try: rollmill.fusion.register_rule('softsign', mine.softsign_rule)\n"
         "except rollmill.core.errors.UsageError as error: print(error)",
     )
-    assert "the primitive 'softsign' has a rule already" in printed
+    assert "the primitive 'softsign' already has a rule" in printed

@@ -295,9 +295,7 @@ def loop(x):
     ],
 )
 def test_a_crossing_inside_of_another_program_is_refused(function, where):
-    message = (
-        f"a crossing to another group lies inside {where}; the loop or branch around it has to run on the host"
-    )
+    message = f"a crossing to another group lies inside {where}. The loop or branch around it must run on the host"
     with pytest.raises(ContractError, match=message):
         cut(function, ONE)
 

@@ -131,7 +131,7 @@ def test_environments_that_cannot_be_carried_are_explained():
     with raises("does-not-say-agents-may", "Crew"):
         parallel_environment("Crew", nameless)
     texts = type("Texts", (Crew,), {"observation_space": lambda self, agent: spaces.Text(5)})
-    with raises("space-has-no-fixed-shape", "Crew: of the agent rover_0,", "Text"):
+    with raises("space-has-no-fixed-shape", "Crew: agent rover_0:", "Text"):
         parallel_environment("Crew", texts)
     with raises("is-without-methods-pettingzoos-parallelenv", "Crew", "object"):
         parallel_environment("Crew", object)

@@ -53,7 +53,10 @@ def test_claims_of_others_count_as_memory_that_is_taken(claims):
     with raises("at-least-each-gpu-and", "a training needs", "8.0 GiB") as caught:
         claims.take(8)
     told = str(caught.value)
-    assert f"(process {os.getpid()}) is about to take 40.5 GiB" in told and "is about to take 30.5 GiB" in told
+    assert (
+        f"(process {os.getpid()}) is about to allocate 40.5 GiB" in told
+        and "is about to allocate 30.5 GiB" in told
+    )
     assert "hint: wait for these processes" in told and caught.value.exit_code == 3
     claims.take(7.5)
     assert json.loads((claims.path / f"{os.getpid()}.claim").read_text())["bytes"] == 7.5 * GIBIBYTE + ROOM

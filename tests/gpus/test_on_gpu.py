@@ -107,7 +107,7 @@ def test_one_trial_of_four_is_killed_and_then_the_sweep(gpu, tmp_path):
     running.kill()
     printed = running.communicate()[0]
     print(printed)
-    assert "was ended by SIGKILL; it is resumed" in printed
+    assert "was ended by SIGKILL. It is being resumed" in printed
     wait_until(lambda: not any(map(processes_of, runs)), 60)
     wait_until(lambda: not daemons(), 30)
     assert all(json.loads((run / "summary.json").read_text())["status"] == "stopped" for run in runs)

@@ -198,7 +198,7 @@ def test_policies_that_are_not_trained_are_level_lines(tmp_path, monkeypatch, ca
             main(["plot", "run", *words])
         assert ended.value.code == code
     assert "a=b: 3" in (tmp_path / "curves.html").read_text()
-    assert "--baseline random has to be NAME=NUMBER" in capsys.readouterr().err
+    assert "--baseline random must be NAME=NUMBER" in capsys.readouterr().err
 
 
 def test_groups_with_labels_that_are_cut_have_an_entry_each(tmp_path):

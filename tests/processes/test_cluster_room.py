@@ -89,5 +89,5 @@ def test_a_cluster_that_lets_nobody_in_is_told_of_meanwhile_and_at_the_end(monke
     assert len(lines) in (2, 3)
     for text in (lines[0], str(refusal.value)):
         assert "RAY_AUTH_MODE=token" in text and "~/.ray/auth_token" in text
-    assert "has not let this process in for 0 s" in lines[0]
+    assert "did not accept this process within 0 s" in lines[0]
     assert "Failed to connect to GCS. `ray start --head`" in str(refusal.value)

@@ -119,7 +119,7 @@ def test_strangers_are_refused(refused):
         with raises("connection-was-refused-token-is"):
             connect_as(supervisor.address, b"guess", job(obeys))
         wait_for(lines, "does not know the run's token")
-        with raises("coordinator-refused-this-worker", "no worker of that name and attempt"):
+        with raises("coordinator-refused-this-worker", "no worker with this name and attempt"):
             connect_as(supervisor.address, supervisor._token, job(obeys, 7))
         silent.close()
         wait_for(lines, "reset by peer")  # it left the greeting unread

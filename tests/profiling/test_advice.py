@@ -208,7 +208,7 @@ def test_files_that_are_written_beside_other_work_cost_nothing():
 def test_batches_smaller_than_their_dispatch():
     found = enlarge_batches(host_only(0.03, ("dispatch", "dispatch", 0.028)))
     assert found is not None and found.options == "--num-envs 2048"
-    assert found.saves == pytest.approx(0.014) and "another learning problem" in found.text
+    assert found.saves == pytest.approx(0.014) and "changes how the algorithm learns" in found.text
     assert enlarge_batches(host_only(0.008, ("dispatch", "dispatch", 0.008))) is None
     assert enlarge_batches(host_only(0.03, ("dispatch", "dispatch", 0.002))) is None
     assert enlarge_batches(host_only(0.03, ("dispatch", "dispatch", 0.028), count=2)) is None

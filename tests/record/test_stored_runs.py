@@ -104,7 +104,7 @@ def test_a_run_comes_to_another_machine_with_the_newest_checkpoints(url, monkeyp
     begin(url, seed=7)
     (folder(url) / "tensorboard").mkdir()
     (folder(url) / "tensorboard" / "events.1").write_bytes(b"event")
-    assert train(url, 10, 20, 30) == [f"copies it to {url}"]
+    assert train(url, 10, 20, 30) == [f"copying the run to {url}"]
     run = elsewhere(monkeypatch, tmp_path, url)
     assert url_of(run.root) == url and tmp_path / "second" in run.root.parents
     iterations, newest = restored(run)

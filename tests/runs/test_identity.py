@@ -153,7 +153,7 @@ def test_a_changed_graph_is_trained_as_it_is_and_never_replaced_by_its_name(tmp_
 def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
     (run.directory / "summary.json").unlink()
-    with pytest.raises(UsageError, match="its own algorithm, made in Python"):
+    with pytest.raises(UsageError, match="its own algorithm, created in Python"):
         rollmill.resume(run.directory, algorithm=frozen(small()), place="processes", quiet=True)
 
 

@@ -53,4 +53,4 @@ def test_long_episodes_are_thinned_and_keep_their_last_state():
 def test_an_environment_that_cannot_be_drawn_is_named_once(tmp_path, capsys):
     algorithm = rollmill.ppo("Probe-ConstantReward-v0", **TINY)
     rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True, track=["video"])
-    assert "the tracker video gets no more lines, because" in capsys.readouterr().err
+    assert "the tracker video receives no more lines, because" in capsys.readouterr().err
