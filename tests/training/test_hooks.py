@@ -191,7 +191,7 @@ def test_a_hook_that_exits_leaves_the_state_and_the_summary(tmp_path):
             len,
             (
                 "hook-failed-at",
-                "hint: pass the result of calling it, hooks=[test_an_answer_that_is_no_request_is_refused.<lambda>(...",
+                "the result of calling it, hooks=[test_an_answer_that_is_no_request_is_refused.<lambda>(...)]",
             ),
         ),
     ],
