@@ -1,5 +1,6 @@
 """`rollmill sweep`: trials as processes, their failures, and going on after the sweep was killed."""
 
+import contextlib
 import csv
 import json
 import os
@@ -41,14 +42,12 @@ def checkpoints(run: Path) -> list[int]:
 
 
 def trial_process(run: Path) -> int | None:
-    """The process that trains a run, by its command line."""
+    """The process that trains a run, by the log that it writes."""
+    log = str(run.with_suffix(".log"))
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"rollmill.cli.child" in words and str(run).encode() in words:
-            return int(folder.name)
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "fd" / "1") == log:
+                return int(folder.name)
     return None
 
 

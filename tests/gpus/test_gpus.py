@@ -213,6 +213,13 @@ def test_a_machine_is_divided_by_the_memory_of_its_gpus(driver):
     assert devices_of() == ([f"MIG-{n}" for n in range(7)], 7)
 
 
+def test_programs_that_are_alone_on_their_gpus_need_no_daemon(driver, monkeypatch):
+    monkeypatch.setattr(sharing_module, "shared_mps", None)  # not called
+    assert devices_of(enough=1) == (["GPU-0", "GPU-1"], 2)
+    del driver[1]
+    assert devices_of(enough=1) == ([None], 1)
+
+
 @pytest.mark.parametrize("platforms", ["cpu", "cpu,cuda", "tpu"])
 def test_gpus_that_jax_does_not_use_are_not_divided(driver, monkeypatch, platforms):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)

@@ -1,5 +1,6 @@
 """Trials that share a GPU by MPS, killed in all ways; on machines with a GPU and the control program of MPS."""
 
+import contextlib
 import json
 import os
 import signal
@@ -51,14 +52,12 @@ def checkpoints(run: Path) -> list[int]:
 
 
 def processes_of(run: Path) -> list[int]:
-    found = []
+    """The processes that train a run, by the log that they write."""
+    found, log = [], str(run.with_suffix(".log"))
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"rollmill.cli.child" in words and str(run).encode() in words:
-            found.append(int(folder.name))
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "fd" / "1") == log:
+                found.append(int(folder.name))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption, handling_early_notices
-from rollmill.core.machine import leave_device_memory, versions, without_collection
+from rollmill.core.machine import leave_device_memory, one_blas_thread, versions, without_collection
 from rollmill.core.text import printable, shortened
 
 
@@ -25,6 +25,8 @@ class Command(NamedTuple):
     """True if its result is a run directory, so that its output may be lost."""
     only_acts: bool = False
     """True if it computes a policy and trains none, often beside a training on the same GPU."""
+    forks: bool = False
+    """True if it forks its children, which takes a process of one thread."""
 
 
 COMMANDS = {
@@ -36,6 +38,7 @@ COMMANDS = {
         "sweep",
         "train with several values of some options: rollmill sweep ppo CartPole-v1 --over seed=0..4",
         records=True,
+        forks=True,
     ),
     "plan": Command("plan", "show the placement of a run's groups, and the edges between them"),
     "warm": Command("warm", "compile a run ahead of time, for later starts: rollmill warm ppo CartPole-v1"),
@@ -73,13 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 on a usage error, 130, 140 or 143 on a signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
-    run_and_exit(lambda: _run(words), keeps_result=records)
+    run_and_exit(lambda: _run(words), keeps_result=records, before=lambda: _fork(words))
 
 
-def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
+def run_and_exit(
+    action: Callable[[], int], *, keeps_result: bool, before: Callable[[], object] = lambda: None
+) -> NoReturn:
     """Runs `action` and exits with its exit code. Errors for users become one sentence and an exit code.
 
-    Lost output is not an error if the result is on disk (`keeps_result`).
+    `before` is called while the process has one thread. Lost output is not an error if the result is on disk
+    (`keeps_result`).
     """
     output, _ = open_streams()
     interruption = Interruption()
@@ -88,6 +94,7 @@ def run_and_exit(action: Callable[[], int], *, keeps_result: bool) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
+        before()
         with handling_early_notices() if keeps_result else contextlib.nullcontext():
             code = _code_of(action)
         if not keeps_result:
@@ -138,6 +145,14 @@ def _run(arguments: list[str]) -> int:
 def _print_error(error: RollmillError) -> int:
     print(f"rollmill: {shortened(printable(str(error)))}", file=sys.stderr)
     return error.exit_code
+
+
+def _fork(words: Sequence[str]) -> None:
+    """Forks the process that forks the children of a command, if it has any."""
+    if words and (command := COMMANDS.get(words[0])) is not None and command.forks:
+        with without_collection(), one_blas_thread():
+            module = import_module(f"rollmill.cli.{command.module}")
+        module.fork(words[1:])
 
 
 def _find(name: str) -> Callable[[list[str]], int]:

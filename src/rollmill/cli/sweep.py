@@ -15,6 +15,7 @@ from rollmill.core.options import Arg, options_of
 from rollmill.core.shell import command
 from rollmill.core.text import printable
 from rollmill.gpus.machine_parts import check_sharing
+from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
 from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
@@ -37,13 +38,28 @@ DESCRIPTION = (
 )
 
 
+PRELOADED = ("rollmill.cli.train", "rollmill.training.population")
+"""Modules of a trial that this command does without."""
+
+
+def fork(arguments: Sequence[str]) -> None:
+    """Forks the process that forks trials. A trial begins here, and does not return."""
+    if arguments and arguments[0] not in HELP and (words := fork_children(PRELOADED)) is not None:
+        from rollmill.cli.child import run as run_child
+
+        run_child(*words)
+
+
 def run(arguments: list[str]) -> int:
     """Runs a sweep and prints its table."""
     if not arguments or arguments[0] in HELP:
         print(_help())
         return 0 if arguments else 2
     names_a_sweep = any(word.partition("=")[0] == "--resume" for word in arguments)
-    return _resumed(arguments) if names_a_sweep else _created(arguments)
+    try:
+        return _resumed(arguments) if names_a_sweep else _created(arguments)
+    finally:
+        end_forks()
 
 
 _SAMPLER = (

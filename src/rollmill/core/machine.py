@@ -118,6 +118,23 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+"""Variables that tell OpenBLAS how many threads to start when NumPy is imported."""
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Lets NumPy be imported without starting threads, unless a variable says how many."""
+    if any(name in os.environ for name in BLAS_THREADS):
+        yield
+        return
+    os.environ[BLAS_THREADS[0]] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BLAS_THREADS[0]]
+
+
 def keep_freed_memory() -> None:
     """Makes glibc's allocator keep freed memory for later allocations.
 

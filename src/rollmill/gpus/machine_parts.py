@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, usable_cores, visible_gpus
 from rollmill.gpus.devices import Gpu, driver_is_there, find_computing_gpus, jax_has_cuda, open_nvml
-from rollmill.gpus.sharing import MAX_CLIENTS, Instance, Way, shared_gpus
+from rollmill.gpus.sharing import MAX_CLIENTS, Instance, Way, divide_gpus, shared_gpus
 
 GIBIBYTE = 2**30
 MIN_GPU_MEMORY = 4 * GIBIBYTE
@@ -49,11 +49,17 @@ def divide_machine(
 
     By default there is one part per core, under MPS as many as fit into GPU memory but at least one per GPU, with
     MIG one per slice, and one per GPU if processes take turns. On GPUs the default is limited to `enough`, but to
-    no less than one per GPU. Raises a `UsageError` if the GPUs cannot be shared in this way.
+    no less than one per GPU, and one program per GPU needs no daemon. Raises a `UsageError` if the GPUs cannot be shared in this way.
     """
     gpus = _gpus(sharing)
     if not gpus:
         yield parts_on_cores(min(wanted or usable_cores(), most))
+        return
+    is_divided = any(gpu.slices for gpu in gpus)
+    if wanted is None and enough is not None and enough <= len(gpus) and sharing == "auto" and not is_divided:
+        instances = divide_gpus(gpus, min(len(gpus), most), way="turns", daemons={})
+        note = f"on one {gpus[0].name}" if len(gpus) == 1 else f"on {len(gpus)} GPUs, one on each"
+        yield MachineParts(_parts_on(instances), note, least=len(gpus))
         return
     with shared_gpus(gpus, sharing) as shared:
         limits = _most_on_each(gpus, shared.way) if wanted is None else None

@@ -2,18 +2,18 @@
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollmill.core.children import start_python
+from rollmill.core.children import python_environment, start_python
 from rollmill.core.errors import UsageError
 from rollmill.core.interruption import holding_checkpoint_requests
 from rollmill.core.json_data import parse_json, writable
 from rollmill.core.schema import read_as
 from rollmill.plan_search.search.machine import DEFAULT_BUDGET, Objective
+from rollmill.processes.forks import Child, Forks
 from rollmill.record.json_files import plain
 from rollmill.training.evolution import EvolutionRule
 from rollmill.training.request import TrainingRequest
@@ -78,15 +78,23 @@ def read_order(data: bytes) -> Order:
     return read_as(Order, parse_json(data, where=SOURCE, error=UsageError), where=SOURCE, error=UsageError)
 
 
-def start_child(order: Order, *, name: str, cores: Sequence[int] = (), **options: Any) -> subprocess.Popen:
+def start_child(
+    order: Order, *, name: str, cores: Sequence[int] = (), forks: Forks | None = None, **options: Any
+) -> Child:
     """Starts a process that does what an order says, with a name for lists of processes, on some or all cores.
 
-    Takes the options of `core.children.start_python`. A request for a checkpoint never ends the process, not even
+    Takes the options of `core.children.start_python`. If `forks` can fork the process, it is in a session of its
+    own, and writes errors where it writes its output. A request for a checkpoint never ends the process, not even
     while it starts. Raises an `OSError` if no process can be started.
     """
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(plain(writable(asdict(order)))).encode())
         file.seek(0)
-        words = ("-m", MODULE, str(os.getpid()), ",".join(map(str, cores)), name)
+        words = (",".join(map(str, cores)), name)
+        if forks is not None:
+            environment = python_environment(options["variables"])
+            open_files = [file.fileno(), options["stdout"].fileno(), *options["pass_fds"]]
+            if (child := forks.start(words, environment, open_files)) is not None:
+                return child
         with holding_checkpoint_requests():
-            return start_python(*words, stdin=file, **options)
+            return start_python("-m", MODULE, str(os.getpid()), *words, stdin=file, **options)

@@ -15,6 +15,7 @@ from typing import Any
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.connection import Connection
 from rollmill.core.children import PATH, start_python
+from rollmill.core.machine import BLAS_THREADS
 from rollmill.core.process_tree import MARK, condition_of, end_leader, kill_family
 from rollmill.processes import fork_server
 from rollmill.processes.jobs import Job
@@ -28,7 +29,6 @@ READ_WHILE_IMPORTING = (
 """Starts of the names of variables that take effect when Python, NumPy, JAX or Equinox is imported. Workers
 that differ in them come from different fork servers. All other variables are set in the worker itself."""
 
-BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 CLOSE_SECONDS = 3.0
 START_SERVER = f"from {fork_server.__name__} import main; main()"
 

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from rollmill.processes.forks import Child
+
 
 class LossCounter:
     """Counts losses by name, consecutive ones with less than `settled_seconds` of work between them."""
@@ -31,7 +33,7 @@ def ending(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
-def end_all(processes: Iterable[subprocess.Popen], *, patience: float | None = None) -> None:
+def end_all(processes: Iterable[Child], *, patience: float | None = None) -> None:
     """Terminates children and waits for them. Kills those still running after `patience` seconds."""
     processes = list(processes)
     for process in processes:

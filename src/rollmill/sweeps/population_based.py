@@ -1,6 +1,5 @@
 """Runs a sweep whose trials take over from each other: all of them in one process, from rung to rung."""
 
-import subprocess
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -8,6 +7,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.interruption import CHECKPOINT_REQUEST
 from rollmill.core.machine import GpuSharing
 from rollmill.gpus.machine_parts import MachinePart, divide_machine
+from rollmill.processes.forks import Child
 from rollmill.processes.logs import last_line
 from rollmill.processes.restarts import end_all
 from rollmill.record.run_directory import RunDirectory
@@ -104,9 +104,7 @@ def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str]
     return point.members
 
 
-def _wait(
-    process: subprocess.Popen, stop: StopRequest, has_begun: Callable[[], bool], look: Callable[[], None]
-) -> None:
+def _wait(process: Child, stop: StopRequest, has_begun: Callable[[], bool], look: Callable[[], None]) -> None:
     """Waits until a process ends or a stop is requested, and passes on requests for checkpoints.
 
     A request waits until the process has begun to train, and has something to save.

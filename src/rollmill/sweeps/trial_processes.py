@@ -10,6 +10,7 @@ from rollmill.core.errors import DeviceLostError
 from rollmill.core.imports import only_importing
 from rollmill.gpus.machine_parts import MachinePart
 from rollmill.plan_search.orders import Order, PopulationOrder, start_child
+from rollmill.processes.forks import Child, forks_of_this_command
 from rollmill.processes.restarts import ending
 from rollmill.record.signals import CAUGHT
 from rollmill.sweeps.directory import SweepDirectory
@@ -28,7 +29,7 @@ class RunningTrial:
 
     trial: Trial
     """The first one, whose log the process writes."""
-    process: subprocess.Popen
+    process: Child
     part: int
     """Number of the part of the machine that it runs on."""
     beside: Sequence[Trial] = ()
@@ -48,7 +49,7 @@ class RunningTrial:
 
 def start_trials(
     sweep: SweepDirectory, trials: Sequence[Trial], part: MachinePart, imports: Collection[str]
-) -> subprocess.Popen:
+) -> Child:
     """Starts the process of a trial, or of several in one program, in its part of the machine.
 
     It writes the first trial's log, and may import the modules in `imports`. Raises a `CheckpointError` if the log
@@ -65,7 +66,7 @@ def start_population(
     rule: EvolutionRule,
     part: MachinePart,
     imports: Collection[str],
-) -> subprocess.Popen:
+) -> Child:
     """Starts or resumes the process of population-based training for these trials. See `start_trials`."""
     every = sweep.trials()
     trials = [every[number] for number in members]
@@ -76,12 +77,13 @@ def start_population(
 
 def _start(
     sweep: SweepDirectory, trials: Sequence[Trial], order: Order, part: MachinePart, imports: Collection[str]
-) -> subprocess.Popen:
+) -> Child:
     with os.fdopen(sweep.open_log(trials[0]), "ab") as log:
         return start_child(
             order,
             name=str(sweep.run(trials[0]).root),
             cores=part.cores,
+            forks=forks_of_this_command(),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

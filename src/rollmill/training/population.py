@@ -274,9 +274,9 @@ def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
     else:
         states = [lane.restored.state for lane in lanes if lane.restored]
         state = program.place(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
-    begun = jax.device_get(state)  # once: a slice of each leaf for each lane is thousands of small programs
-    for number, lane in enumerate(lanes):
-        lane.recorder.begin(_lane_of(begun, number))
+    begun = _parted(state, len(lanes))
+    for lane, own in zip(lanes, begun, strict=True):
+        lane.recorder.begin(own)
     return (restored.iteration if restored else 0), state
 
 
@@ -296,8 +296,8 @@ def _record(lanes: Sequence[_Lane], first: int, blocks: Sequence[StackedRows], *
 
 def _keep(lanes: Sequence[_Lane], iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
     """Saves the states that are due."""
-    for number, lane in enumerate(lanes):
-        lane.recorder.keep(iteration, _lane_of(state, number), stopping=stopping, signalled=stopping)
+    for lane, own in zip(lanes, _parted(state, len(lanes)), strict=True):
+        lane.recorder.keep(iteration, own, stopping=stopping, signalled=stopping)
 
 
 def _end(lane: _Lane, stop: StopRequest) -> Run:
@@ -306,6 +306,19 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
     return Run(lane.run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
 
 
-def _lane_of(state: PyTree[Array | np.ndarray], number: int) -> PyTree[Array | np.ndarray]:
-    """Returns the state of one member."""
-    return jax.tree.map(lambda leaf: leaf[number, ...], state)  # of a scalar an array, too
+def _parted(state: PyTree[Array | np.ndarray], count: int) -> list[PyTree[Array | np.ndarray]]:
+    """Returns the state of each member, on the host but for keys.
+
+    Each leaf is copied once: a slice of a leaf on the device is a small program for each member.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    parts = zip(*(_parts_of(leaf, count) for leaf in leaves), strict=True)
+    return [jax.tree.unflatten(structure, own) for own in parts]
+
+
+def _parts_of(leaf: Array | np.ndarray, count: int) -> list[Array | np.ndarray]:
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        values = np.asarray(leaf)
+        return [values[number, ...] for number in range(count)]  # of a scalar an array, too
+    data, kind = np.asarray(jax.random.key_data(leaf)), jax.random.key_impl(leaf)
+    return [jax.random.wrap_key_data(data[number], impl=kind) for number in range(count)]

@@ -1,0 +1,281 @@
+"""Children forked off a command, which begin without importing anything.
+
+A command that is going to start children forks a process before it does anything else, as long as nothing but one
+thread exists. That process imports what the children need beside the command, waits for requests and forks the
+children. They end as they would if the command itself had started them: it watches for its own parent, and they
+for it. Once the sources of the package change on disk, it forks no more, since what a child computes is found
+again by these sources.
+
+Requests and notices are JSON objects on a socket (`channels.transport.connection`):
+
+    {"start": number, "words": [...], "environment": {...}}   with descriptors of input, output and others
+    {"started": number, "pid": process id, or null if nothing was forked}
+    {"ended": number, "status": exit code, or minus a signal}
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.transport.connection import Connection
+from rollmill.core.interruption import CHECKPOINT_REQUEST, NOTICES
+from rollmill.core.process_tree import ON_LINUX, count_threads, die_with, name_process
+
+PACKAGE = Path(__file__).parents[1]
+MAX_REQUEST_BYTES = 64 * 2**20
+"""A request holds the environment variables of a child."""
+
+HELD = {signal.SIGINT, signal.SIGTERM, *NOTICES}
+"""Signals that the process that forks holds back, from itself and from a child that is not ready for them."""
+
+LOST = -signal.SIGTERM
+"""The status of children when the process that forked them is gone, by which they are told to stop."""
+
+
+class ForkedChild:
+    """A forked child, with the methods of `subprocess.Popen` by which a command watches its children."""
+
+    def __init__(self, forks: "Forks", pid: int) -> None:
+        self._forks, self.pid = forks, pid
+        self.returncode: int | Any = None
+        """Exit code, or minus the number of a signal. None while the child runs, as far as it is known."""
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None while the child runs."""
+        if self.returncode is None:
+            self._forks.hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the child's end. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired("a forked child", timeout or 0.0)
+            self._forks.hear(left)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the child has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+Child: TypeAlias = subprocess.Popen | ForkedChild
+"""A child process, forked or started as a program."""
+
+
+class Forks:
+    """The command's end of the process that forks children."""
+
+    def __init__(self, line: Connection, pid: int) -> None:
+        self._line, self._pid = line, pid
+        self._children: dict[int, ForkedChild] = {}
+        self._pids: dict[int, int | None] = {}
+        self._count = 0
+
+    def start(
+        self, words: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> ForkedChild | None:
+        """Forks a child with these words and environment variables. Returns None if it cannot be forked.
+
+        The first two descriptors become its input and output, and others stay open in it.
+        """
+        number, self._count = self._count, self._count + 1
+        request = {"start": number, "words": list(words), "environment": dict(environment)}
+        with contextlib.suppress(ConnectionLost):
+            self._line.send_json(request, descriptors=descriptors)
+            while number not in self._pids:
+                self._take(self._line.receive_json()[0])
+        pid = self._pids.pop(number, None)
+        if pid is None:
+            return None
+        self._children[number] = ForkedChild(self, pid)
+        return self._children[number]
+
+    def hear(self, seconds: float | None) -> None:
+        """Reads the notices that arrive within some seconds, or waits for the next. None: for ever."""
+        try:
+            while select.select([self._line], [], [], seconds)[0]:
+                self._take(self._line.receive_json()[0])
+                seconds = 0.0
+        except ConnectionLost:
+            for child in self._children.values():
+                child.returncode = LOST
+            self._children.clear()
+
+    def close(self) -> None:
+        """Ends the process. Children that still run are told to stop."""
+        self._line.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+    def _take(self, notice: Mapping[str, object]) -> None:
+        match notice:
+            case {"started": int(number), "pid": int() | None as pid}:
+                self._pids[number] = pid
+            case {"ended": int(number), "status": int(status)} if number in self._children:
+                self._children.pop(number).returncode = status
+            case _:
+                pass
+
+
+_forks: list[Forks] = []
+"""That of this process, if it has one."""
+
+
+def forks_of_this_command() -> Forks | None:
+    """Returns the process that forks children of this command, if there is one."""
+    return _forks[-1] if _forks else None
+
+
+def fork_children(preload: Sequence[str]) -> list[str] | None:
+    """Forks the process that forks children of this command, where that is safe.
+
+    Returns None in the command, and the words of its request in a child. `preload` names modules that children
+    need.
+    """
+    if not ON_LINUX or count_threads() != 1 or not hasattr(os, "pidfd_open"):
+        return None
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    ours, theirs = socket.socketpair()
+    command = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        return None
+    if pid:
+        theirs.close()
+        _forks.append(Forks(Connection(ours), pid))
+        return None
+    ours.close()
+    begun = _Server(Connection(theirs), command).serve(preload)
+    if begun is None:
+        os._exit(0)
+    return begun
+
+
+def end_forks() -> None:
+    """Ends the process that forks children of this command, if there is one."""
+    while _forks:
+        _forks.pop().close()
+
+
+class _Running(NamedTuple):
+    number: int
+    pid: int
+
+
+class _Server:
+    """The process that forks."""
+
+    def __init__(self, line: Connection, command: int) -> None:
+        self._line, self._command = line, command
+        self._running: dict[int, _Running] = {}
+        self._interrupt = signal.getsignal(signal.SIGINT)
+
+    def serve(self, preload: Sequence[str]) -> list[str] | None:
+        """Serves until the command is gone, and returns None. Returns its words in a child at once."""
+        die_with(self._command)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # those for the command reach its whole group
+        name_process("rollmill forks")
+        sources = _state_of_sources()
+        try:
+            for module in preload:
+                importlib.import_module(module)
+        except ImportError:
+            return None
+        gc.collect()
+        gc.freeze()  # stays shared with the children as long as nobody writes to it
+        while True:
+            ready, _, _ = select.select([self._line.fileno(), *self._running], [], [])
+            for descriptor in self._running.keys() & set(ready):
+                self._reap(descriptor)
+            if self._line.fileno() in ready:
+                try:
+                    request, descriptors = self._line.receive_json(limit=MAX_REQUEST_BYTES)
+                except ConnectionLost:
+                    return None
+                may_fork = count_threads() == 1 and _state_of_sources() == sources
+                if (words := self._start(request, descriptors, may_fork)) is not None:
+                    return words
+
+    def _start(self, request: Mapping[str, object], descriptors: list[int], may_fork: bool) -> list[str] | None:
+        match request:
+            case {"start": int(number), "words": list(words), "environment": dict(environment)}:
+                pass
+            case _:
+                return None
+        server, pid = os.getpid(), -1
+        with contextlib.suppress(OSError):
+            pid = os.fork() if may_fork else -1
+        if pid == 0:
+            self._begin(environment, descriptors)
+            return [str(server), *words]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if pid > 0:
+            self._running[os.pidfd_open(pid)] = _Running(number, pid)
+        self._notify({"started": number, "pid": pid if pid > 0 else None})
+        return None
+
+    def _begin(self, environment: Mapping[str, str], descriptors: list[int]) -> None:
+        """Makes this process, which was forked just now, as one that was started."""
+        self._line.release()
+        for descriptor in self._running:
+            os.close(descriptor)
+        taken, output, *_ = descriptors
+        for descriptor, standard in ((taken, 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, standard)
+        for descriptor in {taken, output} - {0, 1, 2}:
+            os.close(descriptor)
+        sys.stdin = os.fdopen(0, closefd=False)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.setsid()
+        for number in (signal.SIGTERM, *NOTICES):
+            signal.signal(number, signal.SIG_DFL)
+        is_ignored = self._interrupt == signal.SIG_IGN
+        signal.signal(signal.SIGINT, signal.SIG_IGN if is_ignored else signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD - {CHECKPOINT_REQUEST})  # until it can take one
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # all children would draw the same numbers
+
+    def _reap(self, descriptor: int) -> None:
+        number, pid = self._running.pop(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        self._notify({"ended": number, "status": os.waitstatus_to_exitcode(status)})
+
+    def _notify(self, notice: Mapping[str, object]) -> None:
+        with contextlib.suppress(ConnectionLost):
+            self._line.send_json(dict(notice))
+
+
+def _state_of_sources() -> list[tuple[str, int, int]]:
+    """Returns the sizes and times of change of the package's sources."""
+    states = [(str(file), file.stat()) for file in sorted(PACKAGE.rglob("*.py"))]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in states]
