@@ -64,6 +64,21 @@ def test_lines_of_a_report_are_one_piece(run):
     ]
 
 
+def test_lines_that_are_held_back_are_written_before_a_checkpoint_and_at_the_end(run):
+    iterations = lambda: [line["iteration"] for line in read_metrics(run.metrics_file)]
+    with MetricsLog(run, resume_from=0, tensorboard=False, seconds=3600.0) as log:
+        for iteration in (1, 2, 3):
+            log.write(iteration, iteration, {})
+        assert iterations() == [1]  # the first at once
+        log.flush()
+        assert iterations() == [1, 2, 3]
+        log.write(4, 4, {})
+        log.rewind(2)
+        assert iterations() == [1, 2]
+        log.write(3, 3, {})
+    assert iterations() == [1, 2, 3]
+
+
 def test_tensorboard_has_the_numbers_over_environment_steps(run):
     with MetricsLog(run, resume_from=0) as log:
         log.write(1, 64, {"episode/return": 2.5, "loss": math.nan, "note": "warm"})

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,17 +39,22 @@ class MetricsLog:
     """Appends to a run's `metrics.jsonl` and TensorBoard events. Close it, or use it as a context manager.
 
     A run that continues from the iteration `resume_from` loses lines of later iterations and unreadable lines (a
-    `MetricsWarning` names the first unreadable one), and TensorBoard hides their entries. Raises a `StorageError`
-    if `metrics.jsonl` cannot be written.
+    `MetricsWarning` names the first unreadable one), and TensorBoard hides their entries. Lines are written at most
+    every `seconds`, for a process that writes those of many runs. Raises a `StorageError` if `metrics.jsonl` cannot
+    be written.
     """
 
-    def __init__(self, run: RunDirectory, *, resume_from: int, tensorboard: bool = True) -> None:
+    def __init__(
+        self, run: RunDirectory, *, resume_from: int, tensorboard: bool = True, seconds: float = 0.0
+    ) -> None:
         self._run, self._path, self._folder = run, run.metrics_file, run.tensorboard
+        self._seconds, self._written_at = seconds, -math.inf
+        self._unwritten: list[bytes] = []
         purge_step = self._open(resume_from)
         self._events = self._event_log(purge_step) if tensorboard else None
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Appends one line, completely or not at all, and returns it once it is in the file.
+        """Appends one line, completely or not at all, and returns it.
 
         Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are numbers on the
         host, by names such as `episode/return`. Strings and None are left out of TensorBoard, NaN and infinities
@@ -61,14 +68,25 @@ class MetricsLog:
             {"iteration": iteration, "env_steps": env_steps, **plain(metrics)}
             for iteration, env_steps, metrics in lines
         ]
-        self._append("".join(json.dumps(line, allow_nan=False) + "\n" for line in written).encode())
+        self._unwritten.append("".join(json.dumps(line, allow_nan=False) + "\n" for line in written).encode())
+        if time.monotonic() - self._written_at >= self._seconds:
+            self.flush()
         if self._events is not None:
             for line in written:
                 self._events.add(line["env_steps"], _scalars(line))
         return written
 
+    def flush(self) -> None:
+        """Writes the lines that were held back, as before a checkpoint. Raises a `StorageError` like `write`."""
+        if not self._unwritten:
+            return
+        lines, self._unwritten = b"".join(self._unwritten), []
+        self._append(lines)
+        self._written_at = time.monotonic()
+
     def rewind(self, iteration: int) -> None:
         """Cuts the lines of later iterations, for a run that goes back to `iteration`."""
+        self.flush()
         self._file.close()
         purge_step = self._open(iteration)
         if self._events is not None:
@@ -76,12 +94,13 @@ class MetricsLog:
             self._events = self._event_log(purge_step)
 
     def close(self) -> None:
-        """Completes and closes both files. Raises a `StorageError` if the TensorBoard file could not be
-        written.
-        """
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        """Completes and closes both files. Raises a `StorageError` if one of them could not be written."""
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+            if self._events is not None:
+                self._events.close()
 
     def __enter__(self) -> "MetricsLog":
         return self

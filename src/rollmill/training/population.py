@@ -43,6 +43,9 @@ from rollmill.training.request import TrainingRequest
 from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import MetricsRows, Saved, StartedUp
 
+SECONDS_BETWEEN_LINES = 1.0
+"""Time between two writings to a member's metrics: the process writes those of all while the device waits."""
+
 
 class _Lane(NamedTuple):
     """A member of a population."""
@@ -138,7 +141,9 @@ def _recorded(
     """Returns the lane of a run, with what records it."""
     restored = prepared.restored
     first = restored.iteration if restored else 0
-    log = stack.enter_context(MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=first))
+    log = stack.enter_context(
+        MetricsLog(run, tensorboard=prepared.options.tensorboard, resume_from=first, seconds=SECONDS_BETWEEN_LINES)
+    )
     calls = HookCalls(tracking(prepared.options, display), display.note)
     recorder = Recorder(prepared, run, checkpoints, log, GpuActivity(), calls, keeps_choices=True)
     return _Lane(run, prepared.algorithm, recorder, checkpoints.wait, restored)

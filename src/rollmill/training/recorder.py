@@ -352,6 +352,7 @@ class Recorder:
             **({"evaluations": asdict(self._evaluation.progress)} if self._evaluation else {}),
             IDENTITY: self._identity,
         }
+        self._log.flush()  # a run continues from a checkpoint with the lines before it
         self._checkpoints.wait()
         self._announce_checkpoint()
         if not self._options.checkpoint_environments:
@@ -383,6 +384,7 @@ class Recorder:
         """Writes the summary, prints the run's path, and tells hooks how it ended, with the signal that stopped
         it.
         """
+        self._log.flush()
         self._announce_checkpoint()
         finished = self._iteration >= self._loops.iterations
         status = "finished" if finished else "stopped"
