@@ -39,9 +39,9 @@ class MetricsLog:
     """Appends to a run's `metrics.jsonl` and TensorBoard events. Close it, or use it as a context manager.
 
     A run that continues from the iteration `resume_from` loses lines of later iterations and unreadable lines (a
-    `MetricsWarning` names the first unreadable one), and TensorBoard hides their entries. Lines are written at most
-    every `seconds`, for a process that writes those of many runs. Raises a `StorageError` if `metrics.jsonl` cannot
-    be written.
+    `MetricsWarning` names the first unreadable one), and TensorBoard hides their entries. Lines are written at
+    most every `seconds`, for a process that writes those of many runs. Raises a `StorageError` if `metrics.jsonl`
+    cannot be written.
     """
 
     def __init__(
