@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 on a usage error, 130, 140 or 143 on a signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
-    run_and_exit(lambda: _run(words), keeps_result=records, before=lambda: _fork(words))
+    forked = words if arguments is None else []  # a program that calls this function is not to be forked
+    run_and_exit(lambda: _run(words), keeps_result=records, before=lambda: _fork(forked))
 
 
 def run_and_exit(
