@@ -49,7 +49,8 @@ def divide_machine(
 
     By default there is one part per core, under MPS as many as fit into GPU memory but at least one per GPU, with
     MIG one per slice, and one per GPU if processes take turns. On GPUs the default is limited to `enough`, but to
-    no less than one per GPU, and one program per GPU needs no daemon. Raises a `UsageError` if the GPUs cannot be shared in this way.
+    no less than one per GPU. One program per GPU needs no daemon. Raises a `UsageError` if the GPUs cannot be
+    shared in this way.
     """
     gpus = _gpus(sharing)
     if not gpus:
