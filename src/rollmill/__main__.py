@@ -1,4 +1,4 @@
-"""Entry point of `python -m rollmill`, the same as the command `rollmill`."""
+"""Entry point of `python -m rollmill`, equivalent to the command `rollmill`."""
 
 from rollmill.cli import main
 

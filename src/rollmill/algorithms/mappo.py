@@ -2,8 +2,8 @@
 
 MAPPO (Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", NeurIPS 2022) trains
 decentralised actors with a centralised critic: each agent's value is computed from central features of the
-environment together with the agent's own observation. IPPO (de Witt et al., "Is Independent Learning All You
-Need in the StarCraft Multi-Agent Challenge?", 2020) is the same with critics that see what their actors see.
+environment together with the agent's own observation. IPPO (de Witt et al., "Is Independent Learning All You Need
+in the StarCraft Multi-Agent Challenge?", 2020) gives critics the observations of their actors instead.
 
 Agents of one kind share their parameters, unless `sharing` says otherwise. Each parameter set learns as in PPO,
 with gradient clipping and an optimiser of its own, so that kinds of agents with opposed aims do not affect

@@ -310,7 +310,7 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
 def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
     """Returns the progress after one more update.
 
-    The caller passes `updates` modulo `interval`, since the count restarts at a multiple of it.
+    The caller passes `updates` modulo `interval`, since the count restarts at multiples of the interval.
     """
     updates = progress.updates.astype(jnp.uint32) + 1
     end = _WORD // interval * interval

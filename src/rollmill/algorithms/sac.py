@@ -111,7 +111,7 @@ class SACConfig:
 
 
 class SACNetworks(NamedTuple):
-    """All differentiated parameters, or an optimiser state for each."""
+    """All differentiated parameters, or the states of their optimisers."""
 
     actor: PyTree[Array]
     critics: PyTree[Array]

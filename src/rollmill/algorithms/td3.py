@@ -116,7 +116,7 @@ class TD3Config:
 
 
 class TD3Networks(NamedTuple):
-    """All differentiated parameters, or an optimiser state for each."""
+    """All differentiated parameters, or the states of their optimisers."""
 
     actor: PyTree[Array]
     critics: PyTree[Array]

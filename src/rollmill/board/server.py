@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _copy(source: IO[bytes], target: BufferedIOBase, length: int) -> None:
-    """Copies so many bytes of a file, which may be growing."""
+    """Copies `length` bytes of a file, which may be growing."""
     while length > 0 and (piece := source.read(min(PIECE, length))):
         target.write(piece)
         length -= len(piece)

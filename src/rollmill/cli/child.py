@@ -1,7 +1,7 @@
 """The process of a trial of a sweep, or of a search for a plan: `python -m rollmill.cli.child PARENT CORES NAME`.
 
-It reads its order as JSON from standard input. It runs on some of the machine's cores, so that XLA makes as many
-threads, and stops with a checkpoint when the process that started it dies.
+It reads its order as JSON from standard input. It runs on some of the machine's cores, so that XLA creates one
+thread for each, and stops with a checkpoint when the process that started it dies.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Access to folders with untrusted content: links are not followed, and only regular files are opened.
 
 A path is trusted up to the folder's root, which the user named. Below it every component is opened separately,
-relative to its parent and without following links, so that no name in a run directory leads out of it.
+relative to its parent and without following links, so that no name in a run directory leads outside.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Folder:
             return {}
 
     def has(self, name: str) -> bool:
-        """Returns True if an entry with this name exists, even a broken link."""
+        """Returns True if the entry `name` exists, even as a broken link."""
         try:
             with self.opened() as descriptor:
                 os.stat(name, dir_fd=descriptor, follow_symlinks=False)

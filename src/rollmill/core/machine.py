@@ -91,7 +91,7 @@ def _cpu_model() -> str:
 
 
 def describe_processor() -> str:
-    """Returns the name by which a run recognizes this processor: kernel launches are chosen for it."""
+    """Returns the name by which a run recognizes this processor, for which kernel launches are chosen."""
     return f"{platform.machine()} CPU, {usable_cores()} cores"
 
 

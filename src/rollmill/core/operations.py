@@ -74,7 +74,7 @@ class ThreadActivity:
     def become(self, name: str, category: str = "python", *, stepping: bool = False) -> None:
         """Ends the earlier activity, and begins another, with a category as for `span`.
 
-        `stepping` says that environments of the host are stepped in it.
+        `stepping` marks an operation that steps host environments.
         """
         if self._open is not None:
             self._open.__exit__(None, None, None)

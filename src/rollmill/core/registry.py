@@ -69,7 +69,7 @@ class Registry(dict[str, T]):
         return self[name]
 
     def has(self, name: str) -> bool:
-        """Returns whether a part with this name exists, without importing anything."""
+        """Returns whether the part `name` exists, without importing anything."""
         return name in self or bool(plugins_named(self._kind, name))
 
     def origin(self, name: str) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
 def rolled_threefry(
     key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the same as `threefry` with a loop over the rounds, which compiles faster and runs slower."""
+    """Computes `threefry` with a loop over the rounds, which compiles faster and runs slower."""
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
     spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
     key_0, key_1, count_0, count_1 = map(spread, (key_0, key_1, count_0, count_1))

@@ -16,7 +16,7 @@ from rollmill.dataflow.program_digests import Digests
 
 @dataclass(frozen=True)
 class TracedDigests:
-    """Digests of a graph's computation, for a process that avoids tracing all of it."""
+    """Digests of a graph's computation, for a process that avoids tracing the whole graph."""
 
     fingerprint: str
     start: str | None

@@ -82,7 +82,7 @@ def peers(replicas: int, others: int, replica: int) -> range:
 
 
 def check_partition(partition: Partition, loops: Loops | None = None) -> None:
-    """Checks that a partition can run with this number of environments.
+    """Checks that a partition can run with the environments of `loops`.
 
     Raises:
         UsageError: names the group, the value and one that would fit.

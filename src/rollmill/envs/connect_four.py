@@ -73,7 +73,7 @@ def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = Non
             that do not end the game, and fewer if there are none. They count as moves of the game: after an odd
             number, player 1 moves next.
         fewest_random_plies: draw the number of these moves for each game, from this to `random_plies`. Default:
-            the same for all games.
+            `random_plies` in all games.
     """
     check_opening("ConnectFour-v0", random_plies, fewest_random_plies, SQUARES - 1)
 

@@ -80,12 +80,12 @@ def update_statistics(
 ) -> RunningStatistics:
     """Merges a batch into the running statistics (Chan et al. 1979).
 
-    The result does not depend on how a batch is divided between replicas: squared deviations are from
-    the mean over all of them.
+    The result does not depend on how a batch is divided between replicas: squared deviations are from the mean
+    over all replicas.
 
     Args:
         statistics: the running statistics, the same on every replica.
-        batch: leaves `[..., *value]`. All leading axes, the same for every leaf, are reduced.
+        batch: leaves `[..., *value]`. All leading axes, which every leaf shares, are reduced.
         where: mask of the values that count, in the shape of the leading axes. Default: all.
         reduce: maps a pytree of this replica's means to their mean over all replicas, each of which
             holds equally many values. The default is for one replica.

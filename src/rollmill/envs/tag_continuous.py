@@ -14,9 +14,9 @@ step, as the NumPy environment `TagContinuous` of rl-warp-drive 2.7.1. Its pecul
   direction.
 - The clock is part of the observation, and the last step terminates the episode: nothing is bootstrapped.
 
-That environment draws initial places and directions once and starts every episode with them. Here each episode
-draws its own. Its CUDA kernels differ from it in one point: there a runner that is tagged in the last step still
-gets the end-of-game reward.
+That environment draws initial places and directions once, for all episodes. Here each episode draws its own. Its
+CUDA kernels differ from it in one point: there a runner that is tagged in the last step still gets the end-of-game
+reward.
 
 Shape letters: `A` agents, `G` taggers before `R` runners, and `F` features of an observation.
 """

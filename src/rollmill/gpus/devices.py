@@ -57,7 +57,7 @@ def driver_is_there() -> bool:
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Opens the driver's management library. Raises a `UsageError` without the driver or the package for it."""
+    """Opens the driver's management library. Raises a `UsageError` without the driver or its Python package."""
     try:
         import pynvml
     except ImportError as error:

@@ -137,7 +137,7 @@ def divide_gpus(
 
     Daemons and the `limits`, the maximum instances of each GPU or slice, are by UUID. Limits add up to `instances`
     at least. `share` is the fraction of the multiprocessors that each may use at most. Raises a `UsageError` if
-    MPS cannot serve as many.
+    MPS cannot serve that number of processes.
     """
     devices = [(gpu, *device) for gpu in gpus for device in _devices(gpu, way)]
     most = dict.fromkeys((device for _, device, *_ in devices), instances) if limits is None else limits

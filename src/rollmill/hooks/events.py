@@ -133,7 +133,7 @@ Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
 
 
 def named(name: str, hook: Hook) -> Hook:
-    """Returns the hook, under this name in messages."""
+    """Returns the hook, which messages call by `name`."""
     hook.__name__ = hook.__qualname__ = name  # pyright: ignore[reportFunctionMemberAccess]
     return hook
 

@@ -1,4 +1,4 @@
-"""Networks: distributions, torsos and heads, and actor-critics composed of them."""
+"""Networks: distributions, torsos, heads, and actor-critics."""
 
 from rollmill.networks.actor_critic import (
     TORSOS,

@@ -24,7 +24,7 @@ from rollmill.networks.torsos import FeedForwardTorso, OwnTorso
 
 
 class ActionValues(eqx.Module):
-    """The values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers for each."""
+    """The values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers per action."""
 
     torso: FeedForwardTorso | OwnTorso
     head: Linear

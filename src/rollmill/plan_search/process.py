@@ -99,7 +99,7 @@ class CandidateProcess:
         self._temporary.close()
 
     def ask(self, command: str | None, name: str, *, seconds: float) -> Any:
-        """Sends a command, if given, and waits for the report with this name.
+        """Sends a command, if given, and waits for the report `name`.
 
         Raises `CannotRun` with the reason if the process has ended, and `OutOfTime` without an answer within
         `seconds`.

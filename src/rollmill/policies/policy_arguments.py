@@ -47,7 +47,7 @@ def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tuple[PyTree, Shape]:
-    """Returns arrays in the dtypes of one element, and the leading axes shared by all of them.
+    """Returns arrays in the dtypes of one element, and their common leading axes.
 
     `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `given` has arrays of
     JAX or NumPy, lists or numbers, with any number of leading axes. A `UsageError` about another structure, shape

@@ -234,7 +234,7 @@ def _drawing_itself(name: Any, options: Options) -> Options:
 
 
 def _same_size(frames: Iterator[Frame], size: int | None) -> Iterator[Frame]:
-    """Yields the frames in the first frame's size, or with this number of pixels on the longer side."""
+    """Yields the frames in the first frame's size, or with `size` pixels on the longer side."""
     shape = None
     for frame in frames:
         height, width = frame.picture.shape[:2]

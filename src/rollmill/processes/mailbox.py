@@ -93,7 +93,7 @@ class Mailbox:
 
 
 class MailboxControl:
-    """The part of a `Control` that reads a mailbox and notes progress, the same in processes and threads."""
+    """The part of a `Control` that reads a mailbox and records progress, used by processes and threads."""
 
     def __init__(self, mailbox: Mailbox, pulse: Progress) -> None:
         self._mailbox, self._pulse = mailbox, pulse

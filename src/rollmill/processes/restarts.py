@@ -34,7 +34,7 @@ def ending(code: int) -> str:
 
 
 def end_all(processes: Iterable[Child], *, patience: float | None = None) -> None:
-    """Terminates children and waits for them. Kills those still running after `patience` seconds."""
+    """Terminates children and waits until they have ended. Kills those still running after `patience` seconds."""
     processes = list(processes)
     for process in processes:
         process.terminate()

@@ -131,11 +131,11 @@ class Classifier:
         self._known: dict[tuple[str, str, str, bool], EventClass] = {}
 
     def is_instruction(self, name: str) -> bool:
-        """Returns whether a program has an instruction with this name."""
+        """Returns whether a program has the instruction `name`."""
         return bool(self._modules_with(name))
 
     def is_ambiguous(self, name: str) -> bool:
-        """Returns whether several programs have an instruction with this name."""
+        """Returns whether several programs have the instruction `name`."""
         return len(self._modules_with(name)) > 1
 
     def _modules_with(self, name: str) -> Sequence[str]:

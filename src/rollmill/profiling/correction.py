@@ -92,8 +92,8 @@ def costs(
 ) -> EventCosts:
     """Returns the costs of events, estimated from all these windows.
 
-    Spans of the host cost the extra time of an iteration, up to a limit, and events of programs the rest. If
-    the waiting of an accelerator is known, the cost of spans is a part of it. The other arguments are fields of
+    Spans of the host cost the extra time of an iteration, up to a limit, and events of programs the rest. If the
+    waiting time of an accelerator is known, it includes the cost of spans. The other arguments are fields of
     `EventCosts`.
     """
     if _know_waiting(pairs):

@@ -80,7 +80,7 @@ class Naming(Protocol):
     """Knows the names that several programs use. Reading the program of an event takes longer."""
 
     def is_ambiguous(self, name: str) -> bool:
-        """Returns whether several programs have an instruction with this name."""
+        """Returns whether several programs have the instruction `name`."""
         ...
 
 

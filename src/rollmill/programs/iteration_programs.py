@@ -104,7 +104,7 @@ class StepMaker(NamedTuple):
         return self._store(kernels).load(self.step_with(kernels)) if kernels.have_some else self._made(kernels)
 
     def _sought(self, limit: float | None) -> tuple[KernelChoice, jax.stages.Compiled]:
-        """Chooses the kernels, for at most so many seconds, and compiles the iteration."""
+        """Chooses the kernels, for at most `limit` seconds, and compiles the iteration."""
         request, alone = self.request, jax.process_count() == 1
         if alone and not (self._on_cpu or may_be_stored(self.mesh)):
             self.before_timing()

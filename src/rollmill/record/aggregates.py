@@ -193,7 +193,7 @@ class EpisodeWindow:
             self.best_return = mean if self.best_return is None else max(mean, self.best_return)
 
     def _summed(self) -> _EndedEpisodes:
-        """Returns the sums over the window, from its beginning: they are the same in a run that was resumed."""
+        """Returns the sums over the window, from its beginning. A resumed run returns equal sums."""
         return _EndedEpisodes(*map(sum, zip(*self._recent, strict=False))) if self._recent else self._sums
 
     @property

@@ -1,4 +1,4 @@
-"""TensorBoard scalars and pictures, written by a background thread so that training never waits for them."""
+"""TensorBoard scalars and pictures, written by a background thread so that training never waits."""
 
 import os
 import socket

@@ -1,7 +1,7 @@
 """Copies a run to its object store in the background, while it is trained.
 
 A thread looks at the run directory, and copies each checkpoint once it is whole, with the other files of the run
-before it. Training neither waits for the store nor fails because of it: failed requests are retried until they
+before it. Training neither waits for the store nor fails with the store: failed requests are retried until they
 succeed or training has ended.
 """
 

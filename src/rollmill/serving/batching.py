@@ -106,7 +106,7 @@ def padded_size(rows: int) -> int:
 
 
 def padded_sizes(max_batch: int) -> list[int]:
-    """Returns all sizes of batches: the powers of two up to `max_batch`, log2(max_batch) + 1 of them."""
+    """Returns all sizes of batches: the log2(max_batch) + 1 powers of two up to `max_batch`."""
     return [1 << power for power in range(max_batch.bit_length())]
 
 

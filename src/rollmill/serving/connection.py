@@ -288,7 +288,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def _start(self) -> None:
-        """Has as many requests answered as may be computed at a time."""
+        """Starts requests up to the limit of concurrent ones."""
         if self._starting:  # some are answered at once, inside of the loop below, which continues by itself
             return
         self._starting = True

@@ -228,7 +228,7 @@ def _outcome(
 def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
     """Puts a trial whose shared program has failed back to those that wait; returns a sentence on it.
 
-    For want of memory it waits for a program of half as many, and otherwise for one of its own.
+    If memory was short, it waits for a program with half the trials, and otherwise for a program of its own.
     """
     schedule.waiting.append(trial)
     half = len(running.trials) // 2

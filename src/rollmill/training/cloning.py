@@ -63,7 +63,7 @@ class Cloned(NamedTuple):
 def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
     """Returns the first learner of a seed, with weights that imitate the actions in a file.
 
-    Raises a `UsageError` if the algorithm has no policy of this kind, or if the file is of other spaces.
+    Raises a `UsageError` if cloning does not support the algorithm's policy, or if the file has other spaces.
     """
     check_compiled()
     enable_compilation_cache()
@@ -158,7 +158,7 @@ def _learned(
     key: Key,
     updates: Int[Array, ""],
 ) -> PyTree[Array]:
-    """Returns the network after so many steps of Adam on minibatches drawn from the transitions."""
+    """Returns the network after `updates` steps of Adam on minibatches drawn from the transitions."""
     value_of, optimiser = graph.outputs.value, optax.scale_by_adam()
     count, scale = len(shown.target), jnp.std(shown.target) + 1e-6
     assert value_of is not None

@@ -64,7 +64,7 @@ def gumbel_search(
     improved = partial(improved_logits, scale=value_scale, rescale=rescale_values)
 
     def best(node: Statistics, visits: Float[Array, ""]) -> Int[Array, ""]:
-        """Returns the best legal action with this number of visits."""
+        """Returns the best legal action with `visits` visits."""
         score = noise + improved(node) - jnp.max(node.edges.logits)
         score = jnp.maximum(score, LOWEST_SCORE)
         return best_action(jnp.where(legal & (node.edges.visits == visits), score, -jnp.inf))

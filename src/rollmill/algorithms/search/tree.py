@@ -250,7 +250,7 @@ def _with_levels_updated(
 ) -> tuple[Tree, Below]:
     """Updates nodes of a path from the lowest level up, and returns the tree and the highest updated node.
 
-    The root is the node at `root_level`, if there are as many.
+    The root is the node at `root_level`, if there is one.
     """
     levels = _levels_of(tree, path, below)
     # The return from a node is `sum + factor * below.returned`, of all steps below it taken together.

@@ -163,7 +163,7 @@ class BranchReduction:
 
 @contextmanager
 def naming_rank(rank: int, name: str) -> Iterator[None]:
-    """Adds the rank to errors of the connection with it."""
+    """Adds the rank of the peer to connection errors."""
     try:
         yield
     except ConnectionLost as error:

@@ -24,7 +24,7 @@ class Backoff:
         self._limit = first
 
     def seconds(self) -> float:
-        """Draws the next delay in seconds, between half of the current limit and all of it."""
+        """Draws the next delay in seconds, between half of the current limit and the limit."""
         limit = self._limit
         self._limit = min(2 * limit, self._longest)
         return random.uniform(limit / 2, limit)

@@ -36,7 +36,7 @@ def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: An
         **options: parameters instead of the defaults: `max_steps`, `view_size`, `height`, `width`.
 
     Returns:
-        The environment, whose time limit truncates. The agent sees what is in front of it.
+        The environment, whose time limit truncates. The agent sees the cells in front.
 
     Raises:
         UsageError: XLand-MiniGrid is not installed, or has no such environment or option.

@@ -131,7 +131,7 @@ def _outcome(env: Environment) -> Callable[..., Any]:
 
 
 class _CSteps:
-    """Steps of C MuJoCo for many robots, in as many threads as this process has cores."""
+    """Steps many robots in C MuJoCo, with one thread per core of this process."""
 
     def __init__(self, source: Any, count: int):
         self._mujoco, m = compile_source(source)

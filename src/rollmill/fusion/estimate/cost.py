@@ -112,7 +112,7 @@ MMA = 8 * 8
 
 
 def instructions_of(node: Node, lanes: int) -> int:
-    """Instructions of a thread for a node other than a loop, with this number of lanes per row."""
+    """Returns the instructions per thread of a node other than a loop, with `lanes` lanes per row."""
     if node.op == "dot":
         return -(-node.attributes[1] * (node.width or 1) // MMA)
     cost = _cost(node).instructions

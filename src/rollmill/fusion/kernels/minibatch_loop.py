@@ -91,7 +91,7 @@ def kernel_sums(
     packed: PackedBatch,
     shuffled: Shuffled,
 ) -> Float[Array, " size"]:
-    """Computes the sums of the kernels of these minibatches, with the weights of the learner for all of them."""
+    """Computes the sums of the kernels of these minibatches, all with the weights of the learner."""
     carried = _carried(graph)
 
     def turn(begun: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " size"]]:

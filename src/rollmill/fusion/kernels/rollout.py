@@ -195,8 +195,8 @@ def fused_collect(
 ) -> tuple[Collector, Trajectory]:
     """Computes `dataflow.collect` by `run`, and adds what `graph.appraise` computes.
 
-    The collector must come from `dataflow.start`, because the kernel does not read values that are the same in
-    every such collector. `step` is the lowered step of the graph. By default, it is lowered here.
+    The collector must come from `dataflow.start`, because the kernel does not read values that all such collectors
+    share. `step` is the lowered step of the graph. By default, it is lowered here.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
     with traced("rollout kernel"):

@@ -161,7 +161,7 @@ class Lowering(NamedTuple):
     def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
         """Nodes in the shape of all but the last axis, for an operation whose result has this shape.
 
-        If all columns of a row are equal, it is the node of that number, and a row otherwise.
+        If all columns of a row are equal, the result is a scalar node, and otherwise a row.
         """
         if isinstance(value, RowArray):
             nodes = value.nodes

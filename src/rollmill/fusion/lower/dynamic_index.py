@@ -71,7 +71,7 @@ def dynamic_slice_by_select(
 
 
 def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
-    """Halves the choices with each bit of the start, with as many selects as a chain but fewer comparisons."""
+    """Halves the choices with each bit of the start, with the selects of a chain but fewer comparisons."""
     # After `bit` halvings, `windows[i]` is the choice where `start >> bit == i`. One without a pair stays as it
     # is: its sibling would begin out of bounds, where `start` never is.
     bit = 0

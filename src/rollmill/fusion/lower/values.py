@@ -285,7 +285,7 @@ def shared(array: Any) -> Const | Uniform:
 
 
 def is_shared(value: Value) -> bool:
-    """Returns whether a value is the same for all environments."""
+    """Returns whether all environments share a value."""
     return isinstance(value, Const | Uniform)
 
 

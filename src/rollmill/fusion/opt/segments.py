@@ -24,7 +24,7 @@ class ProgramSegment(NamedTuple):
 
 
 def needs_segments(num_nodes: int) -> bool:
-    """Returns whether the dependence analysis of Triton would take hours on a program of this size."""
+    """Returns whether the dependence analysis of Triton would take hours on a program with `num_nodes` nodes."""
     return num_nodes > MAX_NODES
 
 

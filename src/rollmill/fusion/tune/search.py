@@ -54,7 +54,7 @@ def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
 
 
 def structure_text(tree: PyTree[Any]) -> str:
-    """Returns a pytree's structure as a string, the same in all processes."""
+    """Returns a pytree's structure as a string, which does not depend on the process."""
     return without_addresses(str(jax.tree.structure(tree)))
 
 

@@ -211,7 +211,7 @@ class _Timed:
 
 
 def _time_in_turns(runs: Sequence[_Timed], repeats: int) -> None:
-    """Times functions in turns, so that a slowdown of the machine affects all of them."""
+    """Times functions in turns, so that a slowdown of the machine affects all functions."""
     for _ in range(repeats):
         for run in runs:
             run.again()

@@ -113,7 +113,7 @@ def _origin_of(claim: Identity) -> Origin:
 def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
     """Redirects a worker's standard output and error to the coordinator.
 
-    Raises `Refused` if the coordinator expects no worker of that name or has another token, `Damaged` if something
+    Raises `Refused` if the coordinator does not expect this worker or has another token, `Damaged` if something
     else listens there, and an `OSError` if nothing does.
     """
     peer, _ = connect_as(address, token, job, host=host, pid=os.getpid())

@@ -46,7 +46,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         """Begins an episode in each copy.
 
         Args:
-            seed: of all copies: copy `i` takes `seed + i`, or a seed for each. Default: numbers drawn by
+            seed: a seed, from which copy `i` takes `seed + i`, or one seed per copy. Default: numbers drawn by
                 `np_random`, which an earlier seed determines.
             options: `{"reset_mask": mask}` begins episodes in some copies only, with a mask `[E]` of booleans.
 

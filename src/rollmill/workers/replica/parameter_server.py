@@ -124,7 +124,7 @@ class _Server:
         return self._learner if before is None else unsettle(self._context.graph, self._learner, before)
 
     def _count(self, metrics: np.ndarray) -> None:
-        """Collects metrics of one worker; reports the mean once as many came as workers share an iteration."""
+        """Collects metrics of one worker; reports their mean once all workers of an iteration have sent theirs."""
         if self._absorb is not None:
             row = dict(zip(self._context.flow.metric_names, metrics, strict=True))
             self._learner = self._absorb(self._learner, row)

@@ -147,7 +147,7 @@ class Tiling(NamedTuple):
 
 
 def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
-    """Returns the tiles of a product's vectors for this number of registers."""
+    """Returns the tiles of a product's vectors for `room` registers."""
     # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
     # that `rows * width` multiplications need `rows + width` loads.
     widths = [(first, min(MAX_BESIDE, vectors - first)) for first in range(0, vectors, MAX_BESIDE)]

@@ -24,8 +24,7 @@ API_SIZE = 0
 class SharedPrograms:
     """The programs of a kernel, to be called from the function that XLA calls.
 
-    There is a `program(arrays, number, scratch)` for each number below `programs`, with bytes of scratch for each
-    thread.
+    There is a `program(arrays, number, scratch)` for each number below `programs`, with scratch memory per thread.
     """
 
     def __init__(self, program: ir.Function, programs: int, scratch: int) -> None:

@@ -99,8 +99,8 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
     In each step, one program executes all instructions of a kernel, with a scheduler to itself. Numbers that do
     not fit into registers are kept in the data cache, and instructions that do not fit into the instruction cache
     are fetched anew in every step. Spilled numbers alone do not make a kernel slower than XLA, but together with
-    so many instructions they do. Instructions in loops are an exception: XLA launches each operation in each
-    iteration, and the kernel of robots:Ant is ten times as fast.
+    that many instructions they do. Instructions in loops are an exception: XLA launches every operation again in
+    every iteration, and the kernel of robots:Ant is ten times as fast.
     """
     if pressure.operations > MAX_NODES:
         size = f"{pressure.operations:,} operations"

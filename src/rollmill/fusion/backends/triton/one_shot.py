@@ -68,7 +68,7 @@ def one_shot_mean(
 
 
 def lanes_of(size: int) -> int:
-    """Returns the number of lanes for a vector of this size."""
+    """Returns the number of lanes for a vector of `size` elements."""
     return -(-size // LANE)
 
 
@@ -91,7 +91,7 @@ def compile_one_shot_mean(size: int, ranks: int) -> None:
 
 
 def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
-    """Returns the kernel for the mean of a vector of this size."""
+    """Returns the kernel for the mean of a vector of `size` elements."""
     constants = {"SIZE": size, "RANKS": ranks, "FIRST": first_lane}
     return Kernel(
         SOURCE + entry("one_shot_mean"),

@@ -1,4 +1,4 @@
-"""Lowers calls inline, and branches by computing all of them."""
+"""Lowers calls inline, and computes all branches of a conditional."""
 
 from collections.abc import Sequence
 from typing import Any
