@@ -78,7 +78,7 @@ def test_gymnax_spaces_become_gymnasiums():
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # gymnax 0.0.x, of its own code
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Catch-bsuite", "FourRooms-misc"])
-@pytest.mark.slow_beyond(2)
+@pytest.mark.slow_beyond(1)
 def test_gymnax_environments_keep_the_contract(name):
     envs.check_environment(envs.make(f"gymnax:{name}"), num_steps=30)
 

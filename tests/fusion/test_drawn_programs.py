@@ -15,8 +15,8 @@ from drawn_types import Type
 
 from rollmill.fusion.ir import OPERATIONS
 
-FAST, CHUNK = 2, 2
-SLOW = 74
+FAST, CHUNK = 1, 1
+SLOW = 75
 CORPUS = json.loads((Path(__file__).parent / "drawn_corpus.json").read_text())
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")

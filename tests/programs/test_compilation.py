@@ -130,9 +130,9 @@ assert missed == 0, (asked, missed)
 """
 
 
-@pytest.mark.parametrize("processes", [["first"], pytest.param(["first", "second"], marks=pytest.mark.slow)])
-def test_another_seed_length_number_or_parameter_compiles_nothing(processes, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_another_seed_length_number_or_parameter_compiles_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    for process in processes:
+    for process in ("first", "second"):
         subprocess.run([sys.executable, "-c", OTHER_NUMBERS, process], check=True, timeout=240, cwd=tmp_path)

@@ -13,7 +13,8 @@ from wordings import raises
 
 def graph(env="CartPole-v1", make_graph=rollmill.ppo, **config):
     small = {"num_envs": 16, "num_steps": 16, "total_timesteps": 16 * 16 * 20, "learning_rate": 2.5e-4}
-    return make_graph(rollmill.make(env), **(small | config))
+    network = rollmill.NetworkConfig(hidden_sizes=(16,))
+    return make_graph(rollmill.make(env), **(small | {"network": network} | config))
 
 
 def run(program, iterations=20, first=0, state=None):
@@ -31,7 +32,7 @@ def weights(state):
 
 # At CleanRL's learning rate. At ten times that, the rounding of one update grows visibly in the next ones.
 VARIANTS = {
-    "discrete": {},
+    "discrete": {"num_minibatches": 2, "update_epochs": 2},
     "normalised": {"normalize_observations": True, "normalize_rewards": True, "normalize_values": True},
     "recurrent": {"network": rollmill.NetworkConfig(torso="gru")},
     "continuous": {"env": "Pendulum-v1"},

@@ -40,7 +40,7 @@ def test_one_that_raises_in_every_episode_ends_the_run(tmp_path):
 
 
 PLACES = [
-    {"place": "threads"},
+    pytest.param({"place": "threads"}, marks=pytest.mark.slow),
     {"distribution": "gpu-only", "actors": None},
     pytest.param({"place": "processes"}, marks=pytest.mark.slow),
 ]

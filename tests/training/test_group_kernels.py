@@ -101,13 +101,10 @@ EVERYWHERE = itertools.product(("ppo", "a3c"), list_distributions(), ("rollout",
 MINIBATCHES = itertools.product(
     ("gru", "impala", "dqn"), ("single-learner-coarse", "central", "multi-learner"), ("full",)
 )
-CASES = [
-    pytest.param(*case, marks=() if case == ("ppo", "single-learner-coarse", "full") else pytest.mark.slow)
-    for case in (*EVERYWHERE, *MINIBATCHES)
-    if partition_of(*case[1:]) is not None
-]
+CASES = [case for case in (*EVERYWHERE, *MINIBATCHES) if partition_of(*case[1:]) is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "policy", "fusion"), CASES)
 def test_groups_with_kernels_learn_what_they_learn_without(algorithm, policy, fusion, by_xla, tmp_path):
     run = rollmill.train(graph_of(algorithm), run_dir=tmp_path / "run", **placed(policy, fusion), **OPTIONS)

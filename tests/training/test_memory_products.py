@@ -169,7 +169,7 @@ CASES = [  # by the page, which the test above holds to the plans: these take se
     for name, placement in itertools.product(learners(), placements())
     if "refused" not in rows_of_page()[0].get(placement.name, ())
 ]
-FAST = {("dqn, prioritised", "single-learner-coarse")}
+FAST = {("dqn, prioritised", "one program")}
 
 
 def trained(name, placement, folder, **more):
