@@ -86,7 +86,7 @@ class IterationModel(NamedTuple):
         alone = self.start + self.each_env * envs
         waiting = self.crowding * (instances - 1) * alone
         reduce = self.collectives.seconds(
-            workload.gradient_bytes, gpus=gpus, instances=instances, hosts=machine.hosts_for(gpus)
+            workload.gradient_bytes, gpus=gpus, instances=instances, hosts=hosts_of(machine, gpus)
         )
         dispatch = self.dispatch * (ranks - 1) if candidate.place == "program" else 0.0
         return alone + waiting + workload.updates * reduce + dispatch
@@ -135,3 +135,8 @@ def _non_negative(rows: np.ndarray, targets: np.ndarray, free: np.ndarray) -> li
             break
         free[found.argmin()] = False
     return [float(part) for part in np.maximum(found, 0.0) / scale]
+
+
+def hosts_of(machine: Machine, gpus: int) -> int:
+    """Returns the number of hosts over which `gpus` GPUs are spread."""
+    return max(1, -(-gpus // machine.gpus_per_host)) if machine.gpus_per_host else 1

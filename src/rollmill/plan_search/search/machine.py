@@ -47,10 +47,6 @@ class Machine:
             return None if self.gpu_memory is None else float(self.gpu_memory)
         return None if self.memory is None else HOST_SHARE * self.memory
 
-    def hosts_for(self, gpus: int) -> int:
-        """Returns the number of hosts over which `gpus` GPUs are spread."""
-        return max(1, -(-gpus // self.gpus_per_host)) if self.gpus_per_host else 1
-
 
 @dataclass(frozen=True)
 class Workload:
