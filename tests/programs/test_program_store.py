@@ -15,6 +15,8 @@ from rollmill.dataflow.program_digests import Digests
 from rollmill.programs import iteration_programs, kernel_choice, program_store
 from rollmill.programs.compiled import lower
 from rollmill.programs.iteration_programs import MAKERS, PACKAGE, MadeBeside, load_or_compile
+from rollmill.programs.kernel_choice import KernelRequest
+from rollmill.programs.kernels import Implementation, plain_kernels
 from rollmill.programs.program_store import ProgramStore, StorableProgram, calls_of, store_for
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
@@ -146,10 +148,18 @@ def test_a_program_with_kernels_is_loaded_without_writing_them(stored, lowerings
     assert make().launches == compiled.launches and len(of_training(lowerings)) == 1
 
 
-def test_iterations_with_a_replay_memory_are_stored_where_that_was_tested(stored, monkeypatch):
-    monkeypatch.setattr(iteration_programs, "REPLAY_PLATFORMS", ("gpu",))
-    lower(graph_of("dqn", **SMALL_DQN))
-    assert not [file.name for file in stored.glob("step-*")]
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_iterations_with_a_replay_memory_are_stored_where_that_was_tested(monkeypatch, has_kernels):
+    monkeypatch.setattr(iteration_programs, "store_for", lambda *_: "a store")
+    monkeypatch.setattr(iteration_programs, "may_be_stored", lambda mesh: True)
+    device = SimpleNamespace(platform="gpu")
+    request = KernelRequest(graph_of("dqn", **SMALL_DQN), "full", "float32", 1, [device], 1, None)
+    mesh = SimpleNamespace(devices=np.array([device]))
+    maker = iteration_programs.StepMaker(request, None, mesh, None, None, None, [])
+    kernels = plain_kernels(1)
+    if has_kernels:
+        kernels = kernels._replace(gradients=Implementation(None, True, None, (8,)))
+    assert (maker._store(kernels) == "a store") == (not has_kernels)
 
 
 def test_programs_of_a_gpu_depend_on_its_driver_and_not_on_the_processor(monkeypatch):

@@ -25,7 +25,7 @@ from rollmill.programs.program_store import (
     KERNEL_PLATFORMS,
     NO_STORE,
     PLATFORMS,
-    REPLAY_PLATFORMS,
+    REPLAY_KERNEL_PLATFORMS,
     ProgramStore,
     StorableProgram,
     store_for,
@@ -196,13 +196,11 @@ class StepMaker(NamedTuple):
     def _store(self, kernels: KernelChoice) -> ProgramStore:
         """Returns the store for an iteration with these kernels.
 
-        On CPUs, programs with kernels are not stored; on GPUs, those with a replay memory are not.
+        On CPUs, programs with kernels are not stored; on GPUs, those with kernels and a replay memory are not.
         """
         request, device = self.request, self.mesh.devices.flat[0]
-        has_replay, platform = request.graph.replay is not None, device.platform
-        if not may_be_stored(self.mesh) or (has_replay and platform not in REPLAY_PLATFORMS):
-            return NO_STORE
-        if kernels.have_some and platform not in KERNEL_PLATFORMS:
+        platforms = KERNEL_PLATFORMS if request.graph.replay is None else REPLAY_KERNEL_PLATFORMS
+        if not may_be_stored(self.mesh) or (kernels.have_some and device.platform not in platforms):
             return NO_STORE
         known: list[object] = [request.num_seeds, kernels.unroll]
         if kernels.have_some:

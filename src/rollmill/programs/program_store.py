@@ -41,8 +41,8 @@ PLATFORMS = ("cpu", "gpu")
 KERNEL_PLATFORMS = ("gpu",)
 """Those on which a program contains its kernels. On CPUs it calls code that the process registers."""
 
-REPLAY_PLATFORMS = ("cpu",)
-"""Those on which loaded programs with a replay memory were compared with compiled ones."""
+REPLAY_KERNEL_PLATFORMS: tuple[str, ...] = ()
+"""Those on which loaded programs with kernels and a replay memory were compared with compiled ones."""
 
 MIN_COMPILE_SECONDS = 0.3
 """Programs that compile faster are not stored, as in JAX's cache."""
