@@ -79,6 +79,7 @@ def test_each_number_is_read(algorithm):
     assert unread == set()
 
 
+@pytest.mark.slow  # that programs are equal and read each number is tested above
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_a_learner_learns_by_the_numbers_that_it_holds(algorithm):
     plain, other = graph_of(algorithm), graph_of(algorithm, scale=0.5)

@@ -193,7 +193,8 @@ def program_bytes(graph):
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
 
 
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True])
 def test_a_stored_step_takes_little_more_than_its_image(shared):
     """As floats it would take four times as much, with its final observation twice."""
     few, many = (program_bytes(graph_of(shared=shared, num_steps=num_steps)) for num_steps in (256, 512))

@@ -125,6 +125,7 @@ def test_updates_follow_from_the_steps_collected_unless_they_are_set(algorithm, 
     assert graph.loops.num_minibatches * graph.loops.epochs == updates
 
 
+@pytest.mark.slow
 def test_an_iteration_makes_the_updates_that_follow_from_its_steps():
     """Six steps an iteration, of which the first two fill the memory: 4 iterations of 6 updates."""
     sizes = {"num_envs": 2, "num_steps": 3, "learning_starts": 16, "batch_size": 8, "total_timesteps": 36}
