@@ -3,7 +3,8 @@
     python scripts/gallery.py environments [NAME ...]     # a state of each, by default of all built-in ones
     python scripts/gallery.py pages                       # the pages that the commands write, in Chromium
 
-Pages are from small runs of CartPole-v1 in a temporary folder. Pictures have few colours, so that they stay small.
+Pages are from small runs of CartPole-v1 in a temporary folder. The first trial is also docs/figures/cartpole.gif.
+Pictures have few colours, so that they stay small.
 """
 
 import re
@@ -16,21 +17,27 @@ from pathlib import Path
 import jax
 from PIL import Image
 
+from rollmill.board.server import BoardServer
 from rollmill.envs import make, registered
 from rollmill.envs.agents import random_action
 from rollmill.pictures import rasterise
 
 FOLDER = Path(__file__).parents[1] / "docs/figures/gallery"
-ROBOTS = ("Ant", "Cartpole", "Humanoid", "Ingenuity", "Quadcopter")
 STEPS = {"MountainCar-v0": 120, "MountainCarContinuous-v0": 120, "ConnectFour-v0": 18, "TicTacToe-v0": 5}
 """Steps before the picture, 25 for others."""
 SIDE, WIDTH, HEIGHT = 240, 1280, 900
 """Pixels of environments and of pages."""
 SWEEP = (
-    "rollmill sweep ppo CartPole-v1 --over learning-rate=1e-3,2.5e-3 --over gamma=0.95,0.99 --over seed=0..1 "
-    "--total-timesteps 65536 --num-envs 16 --sweep-dir {folder}/sweep"
+    "rollmill sweep ppo CartPole-v1 --over learning-rate=1e-3,2.5e-3,5e-3 --over gamma=0.95,0.99 --over seed=0..1 "
+    "--total-timesteps 100000 --sweep-dir {folder}/sweep"
 )
 PLOT = "rollmill plot {folder}/sweep --output {folder}/curves.html"
+RENDER = (
+    "rollmill render {folder}/sweep/trials/00 --output {figures}/cartpole.gif --stochastic --size 320 "
+    "--max-steps 120 --force"
+)
+BOARD = "#run=sweep/trials/00&run=sweep/trials/02&run=sweep/trials/04&run=sweep/trials/06&open=sweep/trials/00"
+"""Chosen runs and open details, as the address of the board keeps them."""
 PROFILE = "rollmill profile ppo CartPole-v1 --output {folder}/profile"
 
 
@@ -43,7 +50,7 @@ def main() -> None:
 def environments() -> None:
     """Draws a state of each built-in environment that can be drawn."""
     named = [name for name, _ in registered() if not name.startswith("Probe-")]
-    for name in sys.argv[2:] or [*named, *(f"robots:{robot}" for robot in ROBOTS)]:
+    for name in sys.argv[2:] or named:
         env = make(name)
         if env.draw is None:
             print(f"{name} is not drawn")
@@ -72,11 +79,13 @@ def state_after(env, steps):
 def pages() -> None:
     """Takes pictures of the pages on a sweep, its curves and a profile of CartPole-v1."""
     folder = Path(tempfile.mkdtemp())
-    for line in (SWEEP, PLOT, PROFILE):
-        run(line.format(folder=folder))
-    shot(folder / "curves.html", "curves")
-    shot(folder / "sweep/report.html", "sweep")
-    shot(next((folder / "profile").rglob("*.html")), "profile")
+    for line in (SWEEP, PLOT, RENDER, PROFILE):
+        run(line.format(folder=folder, figures=FOLDER.parent))
+    shot((folder / "curves.html").as_uri(), "curves")
+    shot((folder / "sweep/report.html").as_uri(), "sweep")
+    shot(next((folder / "profile").rglob("*.html")).as_uri(), "profile")
+    with BoardServer(folder) as server, server.serving():
+        shot(server.url + BOARD, "board", height=1150)
     shutil.rmtree(folder)
 
 
@@ -86,20 +95,21 @@ def run(line):
     subprocess.run([sys.executable, "-m", *line.split()], check=True, stdout=subprocess.DEVNULL)
 
 
-def shot(page, name):
-    """Takes a picture of the top of a page, in light."""
+def shot(address, name, *, height=HEIGHT):
+    """Takes a picture of the top of a page, in light, once its script has had time for what it loads."""
     with tempfile.TemporaryDirectory() as profile:
         picture = Path(profile) / "page.png"
         command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-        command += ["--hide-scrollbars", f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={picture}"]
-        subprocess.run([*command, page.as_uri()], check=True, capture_output=True)
+        command += ["--hide-scrollbars", f"--window-size={WIDTH},{height}", f"--screenshot={picture}"]
+        command += ["--virtual-time-budget=8000"]
+        subprocess.run([*command, address], check=True, capture_output=True)
         write(Image.open(picture).convert("RGB"), name)
 
 
 def write(image, name):
-    """Writes a picture with a palette of 64 colours."""
+    """Writes a picture with a palette, in which the colours of thin lines are kept too."""
     path = FOLDER / f"{name}.png"
-    image.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path.name}: {path.stat().st_size:,} bytes", flush=True)
 
 
