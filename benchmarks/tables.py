@@ -900,6 +900,16 @@ def offered() -> str:
     return table_of(headings, rows)
 
 
+def fusion_large() -> str:
+    """Returns rates of environments with large arrays in their state, by the fastest kernel and by XLA."""
+    rows = []
+    for name, each in read_result("fusion-large").items():
+        medians = {side: figure["median"] / 1e6 for side, figure in each["steps per second"].items()}
+        fastest = max(rate for side, rate in medians.items() if side != "XLA")
+        rows.append([name, f"{medians['XLA']:.0f}", f"{fastest:.0f}", f"{each['ratio']:.2f} x"])
+    return table_of(["Environment", "XLA", "kernel", "ratio"], rows)
+
+
 def fusion_users() -> str:
     """Returns what becomes of environments as users write them: equal, refused, and how fast."""
 
@@ -942,6 +952,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fusion study": fusion_study,
     "fusion product": fusion_product,
     "fusion users": fusion_users,
+    "fusion large": fusion_large,
     "profiler errors": profiler_errors,
     "profiler devices": profiler_devices,
     "profiler planted": profiler_planted,

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         fused_collect,
         lower_rollout,
         pressure_of_rollout,
+        pressure_of_step,
         rollout_step,
         run_reference,
     )
@@ -110,6 +111,7 @@ __all__ = [
     "one_shot_mean",
     "pressure_of",
     "pressure_of_rollout",
+    "pressure_of_step",
     "program_text",
     "register_rule",
     "resident",
@@ -144,7 +146,7 @@ _MODULES = {
     ),
     "rollmill.fusion.kernels.minibatch_loop": "fused_minibatch_loop",
     "rollmill.fusion.kernels.rollout": (
-        "RolloutStep fused_collect lower_rollout pressure_of_rollout rollout_step run_reference"
+        "RolloutStep fused_collect lower_rollout pressure_of_rollout pressure_of_step rollout_step run_reference"
     ),
     "rollmill.fusion.lower.function": "LoweredFunction lower_function",
     "rollmill.fusion.lower.prologue": "Prologue UniformArrays",

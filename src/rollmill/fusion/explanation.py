@@ -17,10 +17,10 @@ from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
 from rollmill.fusion.estimate.chips import Chip
 from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
-from rollmill.fusion.estimate.pressure import Pressure, pressure_of
+from rollmill.fusion.estimate.pressure import Pressure
 from rollmill.fusion.ir import program_text
 from rollmill.fusion.kernels.leaves import to_raw
-from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout
+from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout, pressure_of_step
 from rollmill.fusion.lower.function import LoweredFunction
 from rollmill.fusion.opt.passes import PASSES
 
@@ -79,7 +79,7 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     costs = costs_of(step.program)
     written = bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(
-        pressure=pressure_of(step.program),
+        pressure=pressure_of_step(step),
         state=_state_of(step),
         written=written,
         costs=costs,

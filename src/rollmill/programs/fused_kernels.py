@@ -29,7 +29,7 @@ from rollmill.fusion import (
     lower_rollout,
     minibatch_loop_search,
     num_kernel_rows,
-    pressure_of,
+    pressure_of_step,
     rollout_search,
 )
 from rollmill.programs.kernels import (
@@ -69,7 +69,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
     """Returns the deepest fusion worth trying on the first device, without compiling or timing."""
     backend = usable_backend(jax.devices()[0], numerics)
     try:
-        if backend is None or backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
+        if backend is None or backend.hopeless(pressure_of_step(lower_rollout(graph))) is not None:
             return "off"
     except CannotFuse:
         return "off"
@@ -231,7 +231,7 @@ class _Chooser:
 
     def _rollout_candidates(self) -> "_Candidates":
         step = lower_rollout(self.graph)
-        pressure = pressure_of(step.program)
+        pressure = pressure_of_step(step)
         self._check_pressure(pressure)
         launches = self.backend.rollouts.launches(self._share, pressure.operations)
         return _Candidates(step, self._launch("rollouts", launches, partial(self._tune_rollouts, step)))

@@ -31,8 +31,8 @@ from rollmill.dataflow import (
     step_one,
 )
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.ir import Program, evaluate
-from rollmill.fusion.kernels.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
+from rollmill.fusion.ir import Program, evaluate, total_of
+from rollmill.fusion.kernels.leaves import Fill, Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
 from rollmill.fusion.kernels.memories import Outputs, in_order_of_writes, written
 from rollmill.fusion.lower.function import (
     LoweredFunction,
@@ -169,7 +169,14 @@ def pressure_of_rollout(graph: Graph) -> Pressure:
     Raises:
         CannotFuse: if they cannot, with the source line.
     """
-    return pressure_of(lower_rollout(graph).program)
+    return pressure_of_step(lower_rollout(graph))
+
+
+def pressure_of_step(step: RolloutStep) -> Pressure:
+    """Returns the size of a step, with the programs that write whole arrays to memory."""
+    own = pressure_of(step.program)
+    fills = [write.program for leaf in step.after for write in leaf.writes if isinstance(write, Fill)]
+    return own._replace(operations=own.operations + sum(total_of(fill.nodes()) for fill in fills))
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):

@@ -43,6 +43,9 @@ MAX_WRITES = 64
 """Elements of an array that a step may write one by one: each read compares its place with all of them."""
 
 
+MAX_NODES = 60_000
+"""Nodes of a step, beyond which no more elements of large arrays are computed."""
+
 MIN_TURNS, MAX_TURNS = 8, 128
 """Elements that a loop may compute one after the other, holding all of them."""
 
@@ -164,7 +167,7 @@ def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
         case ComputedArray():
             key = (ctx.region, index.key)
             if key not in value.read:
-                value.read[key] = value.element(ctx, index)
+                value.read[key] = _computed_element(ctx, value, index)
             return value.read[key]
         case MemoryArray():
             return _after_writes(ctx, value, index)
@@ -174,6 +177,22 @@ def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
             raise LoweringError("a product of vectors is read element by element")
     scalars = ctx.scalars(value).nodes
     return dynamic_slice_by_select(ctx, scalars, index.axes(ctx), [1] * scalars.ndim).reshape(-1)[0]
+
+
+def _computed_element(ctx: Lowering, value: ComputedArray, index: ElementIndex) -> Any:
+    """Returns an element, which may read elements of other arrays, and these of others."""
+    # An array made of neighbours in another one, which is made of neighbours again, is ever more reads.
+    if _nodes_made(ctx) > MAX_NODES:
+        raise LoweringError(
+            f"an element of an array of shape {value.shape} takes more than {MAX_NODES:,} operations; compute the "
+            "array over several steps, or keep it in the state"
+        )
+    try:
+        return value.element(ctx, index)
+    except RecursionError:
+        raise LoweringError(
+            f"an array of shape {value.shape} is computed from others in too many steps; write fewer elements"
+        ) from None
 
 
 def _shared_element(ctx: Lowering, value: Const | Uniform, index: ElementIndex) -> Node:

@@ -10,7 +10,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import check_selects, select, start_of
 from rollmill.fusion.lower.element_index import ElementIndex, held_inside, is_at, plus, times
-from rollmill.fusion.lower.large import both, computed, element_of, is_too_large, with_cell
+from rollmill.fusion.lower.large import MAX_WRITES, both, computed, element_of, is_too_large, with_cell
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
 from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Start, Value, is_large
@@ -196,6 +196,11 @@ def _scattered_in_large(ctx: Lowering, equation: Equation, values: Sequence[Valu
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = iter(updates.shape[axis] for axis in windows)
     sizes = [1 if d in dropped else next(kept) for d in range(len(value.shape))]
+    count = int(np.prod(indices.shape[:-1]))
+    if count > MAX_WRITES:
+        raise LoweringError(
+            f"{count} blocks of a large array of shape {value.shape} are written; at most {MAX_WRITES} may be"
+        )
     reading = _Reading(
         numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     )
