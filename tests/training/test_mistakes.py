@@ -111,7 +111,7 @@ FAILS = {
     "rollmill.mappo(levers._replace(active=lambda state: {}))": "active takes (state), but is called",
     "rollmill.check_environment(levers._replace(active={}))": "active is a dict, expected a function",
     "rollmill.mappo(levers._replace(agents=()))": "list the kinds of agents: rollmill.Environment(..., agents=",
-    "rollmill.check_environment(levers._replace(agents=()))": "hint: an environment of several agents lists",
+    "rollmill.check_environment(levers._replace(agents=()))": "hint: a multi-agent environment lists",
     "rollmill.mappo(levers._replace(agents=[lever]))": "expected a tuple of rollmill.AgentKind",
     "rollmill.ppo(env._replace(step=lambda key, state, action: 0))": "step takes (key, state, action), but",
     "rollmill.mappo(env)": "has one agent, but mappo needs a multi-agent environment",

@@ -211,9 +211,9 @@ def _check_novelty(config: PPOConfig, parts: Parts) -> None:
     """Raises a `UsageError` for a policy or an option that the bonus does not go with."""
     hint = f"hint: leave rnd_coef={config.rnd_coef} out, or"
     if parts.policy.recurrent:
-        raise UsageError(f"rnd_coef is for policies without a memory. {hint} choose another torso.")
+        raise UsageError(f"rnd_coef needs a policy without memory. {hint} choose another torso.")
     if parts.policy.is_large:
-        raise UsageError(f"rnd_coef is for observations smaller than images. {hint} observe less.")
+        raise UsageError(f"rnd_coef needs observations smaller than images. {hint} use smaller observations.")
     if config.normalize_rewards:
         raise UsageError(f"rnd_coef scales its bonus itself. {hint} leave normalize_rewards out.")
 

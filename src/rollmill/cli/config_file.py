@@ -77,8 +77,8 @@ class ConfigFile:
         if stores := sorted(named.stores - trusted):
             url = stores[0].removeprefix(START)
             raise UsageError(
-                f"{self.path} was not made here, and begins with weights of {url}, which would be asked with your "
-                f"credentials. hint: if you trust it, add --start-from {url}."
+                f"{self.path} was created elsewhere and starts from weights at {url}, which would be read with "
+                f"your credentials. hint: if you trust it, add --start-from {url}."
             )
         if clusters := sorted(named.clusters - trusted):
             address = clusters[0].removeprefix(CLUSTER)

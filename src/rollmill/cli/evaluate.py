@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
     if options.watch:
         return _watch(options)
     if options.against is not None and options.record is not None:
-        raise UsageError("--record is of episodes, and --against plays a match. hint: leave one out.")
+        raise UsageError("--record writes episodes, but --against plays a match. hint: leave one of them out.")
     loaded = options.load()
     result = _episodes(options, loaded) if options.against is None else _match(options, loaded)
     sentence = _sentence if options.against is None else _match_sentence
@@ -136,7 +136,10 @@ def _check_watch(options: Evaluate) -> None:
             "--watch."
         )
     if options.record is not None:
-        raise UsageError("--record is of one policy's episodes, and --watch evaluates many. hint: leave one out.")
+        raise UsageError(
+            "--record writes the episodes of one policy, but --watch evaluates several. hint: leave one of them "
+            "out."
+        )
     if options.env is None and (options.env_options or options.transforms):
         raise UsageError(
             "--env-option and --transform have no effect without --env, because the run's own environment keeps "

@@ -266,8 +266,8 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
         remember(run, sorted(code.clusters | code.stores | code.modules))
     elif missing := sorted(code.stores - allowed):
         raise UsageError(
-            f"{sweep.root} was not made here, and its trials use {', '.join(missing)}, which would be asked with "
-            "your credentials. hint: if you trust it, add --trust, which is remembered for this directory."
+            f"{sweep.root} was created elsewhere, and its trials use {', '.join(missing)}, which would be read "
+            "with your credentials. hint: if you trust it, add --trust, which is remembered for this directory."
         )
     elif missing := sorted(code.clusters - allowed):
         raise UsageError(

@@ -117,8 +117,8 @@ def check_flags(env: Environment, traced: Traced) -> None:
             kind = "bool_" if expected is flag else "float32"
             if field == "reward" and isinstance(actual, dict) and not env.agents:
                 raise ContractError(
-                    f"{env.name}: reward is {outline(actual)}, expected {outline(expected)}. hint: an environment "
-                    "of several agents lists their kinds: agents=(rollmill.AgentKind(name, count, "
+                    f"{env.name}: reward is {outline(actual)}, expected {outline(expected)}. hint: a multi-agent "
+                    "environment lists its kinds of agents: agents=(rollmill.AgentKind(name, count, "
                     "observation_space, action_space), ...)."
                 )
             raise ContractError(

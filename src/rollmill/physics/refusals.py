@@ -214,7 +214,7 @@ def _refuse_transmission(mujoco: Any, compiled: Any, index: int, name: str) -> N
 def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
     if int(compiled.opt.disableflags) & int(mujoco.mjtDisableBit.mjDSBL_SENSOR):
         raise UsageError(
-            "the option <flag sensor='disable'/> is not covered beside sensors. hint: load(..., sensors=False) "
+            "the option <flag sensor='disable'/> is not supported with sensors. hint: load(..., sensors=False) "
             "leaves all sensors out."
         )
     covered = (int(mujoco.mjtSensor.mjSENS_FORCE), int(mujoco.mjtSensor.mjSENS_TORQUE))

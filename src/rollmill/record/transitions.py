@@ -28,7 +28,7 @@ def check_recording(path: str | Path) -> Path:
     """Returns the destination of a recording. Raises a `UsageError` if it cannot be written or exists already."""
     path = local_path("record", path)
     if path.suffix != SUFFIX:
-        raise UsageError(f"record={path} has to end in {SUFFIX}, as archives of NumPy arrays do.")
+        raise UsageError(f"record={path} must end in {SUFFIX}, like archives of NumPy arrays.")
     check_new_file(path, force=False, way_out="name another file, or delete this one.")
     return path
 

@@ -85,13 +85,15 @@ def _check(graph: Graph, learner: Any) -> None:
     """Raises a `UsageError` for an algorithm, a network or actions that cannot learn from a file."""
     name = graph.settings["algorithm"]
     if not isinstance(getattr(learner, "weights", None), PolicyWeights) or graph.outputs.searches:
-        raise UsageError(f"clone is for ppo, a2c, a3c and impala, not for {name}. hint: leave it out.")
+        raise UsageError(f"clone supports only ppo, a2c, a3c and impala, not {name}. hint: leave it out.")
     if jax.tree.leaves(graph.start_memory()):
-        raise UsageError("clone is for policies without a memory; this network has one. hint: another torso.")
+        raise UsageError(
+            "clone needs a policy without memory, but this network has a memory. hint: use another torso."
+        )
     if not isinstance(
         graph.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
-        raise UsageError(f"clone is for actions without parts; these are {graph.action_space}.")
+        raise UsageError(f"clone needs actions without parts, got {graph.action_space}.")
 
 
 def _check_legal(graph: Graph, file: Path, weights: PolicyWeights, shown: Demonstrations) -> None:

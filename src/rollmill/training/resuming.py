@@ -152,8 +152,8 @@ def _first_weights(
     digest = run.read_config().get("started_from", {}).get("sha256")
     if given is not None and given.source.get("sha256") != digest:
         raise CheckpointError(
-            f"{options.clone} has changed since {run.root} began with what it teaches, and there is no checkpoint "
-            "yet. hint: bring the file back, or train anew."
+            f"the recording {options.clone} has changed since {run.root} started from it, and there is no "
+            "checkpoint yet. hint: restore the file, or start a new run."
         )
     return given
 

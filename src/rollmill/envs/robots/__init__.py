@@ -87,6 +87,6 @@ def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
     for option in SOLVER:
         if physics == "mujoco" and option in options:
             raise UsageError(
-                f"robots:{name}, {option}={options[option]}: an option of the solver of physics='jax'. MuJoCo's "
-                "iterates until it has converged: leave it out."
+                f"robots:{name}: {option}={options[option]} applies only to the solver of physics='jax', because "
+                "MuJoCo iterates until it has converged. hint: leave it out."
             )

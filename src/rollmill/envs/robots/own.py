@@ -94,7 +94,7 @@ def robot(
         raise UsageError(f"{name} has no actuators. hint: add some to its model, such as <motor joint=...>.")
     count = checked_count("substeps", substeps)
     if not max_speed > 0:
-        raise UsageError(f"max_speed has to be above 0, got {max_speed}.")
+        raise UsageError(f"max_speed must be greater than 0, got {max_speed}.")
     task = _OwnTask(own.structure, reward, observe or partial(_all_of, own.structure), terminated or _never, count)
     size = task.check(in_float32(own.params))
     env = Environment(

@@ -31,7 +31,7 @@ from rollmill.programs.evaluation.on_host import evaluator_on_host
 MAX_BYTES = 2**32
 """Bytes of a recording, which is held as a whole."""
 
-OF_ONE_AGENT = "record is for environments of a single agent."
+OF_ONE_AGENT = "record supports only single-agent environments."
 
 
 class Recording(NamedTuple):
