@@ -71,6 +71,7 @@ FILES = {
     "gpus/mps.py": "a folder that is checked to be this user's alone",
     "gpus/mps_owner.py": "the same folder; it imports nothing of ours",
     "processes/fork_server.py": "a file without a name",
+    "training/video_log.py": "a picture in a new folder",
     "processes/logs.py": "the end of a log, of which one line is shown",
     "processes/main.py": "the null device",
     "core/process_tree.py": "facts of the system, in /proc",
@@ -87,6 +88,7 @@ FILES = {
 PROCESSES = {
     "core/children.py": "the door",
     "processes/fork_server.py": "forks, and becomes what the door says",
+    "processes/forks.py": "forks what the door would start, with the same variables",
     "gpus/mps_owner.py": "starts a program of the system, and imports nothing of ours",
 }
 
@@ -105,6 +107,7 @@ IMPORTS = {
     "pictures/files.py": "a package that the module names",
     "policies/exporting/onnx.py": "a package that the module names",
     "processes/fork_server.py": "modules that the coordinator names, a parent that is trusted",
+    "processes/forks.py": "modules that the command names",
     "processes/jobs.py": "a function that the coordinator names, which has proved to know the token",
     "workers/run_spec.py": "a function that the coordinator names, which has proved to know the token",
     "fusion/backends/triton/compile_file.py": "a kernel's source, which this user's process has just written",

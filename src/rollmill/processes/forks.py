@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.connection import Connection
 from rollmill.core.interruption import CHECKPOINT_REQUEST, NOTICES
-from rollmill.core.process_tree import ON_LINUX, count_threads, die_with, name_process
+from rollmill.core.process_tree import ON_LINUX, condition_of, count_threads, die_with, name_process
 
 PACKAGE = Path(__file__).parents[1]
 MAX_REQUEST_BYTES = 64 * 2**20
@@ -38,6 +38,9 @@ MAX_REQUEST_BYTES = 64 * 2**20
 
 HELD = {signal.SIGINT, signal.SIGTERM, *NOTICES}
 """Signals that the process that forks holds back, from itself and from a child that is not ready for them."""
+
+LOOK_SECONDS = 0.1
+"""Time between two looks for children that nobody waits for any more."""
 
 LOST = -signal.SIGTERM
 """The status of children when the process that forked them is gone, by which they are told to stop."""
@@ -55,7 +58,12 @@ class ForkedChild:
         """Returns the exit code, or None while the child runs."""
         if self.returncode is None:
             self._forks.hear(0.0)
+        if self.returncode is None and self._forks.is_lost and not self._is_running():
+            self.returncode = LOST
         return self.returncode
+
+    def _is_running(self) -> bool:
+        return Path(f"/proc/{self.pid}").exists() and condition_of(self.pid) != "dead"
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the child's end. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
@@ -91,6 +99,8 @@ class Forks:
 
     def __init__(self, line: Connection, pid: int) -> None:
         self._line, self._pid = line, pid
+        self.is_lost = False
+        """Whether the process is gone, and its children are told to stop."""
         self._children: dict[int, ForkedChild] = {}
         self._pids: dict[int, int | None] = {}
         self._count = 0
@@ -116,14 +126,15 @@ class Forks:
 
     def hear(self, seconds: float | None) -> None:
         """Reads the notices that arrive within some seconds, or waits for the next. None: for ever."""
+        if self.is_lost:
+            time.sleep(LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS))
+            return
         try:
             while select.select([self._line], [], [], seconds)[0]:
                 self._take(self._line.receive_json()[0])
                 seconds = 0.0
         except ConnectionLost:
-            for child in self._children.values():
-                child.returncode = LOST
-            self._children.clear()
+            self.is_lost = True
 
     def close(self) -> None:
         """Ends the process. Children that still run are told to stop."""
@@ -172,7 +183,7 @@ def fork_children(preload: Sequence[str]) -> list[str] | None:
         _forks.append(Forks(Connection(ours), pid))
         return None
     ours.close()
-    begun = _Server(Connection(theirs), command).serve(preload)
+    begun = _ForkingProcess(Connection(theirs), command).serve(preload)
     if begun is None:
         os._exit(0)
     return begun
@@ -184,17 +195,17 @@ def end_forks() -> None:
         _forks.pop().close()
 
 
-class _Running(NamedTuple):
+class _ForkedProcess(NamedTuple):
     number: int
     pid: int
 
 
-class _Server:
+class _ForkingProcess:
     """The process that forks."""
 
     def __init__(self, line: Connection, command: int) -> None:
         self._line, self._command = line, command
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _ForkedProcess] = {}
         self._interrupt = signal.getsignal(signal.SIGINT)
 
     def serve(self, preload: Sequence[str]) -> list[str] | None:
@@ -238,7 +249,7 @@ class _Server:
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
-            self._running[os.pidfd_open(pid)] = _Running(number, pid)
+            self._running[os.pidfd_open(pid)] = _ForkedProcess(number, pid)
         self._notify({"started": number, "pid": pid if pid > 0 else None})
         return None
 
