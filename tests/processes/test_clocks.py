@@ -145,6 +145,9 @@ class ThreadLauncher:
 
     abandon = kill
 
+    def leaving(self, handle):
+        return ""
+
     def condition(self, handle):
         return ""
 

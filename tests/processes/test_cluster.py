@@ -22,6 +22,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.policies.policies import load_weights
+from rollmill.processes.cluster import launcher as launcher_module
 from rollmill.processes.cluster.joining import joined
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.room import Demand, demands_of
@@ -33,7 +34,7 @@ from rollmill.runs.specification import describe
 from rollmill.training.placing import choose_plan
 from rollmill.training.preparing import run_spec
 from rollmill.workers.launch import launch
-from rollmill.workers.reports import MetricsRows, Notice, Saved
+from rollmill.workers.reports import MetricsRows, Notice, RolledBack, Saved
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollmill[cluster]'")
 SECONDS = 120.0
@@ -152,6 +153,39 @@ def test_a_worker_is_lost_with_its_node_and_replaced_on_another(supervise, ray_n
                 again = event.message.fields["node"]
     assert again in {message.fields["node"] for message in told} - {doomed.node_id}
     ray_nodes.add_node(**NODE)
+
+
+@pytest.mark.slow
+def test_a_job_that_half_fits_holds_nothing(ray_cluster):
+    """Other work holds six of eight cores; three workers wait together, and come together."""
+
+    class Other:
+        pass
+
+    others = [ray.remote(Other).options(num_cpus=1).remote() for _ in range(6)]
+    wait_for_cores(2)
+    jobs = [job(cluster_jobs.tells_node, replica) for replica in range(3)]
+    launcher = RayLauncher(ray_cluster, jobs=jobs)
+    supervisor = Supervisor(jobs, launcher=launcher, heartbeat_seconds=0.2, address=f"tcp:{ray_cluster.host}:0")
+    try:
+        supervisor.start()
+        assert not [event for _ in range(8) for event in supervisor.events(0.5) if isinstance(event, Started)]
+        assert ray.available_resources()["CPU"] == 2
+        for other in others:
+            ray.kill(other)
+        assert len(several(supervisor, "node", 3, SECONDS)) == 3
+    finally:
+        supervisor.close(grace_seconds=0.0)
+        launcher.close()
+    wait_for_cores(8)
+
+
+def wait_for_cores(count):
+    """Waits until so many cores of the cluster are free."""
+    deadline = time.monotonic() + SECONDS
+    while ray.available_resources().get("CPU", 0.0) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -288,6 +322,41 @@ def test_a_killed_actor_is_replaced_and_training_goes_on(ray_cluster, tmp_path, 
     print(*display.lines, sep="\n")
     assert f"{name} was replaced; training continues" in display.lines
     assert last == 60
+
+
+@pytest.mark.slow
+def test_a_node_that_is_drained_is_left_after_a_checkpoint(ray_nodes, ray_cluster, tmp_path, monkeypatch):
+    """Both learners begin again from the state that was saved for it, on the node that is left."""
+    monkeypatch.setattr(launcher_module, "POLL_SECONDS", 0.2)
+    graph = small(100_000)
+    options = RunOptions(distribution="multi-learner", learners=2, cluster="ray")
+    run = RunDirectory.create(tmp_path / "run", config={}, versions={})
+    spec = run_spec(choose_plan(graph, options), options, described=describe(graph), imports=())
+    reports, doomed, kinds = [], None, []
+    goes_on = lambda: RolledBack in kinds and MetricsRows in kinds[kinds.index(RolledBack) :]
+    with launch(graph, spec, run, begin_with=None, show=Told().note) as (coordinator, _):
+        for report in coordinator.run(goes_on):
+            reports.append(report)
+            kinds.append(type(report))
+            if isinstance(report, MetricsRows) and doomed is None:
+                doomed = drain_a_node(ray_nodes)
+    ray_nodes.remove_node(doomed, allow_graceful=False)
+    ray_nodes.add_node(**NODE)
+    notes = [report for report in reports if isinstance(report, Notice) and "Ray drains its node" in report.text]
+    assert [note.wants_checkpoint for note in notes if note.text.startswith("learner")] == [True]
+    assert not any(note.wants_checkpoint for note in notes if note.text.startswith("environment"))
+    saved = [report.iteration for report in reports if isinstance(report, Saved)]
+    assert [report.iteration for report in reports if isinstance(report, RolledBack)] == saved[:1]
+    assert len(saved) == 2 and saved[1] > saved[0]
+
+
+def drain_a_node(ray_nodes):
+    """Drains the node beside the head, as for a preemption in five minutes."""
+    (doomed,) = ray_nodes.worker_nodes
+    gcs, preemption = ray._private.worker.global_worker.gcs_client, 2
+    accepted, why = gcs.drain_node(doomed.node_id, preemption, "test", int((time.time() + 300) * 1000))
+    assert accepted, why
+    return doomed
 
 
 @pytest.mark.slow

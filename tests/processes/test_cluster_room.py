@@ -8,7 +8,9 @@ import pytest
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.processes.cluster import joining
-from rollmill.processes.cluster.room import Room, autoscales, check_room, demands_of, room_of
+from rollmill.processes.cluster.reach import draining_nodes
+from rollmill.processes.cluster.reservation import NoRoom, Reservation
+from rollmill.processes.cluster.room import Demand, Room, autoscales, check_room, demands_of, room_of
 from wordings import raises
 
 PARTITION = Partition(
@@ -91,3 +93,58 @@ def test_a_cluster_that_lets_nobody_in_is_told_of_meanwhile_and_at_the_end(monke
         assert "RAY_AUTH_MODE=token" in text and "~/.ray/auth_token" in text
     assert "did not accept this process within 0 s" in lines[0]
     assert "Failed to connect to GCS. `ray start --head`" in str(refusal.value)
+
+
+class HalfFull:
+    """A cluster whose placement group is made once `state` says so; `groups` are those that exist."""
+
+    def __init__(self):
+        self.util, self.groups, self.state, self.nodes = self, [], "PENDING", {}
+        self.scheduling_strategies = self
+
+    def placement_group(self, bundles, strategy, name):
+        self.groups.append((bundles, strategy, name))
+        return len(self.groups)
+
+    def placement_group_table(self, group):
+        return {"state": self.state, "bundles_to_node_id": self.nodes}
+
+    def remove_placement_group(self, group):
+        self.groups.clear()
+
+    def PlacementGroupSchedulingStrategy(self, group, placement_group_bundle_index):
+        return placement_group_bundle_index
+
+    def cluster_resources(self):
+        return {"CPU": 4.0}
+
+    def available_resources(self):
+        return {"CPU": 1.0}
+
+
+def test_room_for_all_workers_is_asked_for_together_and_given_up_together():
+    ray = HalfFull()
+    room = Reservation(ray, {"actor/0": Demand(), "learner/0": Demand(gpus=1.0)}, name="run", seconds=0.0)
+    assert ray.groups == [([{"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}], "SPREAD", "run")]
+    with raises("cluster-had-no-room-for", "all 2 workers", "2 CPU and 1 GPU", "1 of 4 CPU", kind=NoRoom):
+        room.check()
+    assert not ray.groups
+
+
+def test_a_worker_leaves_its_room_where_the_node_is_out_of_reach():
+    ray = HalfFull()
+    ray.state, ray.nodes = "CREATED", {0: "a", 1: "b"}
+    room = Reservation(ray, {"actor/0": Demand(), "actor/1": Demand()}, name="run", seconds=0.0)
+    room.check()
+    assert room.is_made and room.strategy("actor/1", {}) == room.strategy("actor/1", {"a": "10.0.0.1"}) == 1
+    assert room.strategy("actor/1", {"b": "10.0.0.2"}) is None and room.strategy("other/0", {}) is None
+
+
+def test_nodes_that_are_drained_are_read_from_ray():
+    state = types.SimpleNamespace(get_draining_nodes=lambda: {"a": 5_000, "b": 0})
+    client = types.SimpleNamespace(ray=types.SimpleNamespace(is_connected=lambda: False))
+    private = types.SimpleNamespace(state=types.SimpleNamespace(state=state))
+    ray = types.SimpleNamespace(util=types.SimpleNamespace(client=client), _private=private)
+    assert draining_nodes(ray) == {"a": 5.0, "b": 0.0}
+    del private.state.state.get_draining_nodes
+    assert draining_nodes(ray) == {}

@@ -75,4 +75,11 @@ class Audible(NamedTuple):
     host: str
 
 
-Event: TypeAlias = Started | Received | Finished | Lost | Hung | Silent | Audible
+class Leaving(NamedTuple):
+    """The worker's host is about to go. Told once."""
+
+    job: Job
+    reason: str
+
+
+Event: TypeAlias = Started | Received | Finished | Lost | Hung | Silent | Audible | Leaving

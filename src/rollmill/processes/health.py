@@ -6,7 +6,18 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import UnfitHost
 from rollmill.processes.connection import WorkerConnection
-from rollmill.processes.events import FINAL, Audible, Event, Finished, Hung, Lost, Received, Silent, Started
+from rollmill.processes.events import (
+    FINAL,
+    Audible,
+    Event,
+    Finished,
+    Hung,
+    Leaving,
+    Lost,
+    Received,
+    Silent,
+    Started,
+)
 from rollmill.processes.heartbeat import Heartbeat
 from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import Exit, status_text
@@ -61,6 +72,7 @@ class WorkerHealth:
         self._refusal: UnfitHost | None = None
         self._since: dict[str, float] = {}
         self._reported: object = None
+        self._is_leaving = False
 
     def take(self, message: WorkerMessage) -> Event | None:
         """Processes a message of the worker, and returns an event for the coordinator, or None."""
@@ -152,6 +164,13 @@ class WorkerHealth:
             self._reported = None
             return None
         return self._report_once(("idle", self._beat.progress), idle, str(self._beat))
+
+    def leaving(self, reason: Callable[[], str]) -> Leaving | None:
+        """Returns a `Leaving` event if its host is about to go, once it works there. It is reported once."""
+        if self._is_leaving or not self._started or self._last is not None or not (text := reason()):
+            return None
+        self._is_leaving = True
+        return Leaving(self.job, text)
 
     def _silent(self, now: float, timeouts: Timeouts) -> bool:
         """Returns whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""

@@ -46,6 +46,10 @@ class Launcher(Protocol):
         """Returns why the process cannot run, such as "stopped by a signal". Empty if it can or nobody knows."""
         ...
 
+    def leaving(self, handle: Any) -> str:
+        """Returns why the process has to leave its host, such as "Ray drains its node". Empty if it may stay."""
+        ...
+
     def close(self) -> None:
         """Ends whatever still runs."""
         ...

@@ -101,6 +101,10 @@ class LocalLauncher:
         """
         self.kill(handle)
 
+    def leaving(self, handle: LocalHandle) -> str:
+        """Returns an empty text: nobody announces here that a host is about to go."""
+        return ""
+
     def condition(self, handle: LocalHandle) -> str:
         """Returns why the process cannot run, such as "stopped by a signal"."""
         return condition_of(handle.pid) if handle.pid is not None else ""

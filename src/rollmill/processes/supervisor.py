@@ -229,6 +229,8 @@ class Supervisor:
             elif worker.overdue(now, self._timeouts):
                 self._launcher.kill(worker.handle)
             elif worker.exit is None:
+                if (leaving := worker.leaving(partial(self._launcher.leaving, worker.handle))) is not None:
+                    self._inbox.append((worker, leaving))
                 hung = worker.hung(now, self._timeouts, partial(self._launcher.condition, worker.handle))
                 self._inbox.extend([] if hung is None else [(worker, hung)])
 

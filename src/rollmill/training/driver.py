@@ -235,6 +235,8 @@ def _note(report: StartedUp | LaunchesChosen | ReductionChosen | RolledBack, rec
 
 def _show(notice: Notice, recorder: Recorder, calls: HookCalls, display: Display) -> None:
     display.note(notice.text)
+    if notice.wants_checkpoint:
+        recorder.request_checkpoint()
     if notice.failed is not None:
         calls.emit(FailureReported(**recorder.place, kind=notice.failed, message=notice.text, ends=False))
 

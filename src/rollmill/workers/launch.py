@@ -148,6 +148,7 @@ def _on_cluster(
             RayLauncher(
                 cluster,
                 demands=demands,
+                jobs=jobs,
                 run=run.root.name,
                 modules=modules_to_send(spec.graph.imports),
                 show=show,

@@ -47,6 +47,8 @@ class Notice(NamedTuple):
     text: str
     failed: Literal["worker", "environment"] | None = None
     """The part that failed, if the line is about a failure that the training survives."""
+    wants_checkpoint: bool = False
+    """Whether the next state is to be saved as a checkpoint."""
 
 
 class Durations(NamedTuple):

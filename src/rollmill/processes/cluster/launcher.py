@@ -5,7 +5,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,8 @@ from rollmill.core.process_tree import MARK, condition_of
 from rollmill.processes.cluster.joining import Cluster
 from rollmill.processes.cluster.lines import OutputListener, OutputStream
 from rollmill.processes.cluster.modules import NOTHING, SentModules
-from rollmill.processes.cluster.reach import selector_without, unreachable_nodes
+from rollmill.processes.cluster.reach import draining_nodes, selector_without, unreachable_nodes
+from rollmill.processes.cluster.reservation import ROOM_SECONDS, NoRoom, Reservation
 from rollmill.processes.cluster.room import Demand
 from rollmill.processes.cluster.worker import Assignment, Worker
 from rollmill.processes.jobs import Job
@@ -75,8 +76,9 @@ class RayLauncher:
     """A `Launcher` that leaves to Ray on which node a worker runs. As a context manager it closes itself.
 
     Ray never restarts one by itself: that is the supervisor's decision. Workers of groups without a demand ask for
-    one core. Actors are named `rollmill-RUN-actor-2`. Workers get the user's modules if their hosts lack them.
-    `show` is called with lines for the user, from any thread.
+    one core. The room for `jobs` is reserved together: a cluster with room for some of them holds none, and after
+    `room_seconds` the training ends. Actors are named `rollmill-RUN-actor-2`. Workers get the user's modules if
+    their hosts lack them. `show` is called with lines for the user, from any thread.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class RayLauncher:
         cluster: Cluster,
         *,
         demands: Mapping[str, Demand] | None = None,
+        jobs: Sequence[Job] = (),
+        room_seconds: float = ROOM_SECONDS,
         run: str = "run",
         modules: SentModules = NOTHING,
         show: Callable[[str], None] = lambda line: None,
@@ -99,6 +103,11 @@ class RayLauncher:
         self._handles: set[RayHandle] = set()
         self._looked: tuple[float, Mapping[str, str]] = (float("-inf"), {})
         """When it was last seen which nodes are out of reach, and those."""
+        self._drained: tuple[float, Mapping[str, float]] = (float("-inf"), {})
+        """The same of nodes that are drained."""
+        asked = {job.name: self._demand(job) for job in jobs}
+        name = f"rollmill-{self._run}"
+        self._room = Reservation(self._ray, asked, name=name, seconds=room_seconds) if asked else None
 
     def start(self, job: Job, address: str, token: bytes) -> RayHandle:
         """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by. A
@@ -125,13 +134,19 @@ class RayLauncher:
             "num_cpus": demand.cpus,
             "num_gpus": demand.gpus,
             "max_restarts": 0,
-            "scheduling_strategy": "SPREAD",
-            "label_selector": selector_without(without),
+            **self._where(job, without),
             "runtime_env": {"env_vars": _passed_on() | dict(job.environment) | {MARK: secrets.token_hex(8)}},
         }
         handle.actor = self._actors.options(**options).remote(job.name)
         handle.working = handle.actor.work.remote(*handle.assignment).future()
         handle.ending = handle.actor.__ray_terminate__.remote().future()
+
+    def _where(self, job: Job, without: Mapping[str, str]) -> dict[str, Any]:
+        """Returns Ray's options for a place: in the reserved room, or on any node that is not in `without`."""
+        reserved = self._room and self._room.strategy(job.name, without)
+        if reserved:
+            return {"scheduling_strategy": reserved}
+        return {"scheduling_strategy": "SPREAD", "label_selector": selector_without(without)}
 
     def output(self, handle: RayHandle) -> int | None:
         """Returns a descriptor to read the process's output, which the caller closes."""
@@ -144,8 +159,7 @@ class RayLauncher:
         if handle.exit is not None:
             return handle.exit
         if not (handle.working.done() and handle.ending.done()):
-            self._look_after_waiting(handle)
-            return None
+            return self._look_after_waiting(handle)
         if self._place_again(handle):
             return None
         handle.dead_since = handle.dead_since or time.monotonic()
@@ -167,12 +181,29 @@ class RayLauncher:
         return True
 
     def _out_of_reach(self) -> Mapping[str, str]:
-        """See `unreachable_nodes`, as it was a few seconds ago at most."""
+        """Returns nodes for no new worker: drained ones, and `unreachable_nodes` of a few seconds ago at most."""
         looked_at, nodes = self._looked
         if time.monotonic() - looked_at > POLL_SECONDS:
             nodes = unreachable_nodes(self._ray)
             self._looked = (time.monotonic(), nodes)
+        return {**nodes, **dict.fromkeys(self._draining(), "a drained node")}
+
+    def _draining(self) -> Mapping[str, float]:
+        """See `draining_nodes`, as it was a few seconds ago at most."""
+        looked_at, nodes = self._drained
+        if time.monotonic() - looked_at > POLL_SECONDS:
+            nodes = draining_nodes(self._ray)
+            self._drained = (time.monotonic(), nodes)
         return nodes
+
+    def leaving(self, handle: RayHandle) -> str:
+        """Returns why the process has to leave its node: Ray drains it. Empty if it may stay."""
+        origin = handle.stream.origin
+        end = self._draining().get(origin.node) if origin is not None else None
+        if end is None:
+            return ""
+        until = f", until {time.strftime('%H:%M:%S', time.localtime(end))}" if end else ""
+        return f"Ray drains its node {origin.host if origin else ''}{until}"
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
         """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM. Ray
@@ -204,6 +235,8 @@ class RayLauncher:
             for handle in tuple(self._handles):
                 self.exit(handle)
             time.sleep(0.01)
+        if self._room is not None:
+            self._room.release()
         self._output_listener.close()
 
     def __enter__(self) -> "RayLauncher":
@@ -225,22 +258,39 @@ class RayLauncher:
         assert stream.origin is not None
         self._show(f"{stream.job.name} was placed on {stream.origin.host}")
 
-    def _look_after_waiting(self, handle: RayHandle) -> None:
-        """Tells of a worker that has not come, and places it again if other nodes are out of reach than before."""
+    def _look_after_waiting(self, handle: RayHandle) -> Exit | None:
+        """Tells of a worker that has not come, and places it again if other nodes are out of reach than before.
+
+        Returns its end if the cluster makes no room for all.
+        """
         waited = time.monotonic() - handle.asked_at
         if handle.stream.origin is not None or waited < UNUSUAL_SECONDS:
-            return
+            return None
+        if self._room is not None and not handle.killed:
+            try:
+                self._room.check()
+            except NoRoom as error:
+                self.abandon(handle)
+                handle.exit = Exit(None, str(error), error)
+                return handle.exit
         without = self._out_of_reach()
         if handle.without.keys() != without.keys():
             self._ray.kill(handle.actor, no_restart=True)
             self._place(handle, without)
         self._tell_waiting(handle, waited)
+        return None
 
     def _tell_waiting(self, handle: RayHandle, waited: float) -> None:
         if waited < WAITING_SECONDS * (handle.waiting_reported + 1):
             return
         handle.waiting_reported = int(waited / WAITING_SECONDS)
         job, demand = handle.stream.job, self._demand(handle.stream.job)
+        if self._room is not None and not self._room.is_made:
+            self._show(
+                f"{job.name} has not come in {waited:.0f} s: it waits until the cluster has room for all workers, "
+                f"{self._room.free()}"
+            )
+            return
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)
         counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)

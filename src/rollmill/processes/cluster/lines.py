@@ -29,6 +29,8 @@ class Origin(NamedTuple):
 
     host: str
     pid: int
+    node: str = ""
+    """Its node's id in a Ray cluster."""
 
 
 class OutputStream:
@@ -105,18 +107,18 @@ class OutputListener:
 
 def _origin_of(claim: Identity) -> Origin:
     match claim.details:
-        case {"host": str(host), "pid": int(pid)}:
-            return Origin(host, pid)
+        case {"host": str(host), "pid": int(pid), "node": str(node)}:
+            return Origin(host, pid, node)
     raise Damaged("a worker's claim does not give its host.")
 
 
-def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
-    """Redirects a worker's standard output and error to the coordinator.
+def redirect_output(address: str, token: bytes, job: Job, host: str, node: str = "") -> None:
+    """Redirects the standard output and error of a worker on this node to the coordinator.
 
     Raises `Refused` if the coordinator does not expect this worker or has another token, `Damaged` if something
     else listens there, and an `OSError` if nothing does.
     """
-    peer, _ = connect_as(address, token, job, host=host, pid=os.getpid())
+    peer, _ = connect_as(address, token, job, host=host, pid=os.getpid(), node=node)
     for descriptor in (1, 2):
         os.dup2(peer.fileno(), descriptor)
     peer.close()

@@ -1,4 +1,7 @@
-"""The nodes of a cluster that this host can reach now. Ray itself notices after a minute that it cannot."""
+"""The nodes of a cluster that get no new workers: those that this host cannot reach now, and drained ones.
+
+Ray itself notices after a minute that a node cannot be reached.
+"""
 
 import contextlib
 import socket
@@ -27,6 +30,19 @@ def unreachable_nodes(ray: Any) -> dict[str, str]:
         if not answered
     }
     return missing if len(missing) < len(nodes) else {}
+
+
+def draining_nodes(ray: Any) -> dict[str, float]:
+    """Returns the nodes that Ray drains, by id, with the ends of their time in seconds since 1970; 0 is no end.
+
+    An autoscaler drains a node before it removes it, and so does `ray drain-node`. Ray sends no new work there.
+    """
+    if ray.util.client.ray.is_connected():
+        return {}
+    try:  # no public function tells
+        return {node: end / 1000 for node, end in ray._private.state.state.get_draining_nodes().items()}
+    except Exception:
+        return {}
 
 
 def selector_without(nodes: Iterable[str]) -> dict[str, str]:

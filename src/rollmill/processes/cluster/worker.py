@@ -53,9 +53,10 @@ class Worker:
         unpacked = unpack(sent, missing) if missing else None
         # Ray's own processes may be killed before they can do that.
         self._guard = start_guard(os.environ[MARK], folder=str(unpacked.path) if unpacked else "")
-        host = find_ray().util.get_node_ip_address()
+        ray = find_ray()
+        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
         try:
-            redirect_output(lines, lines_token, Job.from_json(job), host)
+            redirect_output(lines, lines_token, Job.from_json(job), host, node)
             faulthandler.enable()
             return serve(Job.from_json(job), address, token), ""
         except (OSError, Damaged, Refused, UsageError) as error:

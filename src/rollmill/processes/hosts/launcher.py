@@ -121,6 +121,10 @@ class HostsLauncher:
         if handle.host is not None:
             handle.host.close()
 
+    def leaving(self, handle: LocalHandle | HostHandle) -> str:
+        """Returns an empty text: nobody announces here that a host is about to go."""
+        return ""
+
     def condition(self, handle: LocalHandle | HostHandle) -> str:
         """See `Launcher`. Only this host's resources are known."""
         return self._local.condition(handle) if isinstance(handle, LocalHandle) else ""

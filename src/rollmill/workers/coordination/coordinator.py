@@ -15,7 +15,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State, share
 from rollmill.processes.clocks import Clock
-from rollmill.processes.events import Audible, Event, Finished, Hung, Lost, Received, Silent, Started
+from rollmill.processes.events import Audible, Event, Finished, Hung, Leaving, Lost, Received, Silent, Started
 from rollmill.processes.jobs import Job
 from rollmill.processes.supervision import ALL, Supervision
 from rollmill.programs.compile_clock import CompileTimes
@@ -63,6 +63,9 @@ from rollmill.workers.run_spec import RunSpec
 MAX_RESTARTS = 5
 """Consecutive losses of a replica that steps no environments after which a run ends (`recovery`)."""
 
+LEAVE_SECONDS = 60.0
+"""After this time a replica leaves a host that is about to go, even if no newer state has come."""
+
 SLOW_STOP_SECONDS = 2.0
 """After this time a training that has not stopped names the workers that it waits for."""
 
@@ -98,6 +101,8 @@ class Coordinator:
         """When lost replicas, or `ALL`, are started again."""
         self._replacing: set[str] = set()
         """Lost replicas whose replacements have not begun yet."""
+        self._leaving: dict[str, float] = {}
+        """Replicas that have to leave their hosts, and when they do without a newer state."""
         self._finished: set[str] = set()
         self._noted: dict[str, Sequence[str]] = {}
         """Notes on the kernels of each group."""
@@ -125,6 +130,7 @@ class Coordinator:
                 if event.job in self._workers.jobs and not self._is_due(event.job):  # not of a replaced worker
                     yield from self._handle(event)
                     self._check_stop(stopping)  # there may be many events, and replicas run until they are held
+            self._leave_overdue()
             yield from self._start_due()
             yield from self._report_slow_stop()
             if self._barrier.settle(self._in_step) and self._pace.iteration == self.last:
@@ -231,10 +237,17 @@ class Coordinator:
                     raise type(event.final)(f"{job.name}: {event.final}")
                 yield Notice(f"{job.name} was lost: {reason}", failed="worker")
                 yield from self._recover(job, reason, event.details if event.raised else "")
-            case Silent() | Audible():
-                yield link_notice(event)
+            case Silent() | Audible() | Hung() | Leaving():
+                yield from self._handle_trouble(event)
+
+    def _handle_trouble(self, event: Silent | Audible | Hung | Leaving) -> Iterator[Report]:
+        match event:
             case Hung():
                 yield from self._handle_hung(event)
+            case Leaving():
+                yield from self._handle_leaving(event)
+            case _:
+                yield link_notice(event)
 
     def _handle_hung(self, hung: Hung) -> Iterator[Report]:
         text = f"{hung.job.name} hangs since {hung.seconds:.0f} s {hung.where}"
@@ -243,6 +256,32 @@ class Coordinator:
             yield from self._recover(hung.job, f"it hung {hung.where}", "", hung_seconds=hung.seconds)
         except UsageError as error:  # a thread cannot be replaced
             raise LostWorker(f"{text}. {error}") from error
+
+    def _handle_leaving(self, leaving: Leaving) -> Iterator[Report]:
+        """Moves a replica to another host: one with a part of the state after a checkpoint."""
+        job = leaving.job
+        if self._stop_asked_at is not None or self._is_due(job):
+            return
+        if self._starts.role(job).replaceable:
+            yield Notice(f"{job.name} goes to another host: {leaving.reason}")
+            self._due[job.name] = time.monotonic()
+            return
+        yield Notice(
+            f"{job.name} goes to another host after a checkpoint: {leaving.reason}", wants_checkpoint=True
+        )
+        self._leaving[job.name] = time.monotonic() + LEAVE_SECONDS
+        self.request_snapshot()
+
+    def _leave_overdue(self) -> None:
+        """Lets replicas leave from the last state if a newer one takes too long."""
+        if self._leaving and min(self._leaving.values()) < time.monotonic():
+            self._leave()
+
+    def _leave(self) -> None:
+        """Has all replicas begin again, those that leave on other hosts."""
+        self._leaving.clear()
+        if self._stop_asked_at is None:
+            self._due = {ALL: time.monotonic()}
 
     def _receive(self, job: Job, message: Any) -> Iterator[Report]:
         match message:
@@ -334,6 +373,8 @@ class Coordinator:
             self._starts.keep(saved)
             yield saved
             self._done = saved.iteration >= self.last
+            if self._leaving and not self._done:
+                self._leave()
 
     @property
     def _in_step(self) -> set[str]:
@@ -404,6 +445,7 @@ class Coordinator:
         self._starts.begin_again()
         self._snapshots.clear()
         self._replacing.clear()
+        self._leaving.clear()
         self._pace.iteration = self._starts.saved.iteration
         self._barrier.begin_again()
         for job in self._workers.jobs:
