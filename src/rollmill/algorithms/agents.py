@@ -18,6 +18,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import condensed, weights_and_rest
+from rollmill.algorithms.opponent_pool import Opponents, networks_of_kind
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.spaces import struct
@@ -94,6 +95,8 @@ class AgentWeights(eqx.Module):
     """Statistics of ONE agent's observation of each kind; None if observations are not normalised."""
     central: RunningStatistics | None
     """Statistics of the central features; None if there are none, or they are not normalised."""
+    opponents: Opponents | None = None
+    """Earlier weights by which some agents act while others learn; None without a pool of them."""
 
 
 class SetNetwork(NamedTuple):
@@ -166,7 +169,11 @@ class AgentPolicy(NamedTuple):
         return {name: normalise(statistics, agents[name]) for name, statistics in weights.agents.items()}
 
     def distributions(
-        self, networks: dict[str, PyTree[Array]], agents: dict[str, Observation], mask: PyTree
+        self,
+        networks: dict[str, PyTree[Array]],
+        agents: dict[str, Observation],
+        mask: PyTree,
+        opponents: Opponents | None = None,
     ) -> dict[str, Distribution]:
         """Action distributions of each kind's agents, `[A]`, for normalised observations."""
         masks = {} if isinstance(mask, tuple) else mask
@@ -174,7 +181,8 @@ class AgentPolicy(NamedTuple):
         def of(kind: AgentKind) -> Distribution:
             distribution = self.networks[set_of(self.sets, kind.name).name].distribution
             observation = self._with_agent_ids(kind, agents[kind.name])
-            return self._over_agents(kind, distribution, networks, observation, masks.get(kind.name, ()))
+            own = networks_of_kind(self.sets, kind.name, networks, opponents)
+            return self._over_agents(kind, distribution, own, observation, masks.get(kind.name, ()))
 
         return {kind.name: of(kind) for kind in self.kinds}
 
@@ -233,13 +241,32 @@ class AgentPolicy(NamedTuple):
     def sample(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Samples actions for a raw view, or for only the agents' raw observations."""
+        """Samples actions for a raw view, or for only the agents' raw observations, as in training.
+
+        Kinds that `weights.opponents` names act by earlier weights.
+        """
+        return self._sample(weights, key, observation, action_mask, weights.opponents)
+
+    def stochastic(
+        self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Decision:
+        """Samples actions by the newest weights alone."""
+        return self._sample(weights, key, observation, action_mask, None)
+
+    def _sample(
+        self,
+        weights: AgentWeights,
+        key: Key,
+        observation: Observation,
+        action_mask: PyTree,
+        opponents: Opponents | None,
+    ) -> Decision:
         keys = self._keys(key)
 
         def draw(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
             return jax.vmap(lambda one, k: one.sample_and_log_prob(k))(distributions, keys[name])
 
-        return self._decide(draw, weights, observation, action_mask)
+        return self._decide(draw, weights, observation, action_mask, opponents)
 
     def greedy(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
@@ -253,9 +280,16 @@ class AgentPolicy(NamedTuple):
         return self._decide(choose, weights, observation, action_mask)
 
     def _decide(
-        self, choose: Callable, weights: AgentWeights, observation: Observation, action_mask: PyTree
+        self,
+        choose: Callable,
+        weights: AgentWeights,
+        observation: Observation,
+        action_mask: PyTree,
+        opponents: Opponents | None = None,
     ) -> Decision:
-        by_kind = self.distributions_of(weights, (), observation, action_mask)
+        agents = observation.agents if isinstance(observation, AgentView) else observation
+        agents = self.normalise_agents(weights, agents)
+        by_kind = self.distributions(weights.networks, agents, action_mask, opponents)
         chosen = {name: choose(name, distributions) for name, distributions in by_kind.items()}
         actions = {name: action for name, (action, _) in chosen.items()}
         return Decision(actions, (), AgentExtras({name: log_prob for name, (_, log_prob) in chosen.items()}))
@@ -267,7 +301,7 @@ class AgentPolicy(NamedTuple):
         return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(self.kinds, stops, strict=True)}
 
     def _over_agents(
-        self, kind: AgentKind, function: Callable, networks: dict[str, PyTree[Array]], *inputs: PyTree
+        self, kind: AgentKind, function: Callable, networks: Mapping[str, PyTree[Array]], *inputs: PyTree
     ) -> Any:
         """Lifts a function of the weights and inputs of ONE agent over the agents of a kind."""
         group = set_of(self.sets, kind.name)

@@ -41,6 +41,7 @@ from rollmill.algorithms.building import (
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.hyperparameters import settle_of
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
+from rollmill.algorithms.opponent_pool import kinds_with_opponents
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.roles import check_rates, numbers_of_roles
@@ -117,6 +118,13 @@ class MAPPOConfig:
     """Weights of the entropy bonus of single kinds of agents by name, in place of `ent_coef`."""
     frozen: tuple[str, ...] = ()
     """Parameter sets that do not learn: their weights stay as they were initialised or loaded."""
+    pool_size: Annotated[int, Range(0, finite=False)] = 0
+    """Earlier weights that are kept as opponents: in some iterations one kind of agents acts by them, while the
+    others learn. 0 trains against the newest weights alone."""
+    pool_every: Count = 10
+    """Iterations between two weights that the pool keeps; the oldest make room."""
+    pool_share: Fraction = 0.2
+    """Share of the iterations in which one kind, drawn at random, acts by weights from the pool."""
     agent_ids: bool = False
     """Add a one-hot of the agent's index among those that share its parameters to its observation."""
     num_shards: Count | None = None
@@ -220,6 +228,7 @@ def _assemble(
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
     check_rates(config, is_function=choices.schedule is not None)
     numbers = numbers_to_hold(config, loops, **numbers_of_roles(config, policy.sets))
+    with_opponents = kinds_with_opponents(policy.sets, config.frozen) if config.pool_size else ()
     trained = tuple(group for group in policy.sets if group.name not in config.frozen)
     return Graph(
         settings=settings,
@@ -232,7 +241,15 @@ def _assemble(
         update=partial(update, trained, optimiser),
         start_environment=environment.start,
         start_memory=policy.start_memory,
-        start_learner=partial(start_learner, policy, optimiser, numbers, normalise_values=config.normalize_values),
+        start_learner=partial(
+            start_learner,
+            policy,
+            optimiser,
+            numbers,
+            normalise_values=config.normalize_values,
+            pool_size=config.pool_size,
+            with_opponents=with_opponents,
+        ),
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, policy, config),
@@ -243,6 +260,7 @@ def _assemble(
             num_rows=loops.num_envs * loops.rows_each // loops.num_minibatches,
         ),
         greedy=policy.greedy,
+        stochastic=policy.stochastic if config.pool_size else None,
         condense=policy.condensation,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         end_iteration=end_iteration_of(choices, loops, numbers),

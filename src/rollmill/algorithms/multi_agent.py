@@ -21,11 +21,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
 from rollmill.algorithms.hyperparameters import Number, as_data, current, follows_schedules, numbers_now
 from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSamples, is_missing, over_steps
+from rollmill.algorithms.opponent_pool import OpponentPool, next_opponents, no_opponents, start_pool
 from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
@@ -54,6 +55,8 @@ class AgentLearner(eqx.Module):
     """Numbers that the fragments read."""
     progress: Annealing | None = None
     """Updates that were made; None if no number follows a schedule, other than learning rates."""
+    pool: OpponentPool | None = None
+    """Earlier weights as opponents; None without."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:
@@ -80,9 +83,17 @@ def start_learner(
     key: Key,
     *,
     normalise_values: bool,
+    pool_size: int = 0,
+    with_opponents: tuple[str, ...] = (),
 ) -> AgentLearner:
-    """Returns the initial learner."""
+    """Returns the initial learner. `with_opponents` are the kinds that may act by one of `pool_size` weights."""
     weights, held = policy.start_weights(key), as_data(numbers)
+    pool = None
+    if pool_size:
+        pool = start_pool(
+            weights.networks, with_opponents, jax.random.fold_in(key, len(policy.sets)), size=pool_size
+        )
+        weights = replace(weights, opponents=no_opponents(weights.networks, with_opponents))
     begin = optimiser.init
     start = {group.name: jax.vmap(begin) if group.independent else begin for group in policy.sets}
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
@@ -93,6 +104,7 @@ def start_learner(
         {kind.name: jnp.float32(0) for kind in policy.kinds},
         held,
         no_updates() if follows_schedules(numbers) else None,
+        pool,
     )
 
 
@@ -110,9 +122,11 @@ def prepare(
 ) -> tuple[AgentLearner, Batch]:
     """Computes advantages and targets of a rollout, and updates the statistics for the next rollout.
 
-    Uses `gamma`, `gae_lambda` and `frozen` of `config`.
+    Uses `gamma`, `gae_lambda`, `frozen`, `pool_every` and `pool_share` of `config`. Agents that acted by earlier
+    weights do not count.
     """
     steps, held = trajectory.steps, numbers_now(learner)
+    learns = _learning(learner, steps)
     fixed = {name for group in policy.sets if group.name in config.frozen for name in group.names}
     updated = _update_statistics(learner, steps, fixed, reduce=reduce, replicas=replicas)
     values, last_values, final_values = _values(policy, learner, trajectory)
@@ -121,15 +135,34 @@ def prepare(
         raw_values = [_raw(learner, name, by_kind[name]) for by_kind in (values, last_values, final_values)]
         own = current(config, numbers_of_role(held, "gammas", name))
         advantages[name] = _advantages(steps, name, *raw_values, gamma=own.gamma, gae_lambda=own.gae_lambda)
-    statistics, targets = _normalised_targets(learner, steps, advantages, reduce=reduce, replicas=replicas)
+    statistics, targets = _normalised_targets(learner, learns, advantages, reduce=reduce, replicas=replicas)
     rows = SetRows(
         view=policy.normalise(learner.weights, steps.observation),
         agents={
             name: _samples(steps, name, values[name], advantages[name].advantage, targets[name]) for name in values
         },
-        weight={name: active.astype(jnp.float32) for name, active in steps.observation.active.items()},
+        weight={name: active.astype(jnp.float32) for name, active in learns.items()},
     )
+    updated = _with_next_opponents(updated, current(config, held))
     return replace(updated, targets=statistics), Batch(rows)
+
+
+def _learning(learner: AgentLearner, steps: Step) -> dict[str, Bool[Array, "T E A"]]:
+    """Returns the agents of each kind that learn from a rollout: active ones that act by the newest weights."""
+    opponents = learner.weights.opponents
+    playing = {} if opponents is None else opponents.playing
+    active = steps.observation.active
+    return {name: each & ~playing[name] if name in playing else each for name, each in active.items()}
+
+
+def _with_next_opponents(learner: AgentLearner, config: Any) -> AgentLearner:
+    """Returns the learner with the opponents of the next iteration."""
+    weights = learner.weights
+    if learner.pool is None or weights.opponents is None:
+        return learner
+    every, share = config.pool_every, config.pool_share
+    pool, opponents = next_opponents(learner.pool, weights.networks, weights.opponents, every=every, share=share)
+    return replace(learner, pool=pool, weights=replace(weights, opponents=opponents))
 
 
 def _samples(
@@ -140,15 +173,19 @@ def _samples(
 
 
 def _normalised_targets(
-    learner: AgentLearner, steps: Step, advantages: dict[str, Advantages], *, reduce: Reduce, replicas: int
+    learner: AgentLearner,
+    learns: dict[str, Bool[Array, "T E A"]],
+    advantages: dict[str, Advantages],
+    *,
+    reduce: Reduce,
+    replicas: int,
 ) -> tuple[dict[str, RunningStatistics] | None, dict[str, Float[Array, "T E A"]]]:
     """Statistics of targets, updated with a rollout, and the targets normalised by them."""
     raw = {name: by_kind.target for name, by_kind in advantages.items()}
     if learner.targets is None:
         return None, raw
     update = partial(update_statistics, reduce=reduce, replicas=replicas)
-    active = steps.observation.active
-    statistics = {name: update(s, raw[name], where=active[name]) for name, s in learner.targets.items()}
+    statistics = {name: update(s, raw[name], where=learns[name]) for name, s in learner.targets.items()}
     return statistics, {name: normalise(statistics[name], target, clip=math.inf) for name, target in raw.items()}
 
 
@@ -170,8 +207,7 @@ def _update_statistics(
     if central is not None:
         central = update(central, view.central)
     returns = _returns(learner.returns, steps, reduce)
-    weights = AgentWeights(weights.networks, agents, central)
-    return replace(learner, weights=weights, returns=returns)
+    return replace(learner, weights=replace(weights, agents=agents, central=central), returns=returns)
 
 
 def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
@@ -411,7 +447,22 @@ def update(
         name, now = group.name, numbers_of_role(held, "learning_rates", group.name)
         step = partial(descend, optimiser, held=now, share=share)
         step = jax.vmap(step) if group.independent else step
-        networks[name], optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
-    updated = AgentWeights(networks, weights.agents, weights.central)
+        stepped, optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
+        networks[name] = _unless_idle(learner, group, weights.networks[name], stepped)
+    updated = replace(weights, networks=networks)
     progress = None if learner.progress is None else advanced(learner.progress, share)
     return replace(learner, weights=updated, optimisers=optimisers, progress=progress)
+
+
+def _unless_idle(
+    learner: AgentLearner, group: ParameterSet, before: PyTree[Array], after: PyTree[Array]
+) -> PyTree[Array]:
+    """Returns the weights before a step of a set with agents that all act by earlier ones, or after it.
+
+    Its gradients are zero then, but Adam would go on by its momentum.
+    """
+    played = learner.pool.played if learner.pool is not None else {}
+    if not all(name in played for name in group.names):
+        return after
+    idle = jnp.all(jnp.stack([played[name] for name in group.names]))
+    return jax.tree.map(lambda old, new: jnp.where(idle, old, new), before, after)

@@ -372,6 +372,13 @@ class Graph(NamedTuple):
     """Evaluates the schedules of the learner's hyperparameters for all updates of an iteration. The result has the
     leaves of the learner in their order. None if no number follows a schedule."""
 
+    stochastic: Decide | None = None
+    """The deployed policy with sampled actions. Default: `policy`, which may act differently in training."""
+
+    def acting(self, *, stochastic: bool) -> Decide:
+        """Returns the policy in use after training: with sampled actions, or with the most likely ones."""
+        return (self.stochastic or self.policy) if stochastic else self.greedy
+
     @property
     def inputs(self) -> dict[str, float]:
         """Returns the initial hyperparameters of the learner and the environment by name."""

@@ -139,7 +139,7 @@ def _player(side: LoadedRun | str, env: Environment, rules: EnvironmentFunctions
         raise UsageError(
             f"{algorithm} adds to the state of {env.name}, and such a policy cannot play matches yet."
         )
-    policy = graph.policy if stochastic else graph.greedy
+    policy = graph.acting(stochastic=stochastic)
     return Player(policy, side.weights, graph.action_mask, graph.start_memory)
 
 

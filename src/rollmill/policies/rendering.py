@@ -175,7 +175,7 @@ def render_run(
     import_modules(imports)
     found = _environment(loaded.graph, env, env_options)
     check_same_spaces(loaded.graph, found)
-    graph = loaded.graph._replace(policy=loaded.graph.policy if stochastic else loaded.graph.greedy)
+    graph = loaded.graph._replace(policy=loaded.graph.acting(stochastic=stochastic))
     many = {"episodes": episodes, "max_steps": max_steps, "seed": seed}
     if isinstance(found, HostEnvironment):
         if draw is not None:

@@ -76,7 +76,7 @@ def evaluator(
     The `fusion.Backend` makes a kernel of the steps if they can be one. Without it XLA computes them.
     """
     episodes, seed = check_numbers(episodes, seed)
-    graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)
+    graph = graph._replace(policy=graph.acting(stochastic=stochastic))
     enable_compilation_cache()
     batch, key = min(episodes, most_at_once(graph)), jax.random.key(seed)
     parameters = final_parameters(graph)

@@ -1,0 +1,123 @@
+"""Earlier weights as opponents: who plays by which weights, and who learns, by value."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agents_envs import crowd
+
+import rollmill
+from rollmill.algorithms.opponent_pool import next_opponents, no_opponents, start_pool
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import collect, identity, start
+from wordings import raises
+
+E = 4
+SMALL = {"num_envs": E, "num_steps": 2, "total_timesteps": 12 * 2 * E, "num_minibatches": 1, "update_epochs": 1}
+
+
+def graph_with(**options):
+    network = rollmill.NetworkConfig(hidden_sizes=(4,))
+    return rollmill.ippo(crowd(), **SMALL, network=network, learning_rate=0.1, anneal_lr=False, **options)
+
+
+def numbered(number):
+    return {name: {"w": jnp.full((2,), float(number))} for name in ("a", "b")}
+
+
+def quickly(function):
+    """Compiles without optimising, which would take longer than all that these tests compute."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def test_the_pool_keeps_the_newest_weights_and_draws_all_of_them():
+    pool, drawn = start_pool(numbered(0), ("a", "b"), jax.random.key(0), size=3), set()
+    opponents = no_opponents(numbered(0), ("a", "b"))
+    step = jax.jit(lambda pool, networks, played: next_opponents(pool, networks, played, every=2, share=1.0))
+    for iteration in range(1, 41):
+        played = opponents
+        pool, opponents = step(pool, numbered(iteration), played)
+        assert pool.played == played.playing
+        playing = {name for name, plays in opponents.playing.items() if plays}
+        if iteration == 1:
+            assert not playing  # there is nobody yet
+            continue
+        (kind,) = playing
+        newest = iteration // 2 * 2
+        number = float(opponents.networks["a"]["w"][0])
+        assert number in {newest, newest - 2, newest - 4} - {0}
+        drawn.add((kind, int(newest - number)))
+    assert drawn == {(kind, age) for kind in "ab" for age in (0, 2, 4)}
+
+
+def test_the_share_of_iterations_with_an_opponent():
+    kinds, networks = ("a", "b"), numbered(1)
+
+    def step(carry, _):
+        carry = next_opponents(carry[0], networks, carry[1], every=1, share=0.25)
+        return carry, sum(plays.astype(jnp.int32) for plays in carry[1].playing.values())
+
+    begin = start_pool(networks, kinds, jax.random.key(1), size=1), no_opponents(networks, kinds)
+    played = jax.jit(lambda: jax.lax.scan(step, begin, length=400)[1].sum())()
+    assert int(played) == pytest.approx(100, abs=30)
+
+
+def test_a_kind_that_plays_by_earlier_weights_learns_nothing_and_the_others_do():
+    graph = graph_with(pool_size=2, pool_every=1, pool_share=1.0)
+    index = jnp.arange(E, dtype=jnp.int32)
+    begun = jax.eval_shape(lambda: start(graph, jax.random.key(3), index))
+    rollout = lambda state: collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
+    # A rollout in which every agent is active, and nothing else matters.
+    steps = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), jax.eval_shape(rollout, begun))
+
+    def learn(learner):
+        prepared, batch = graph.prepare(learner, steps, reduce=identity, replicas=1)
+        gradients = jax.tree.map(jnp.ones_like, learner.weights.networks)
+        return graph.update(prepared, gradients), jax.tree.map(jnp.mean, batch.samples.weight)
+
+    learner, program, idle = graph.start_learner(jax.random.key(3)), quickly(learn), []
+    for _ in range(8):
+        after, weight = program(learner)
+        playing = [name for name, plays in learner.weights.opponents.playing.items() if plays]
+        same = jax.tree.map(np.array_equal, learner.weights.networks, after.weights.networks)
+        idle.append([name for name, leaves in same.items() if all(jax.tree.leaves(leaves))])
+        assert idle[-1] == playing == [name for name, share in weight.items() if share == 0]
+        assert all(share in (0, 1) for share in weight.values())
+        learner = after
+    assert idle[0] == [] and {tuple(names) for names in idle[1:]} == {("keeper",), ("walker",)}
+
+
+def test_only_the_policy_of_a_training_acts_by_earlier_weights():
+    graph = graph_with(pool_size=1)
+
+    def decisions():
+        weights, other = (graph.weights(graph.start_learner(jax.random.key(n))) for n in (0, 1))
+        opponents = replace(
+            no_opponents(other.networks, ()), playing={"walker": jnp.asarray(True), "keeper": jnp.asarray(False)}
+        )
+        mixed = {**weights.networks, "walker": other.networks["walker"]}
+        cases = {
+            "in training": (graph.policy, replace(weights, opponents=opponents)),
+            "mixed": (graph.policy, replace(weights, networks=mixed)),
+            "in use": (graph.acting(stochastic=True), replace(weights, opponents=opponents)),
+            "newest": (graph.policy, weights),
+        }
+        view = graph.start_environment(jax.random.key(2), jnp.int32(0))[1]
+        return {name: policy(given, jax.random.key(5), (), view, ()) for name, (policy, given) in cases.items()}
+
+    found = quickly(decisions)()
+    for one, other in (("in training", "mixed"), ("in use", "newest")):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found[one], found[other])
+    assert not np.allclose(found["mixed"].extras.log_prob["walker"], found["newest"].extras.log_prob["walker"])
+    without = graph_with()
+    assert without.acting(stochastic=True) is without.policy and without.acting(stochastic=False) is without.greedy
+
+
+def test_a_pool_needs_two_kinds_that_learn():
+    with raises("pool-size-opponent-acts-by"):
+        graph_with(pool_size=2, frozen=("keeper",))
+    with raises("out-of-bounds", "pool_size=-1", kind=UsageError):
+        graph_with(pool_size=-1)
