@@ -103,7 +103,6 @@ IMPORTS = {
     "envs/adapters/__init__.py": "packages that adapters name",
     "envs/adapters/pettingzoo.py": "modules that PettingZoo's own registry names",
     "hooks/trackers.py": "a package that the hook names",
-    "record/transitions.py": "a file that the user names, made in a new folder beside it",
     "pictures/files.py": "a package that the module names",
     "policies/exporting/onnx.py": "a package that the module names",
     "processes/fork_server.py": "modules that the coordinator names, a parent that is trusted",
