@@ -57,8 +57,7 @@ def a2c(
             of updates, which replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, spaces that A2C does not support, or an environment of several
-            agents.
+        UsageError: invalid names, types or sizes, spaces that A2C does not support, or a multi-agent environment.
 
     Examples:
         >>> algorithm = rollmill.a2c("CartPole-v1", total_timesteps=500_000)

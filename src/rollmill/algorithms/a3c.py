@@ -109,8 +109,7 @@ def a3c(
             of updates, which replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, spaces that A3C does not support, or an environment of several
-            agents.
+        UsageError: invalid names, types or sizes, spaces that A3C does not support, or a multi-agent environment.
 
     Examples:
         >>> algorithm = rollmill.a3c("CartPole-v1", total_timesteps=500_000)

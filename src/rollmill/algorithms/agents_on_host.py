@@ -81,7 +81,7 @@ class StartViewed:
 
 
 class ViewedVector:
-    """A `core.types.HostVector` with views as the observations of several agents."""
+    """A `core.types.HostVector` with views as multi-agent observations."""
 
     def __init__(self, vector: HostVector) -> None:
         self._vector = vector

@@ -225,7 +225,7 @@ def parts_of(
 
     `env` may be anything that `as_environment` accepts; `params` replace its own. Of the hyperparameters,
     `num_envs`, `gamma`, `network` and the normalisations are used. Raises a `UsageError` if the spaces are not
-    supported, or if the environment has several agents.
+    supported, or if the environment is multi-agent.
     """
     gamma = _gamma_of_rewards(choices.config) if choices.config.normalize_rewards else None
     env, environment, host = environment_parts(env, choices.config, params=params, gamma=gamma)
@@ -284,7 +284,7 @@ def environment_parts(
 
 
 def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
-    """Returns the environment that `env` stands for. Raises a `UsageError` if it has several agents."""
+    """Returns the environment that `env` stands for. Raises a `UsageError` if it is a multi-agent environment."""
     env = as_environment(env)
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)

@@ -185,8 +185,8 @@ def impala(
             of updates, which replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, spaces that IMPALA does not support, or an environment of
-            several agents.
+        UsageError: invalid names, types or sizes, spaces that IMPALA does not support, or a multi-agent
+            environment.
 
     Examples:
         >>> algorithm = rollmill.impala("CartPole-v1", total_timesteps=500_000)

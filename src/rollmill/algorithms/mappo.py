@@ -1,4 +1,4 @@
-"""PPO for several agents as a graph: MAPPO and IPPO.
+"""Multi-agent PPO as a graph: MAPPO and IPPO.
 
 MAPPO (Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", NeurIPS 2022) trains
 decentralised actors with a centralised critic: each agent's value is computed from central features of the

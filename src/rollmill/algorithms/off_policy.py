@@ -144,7 +144,7 @@ def off_policy_parts(
     replaces the environment's, and `network` the configuration's. `replay` makes the replay memory from the
     hyperparameters, by default a uniform one of single steps. `steps_an_update` are environment steps of one
     update, if `gradient_steps` is None: by default 1, as SAC and TD3 were published. Raises a `UsageError` for
-    invalid names, types or sizes, and for an environment of several agents.
+    invalid names, types or sizes, and for a multi-agent environment.
     """
     config, choices = configured(kind, env, config, network, overrides)
     refuse_network(choices)

@@ -161,8 +161,7 @@ def ppo(
             of updates, which replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, spaces that PPO does not support, or an environment of several
-            agents.
+        UsageError: invalid names, types or sizes, spaces that PPO does not support, or a multi-agent environment.
 
     Examples:
         >>> algorithm = rollmill.ppo("CartPole-v1", total_timesteps=500_000, learning_rate=1e-3)

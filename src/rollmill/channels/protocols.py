@@ -316,8 +316,8 @@ class Wire(Protocol):
     def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> Reduction:
         """Opens rank `rank` of an all-reduce over `size` ranks.
 
-        A name serves one incarnation of the group: a rank that opens it a second time is refused, because
-        it has lost its place in the sequence of reductions.
+        A name serves one incarnation of the group: a rank that opens it a second time is rejected, because it has
+        lost its place in the sequence of reductions.
         """
         ...
 

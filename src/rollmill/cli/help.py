@@ -1,4 +1,4 @@
-"""The texts of `--help` and `--help-all`: a command's options, with their meanings and defaults."""
+"""The output of `--help` and `--help-all`: a command's options, with their meanings and defaults."""
 
 import argparse
 import textwrap

@@ -1,4 +1,4 @@
-"""Parses the words of a command into a dataclass: its fields are the options."""
+"""Parses the arguments of a command into a dataclass: its fields are the options."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

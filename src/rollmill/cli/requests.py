@@ -1,4 +1,4 @@
-"""Parses the words of `rollmill train` and of commands with its options into a request."""
+"""Parses the arguments of `rollmill train` and of commands with its options into a request."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class _Head:
 def parse_training(
     arguments: Sequence[str], *, command: str = "train", more: Field | None = None
 ) -> ParsedTraining:
-    """Parses the words of a training command: the algorithm, the environment and options.
+    """Parses the arguments of a training command: the algorithm, the environment and options.
 
     `more` is a further field of the command's options. Raises a `UsageError` if words or the file of `--config`
     are wrong, or if neither names an algorithm and an environment.

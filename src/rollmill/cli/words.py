@@ -1,4 +1,4 @@
-"""Parses the words of a command into values of its options."""
+"""Parses the arguments of a command into values of its options."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class _Form(NamedTuple):
 
 
 def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, strict: bool = True) -> Read:
-    """Reads the words of a command, which come after its name `prog`.
+    """Reads the arguments of a command, which follow its name `prog`.
 
     `strict` rejects unknown options. Otherwise they are left out, and words after them count as positional. Raises
     a `UsageError` if an option is unknown, or if its value is invalid.
@@ -108,7 +108,7 @@ def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, e
 
 
 def _taken(words: list[str], count: int | None) -> list[str]:
-    """Removes the words of one value from the front, up to the next option, and returns them."""
+    """Removes the arguments of one value from the front, up to the next option, and returns them."""
     ends = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
     number = ends if count is None else min(ends, count)
     taken = words[:number]

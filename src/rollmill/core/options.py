@@ -174,7 +174,7 @@ def _built(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) ->
 
 
 def metavar_of(option: Option) -> str:
-    """Returns the name of an option's value in help texts: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
+    """Returns the name of an option's value in `--help`: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
     if option.arg.metavar is not None:
         return option.arg.metavar
     return _named(option.value_hint)

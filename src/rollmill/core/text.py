@@ -59,7 +59,7 @@ def one_line(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Truncates a text to at most `most` characters."""
+    """Truncates a string to at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

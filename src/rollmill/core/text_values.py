@@ -43,7 +43,7 @@ def read_value(name: str, hint: Any, texts: Sequence[str]) -> Any:
 
 
 def count_of(hint: Any) -> int | None:
-    """Returns the number of texts that a value of a type takes, or None for any number."""
+    """Returns the number of strings in a value of a type, or None for any number."""
     part = sequence_in(hint)
     return 1 if part is None else part.length
 
@@ -118,7 +118,7 @@ def _read_one(name: str, hint: Any, text: str) -> Any:
 
 
 def _candidates(text: str, kinds: set[Any]) -> Iterator[Any]:
-    """Yields the values that a text may stand for, the most specific first."""
+    """Yields the possible values of a string, the most specific first."""
     if Any not in kinds:
         for read in (integer, float, TRUTHS.__getitem__):
             try:

@@ -97,7 +97,8 @@ def winner_of(
 
 
 def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int, *, empty: str | np.ndarray = ".") -> str:
-    """Formats a board as text: `X` for player 0, `O` for player 1, and the entries of `empty` for empty squares.
+    """Formats a board as a string: `X` for player 0, `O` for player 1, and the entries of `empty` for empty
+    squares.
 
     `own` and `opponents` mark the squares `[H, W]` with stones of the player to move and of the other player.
     """

@@ -121,7 +121,7 @@ def winner(state: TicTacToeState) -> Int[Array, ""]:
 
 
 def render(state: TicTacToeState) -> str:
-    """Formats the board as text: `X` for player 0, `O` for player 1, and the action of each free square."""
+    """Formats the board as a string: `X` for player 0, `O` for player 1, and the action of each free square."""
     planes = np.asarray(observe(state))
     actions = np.arange(9).reshape(3, 3).astype(str)
     return draw_board(planes[..., 0], planes[..., 1], int(to_move(state)), empty=actions)

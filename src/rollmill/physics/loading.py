@@ -33,7 +33,7 @@ def load(
     """Loads a robot.
 
     Args:
-        source: MJCF or URDF as text, the path of such a file, or a `mujoco.MjModel`.
+        source: MJCF or URDF as a string, the path of such a file, or a `mujoco.MjModel`.
         iterations: iterations of the solver of constraints, the same in every step.
         line_search_iterations: number of points tried along each search direction.
         sensors: keep force and torque sensors.
@@ -84,7 +84,7 @@ def outline(source: Any) -> Model:
     """Loads joints, actuators and first pose of a robot that MuJoCo itself steps, whatever its other parts are.
 
     Args:
-        source: MJCF or URDF as text, the path of such a file, or a `mujoco.MjModel`.
+        source: MJCF or URDF as a string, the path of such a file, or a `mujoco.MjModel`.
 
     Returns:
         The robot without contacts, constraints and sensors, and with room for the readings of all its sensors.

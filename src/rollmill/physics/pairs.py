@@ -34,7 +34,7 @@ def pairs_of(read: Reader) -> tuple[list[Geom], list[Pair], list[float]]:
     """Returns the geoms that may touch others, the pairs of them, and the friction of each pair.
 
     Raises:
-        UsageError: contacts of two geoms are not covered.
+        UsageError: contacts of two geoms are not supported.
     """
     if not read.contacts:
         return [], [], []

@@ -12,8 +12,8 @@ from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage
 class Control(Protocol):
     """A worker's connection to its coordinator, safe to use from any of the worker's threads.
 
-    The job is finished when its function returns. A function that is told to stop may let `Abandoned` propagate
-    instead of finishing.
+    The job is finished when its function returns. A function asked to stop may let `Abandoned` propagate instead
+    of finishing.
     """
 
     def send(

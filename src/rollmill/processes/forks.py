@@ -137,7 +137,7 @@ class Forks:
             self.is_lost = True
 
     def close(self) -> None:
-        """Ends the process. Children that still run are told to stop."""
+        """Ends the process. Children that still run are asked to stop."""
         self._line.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)

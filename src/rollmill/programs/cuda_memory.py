@@ -24,7 +24,7 @@ class _Handle(ctypes.Structure):
 def allocate(gpu: int, num_bytes: int) -> int:
     """Allocates zeroed memory on a GPU, and returns its address.
 
-    Raises `NoPeerMemory` if CUDA refuses, as all functions here do.
+    Raises `NoPeerMemory` if CUDA fails, as all functions here do.
     """
     address = ctypes.c_uint64()
     with _context(gpu):

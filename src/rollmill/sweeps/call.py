@@ -183,7 +183,7 @@ def _names(
 
 
 def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) -> None:
-    """Checks what the parser of the command would refuse before all else."""
+    """Checks first what the parser of the command would reject."""
     for name, text in (("algorithm", algorithm), ("environment", environment)):
         if not isinstance(text, str):
             raise UsageError(
@@ -206,7 +206,7 @@ def _dictionary(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _listed(name: str, values: Any) -> str | list[Any]:
-    """Values to try as a list, or as text in the command's form."""
+    """Values to try as a list, or as a string in the command's form."""
     if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
         raise UsageError(f"over: {name}={values!r:.60} must be a list of values, or a range as a string.")
     return values if isinstance(values, str) else list(values)

@@ -37,7 +37,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
     """Returns the family of an address, and its form for `socket.connect`.
 
-    Raises a `UsageError` if the text is not an address.
+    Raises a `UsageError` if the string is not an address.
     """
     kind, _, rest = address.partition(":")
     if kind == "unix" and rest:

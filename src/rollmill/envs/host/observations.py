@@ -19,7 +19,7 @@ def writer(space: spaces.Space) -> Write:
     """Returns a function that writes one observation to row `i` of a batch, cast to the batch's dtypes.
 
     A row is written completely or, if the observation does not match the space, not at all. Shapes that NumPy
-    would broadcast are refused too, and whole numbers that the batch cannot hold (`CastError`).
+    would broadcast are rejected too, and so are integers that the batch cannot hold (`CastError`).
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _writer_of_parts(space)

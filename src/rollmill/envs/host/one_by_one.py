@@ -61,11 +61,11 @@ class OneByOne(ABC):
 
     @abstractmethod
     def _copy_final(self, out: HostStep) -> None:
-        """Writes what else is told of the final observation."""
+        """Writes the other values of the final observation."""
 
     @abstractmethod
     def _copy_next(self, out: HostStep) -> None:
-        """Writes what else is told of the observation to act on."""
+        """Writes the other values of the observation to act on."""
 
     @property
     def num_envs(self) -> int:

@@ -1,4 +1,4 @@
-"""Host environments of several agents: Python objects with the parallel PettingZoo interface, stepped one by one.
+"""Multi-agent host environments: Python objects with the parallel PettingZoo interface, stepped one by one.
 
 Shape letters: `n` environments, `A` agents of a kind.
 """

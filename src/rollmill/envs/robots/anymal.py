@@ -141,7 +141,7 @@ def anymal(
     iterations: int = physics.ITERATIONS,
     line_search_iterations: int = physics.ITERATIONS,
 ) -> Environment:
-    """A quadruped that walks at the velocity that it is told, 12 continuous actions (Isaac Gym's Anymal).
+    """A quadruped that walks at a commanded velocity, 12 continuous actions (Isaac Gym's Anymal).
 
     Args:
         max_steps: time limit of an episode, in steps of 0.02 s.
@@ -174,7 +174,7 @@ class _Anymal:
         self.defaults = np.array(DEFAULTS, np.float32)
 
     def reset(self, key: Key, params: AnymalParams) -> tuple[Float[Array, "48"], AnymalState]:
-        """Starts in the air just above the floor, and is told a velocity for the whole episode."""
+        """Starts in the air just above the floor, with a commanded velocity for the whole episode."""
         for_angles, for_rates, for_command = jax.random.split(key, 3)
         angles = self.defaults * (1.0 + uniform(for_angles, 12, params.reset_scale))
         pose = jnp.asarray(self.structure.initial_positions[:7], jnp.float32)

@@ -67,7 +67,7 @@ def robot(
     the control itself. The functions are of JAX, of one robot.
 
     Args:
-        model: MJCF or URDF as text, the path of such a file, a `mujoco.MjModel`, or a `rollmill.Model`.
+        model: MJCF or URDF as a string, the path of such a file, a `mujoco.MjModel`, or a `rollmill.Model`.
         reward: of a step: `(state before, action, state after) -> number`.
         observe: `(state) -> vector`; by default all coordinates but the place of free bodies along x and y, all
             velocities, and the readings of the sensors.
@@ -82,8 +82,8 @@ def robot(
         name: name of the environment in messages and runs.
 
     Raises:
-        UsageError: MuJoCo is not installed or refuses the model, a part of it is not covered, it has no actuator,
-            or a function does not return what it should.
+        UsageError: MuJoCo is not installed or rejects the model, a part of it is not supported, it has no
+            actuator, or a function does not return what it should.
 
     Examples:
         >>> forwards = lambda before, action, after: after.positions[0] - before.positions[0]

@@ -1,4 +1,4 @@
-"""An environment of several agents as a `pettingzoo.ParallelEnv`."""
+"""A multi-agent environment as a `pettingzoo.ParallelEnv`."""
 
 import copy
 from collections.abc import Iterator, Mapping
