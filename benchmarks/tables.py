@@ -321,6 +321,30 @@ def robots_learning() -> str:
     return table_of([*head, "Compiled in, s"], rows)
 
 
+def robots_physics() -> str:
+    """Returns how far steps of robots' models are from those of C MuJoCo."""
+    share = lambda found, limit: f"{100 * found[f'within_{limit}']:.1f} %"
+    rows = []
+    for name, row in read_result("robots-physics").items():
+        if not {"float32", "float64"} <= row.keys():
+            continue
+        single, double = row["float32"], row["float64"]
+        free = double["unconstrained"]["greatest"], share(single["unconstrained"], "1e-05")
+        steps = [single["constrained"][f"{count}_iterations"] for count in (4, 8)]
+        shares = [share(each, "0.001") for each in (*steps, double["constrained"]["8_iterations"])]
+        rows.append([f"`robots:{name}`", f"{free[0]:.0e}", free[1], *shares, f"{double['drift']['energy']:.1e}"])
+    head = [
+        "Robot",
+        "Free, double",
+        "Free, float32",
+        "Steps, 4",
+        "Steps, 8",
+        "Steps, 8, double",
+        "Energy",
+    ]
+    return table_of(head, rows)
+
+
 def tag_learning() -> str:
     head = "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean | Target | Met |"
     lines = [head, "|---|---|---|---|---:|---|---|"]
@@ -937,6 +961,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "defaults over environments": defaults_over_environments,
     "seconds to return": seconds_to_return,
     "robots learning": robots_learning,
+    "robots physics": robots_physics,
     "tag learning": tag_learning,
     "strength": strength,
     "self-play": self_play,
