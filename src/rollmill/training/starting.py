@@ -118,12 +118,12 @@ def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: S
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)
 
     def placed(path: Any, leaf: Array) -> Array:
-        array = given.arrays.get(_place(path))
-        if array is None:
+        array = given.arrays.get(_place(path).removeprefix("learner."))
+        if array is None or _place(path[:1]) != "learner":
             return leaf
         return jax.device_put(jnp.broadcast_to(array, leaf.shape).astype(leaf.dtype), leaf.sharding)
 
-    return dataclasses.replace(state, learner=jax.tree.map_with_path(placed, state.learner))
+    return jax.tree.map_with_path(placed, state)  # which takes the states of several seeds, too
 
 
 def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:
