@@ -24,7 +24,7 @@ QUIET = {"quiet": True, "tensorboard": False}
 
 
 def test_algorithms_for_one_agent_and_for_several_tell_them_apart():
-    with raises("has-one-agent-is-for", "CartPole-v1", "mappo", "ppo"):
+    with raises("has-one-agent-is-for-environments", "CartPole-v1", "mappo", "ppo"):
         rollmill.mappo(rollmill.make("CartPole-v1"))
     with raises("has-several-agents-train-with", "Crowd", "walker, keeper"):
         rollmill.ppo(crowd())
