@@ -112,6 +112,15 @@ def test_two_devices_give_the_numbers_of_one():
 
 
 @pytest.mark.slow
+def test_rollouts_in_a_kernel_and_several_seeds_give_the_numbers_of_one_program():
+    one, kernels = trained(seeds=(1,)), trained(seeds=(1,), fusion="rollout")
+    lane = jax.tree.map(lambda leaf: leaf[1], trained(seeds=(0, 1)))
+    compare = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    for other in (kernels, lane):
+        jax.tree.map(compare, (one.weights, one.novelty), (other.weights, other.novelty))
+
+
+@pytest.mark.slow
 def test_a_resumed_training_has_the_weights_of_one_that_never_stopped(tmp_path):
     def run(name, **options):
         graph = rollmill.ppo("CartPole-v1", **SIZES, rnd_coef=COEF)
