@@ -12,7 +12,7 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Returns the layout of `count` concatenated messages."""
+    """The layout of `count` concatenated messages."""
 
     batch: Layout
     """Layout of the whole batch."""
@@ -23,7 +23,11 @@ class BatchLayout:
 
     @staticmethod
     def of(message: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
-        """Returns the layout of a batch of messages. Raises a `UsageError` if a leaf does not have the axis."""
+        """Returns the layout of `count` messages of the same layout, concatenated along an axis.
+
+        The axis is one for all leaves, or a tree with one for each, and may be negative. Raises a `UsageError` if
+        a leaf does not have it.
+        """
         axis_tree = jax.tree.broadcast(axis, jax.tree.unflatten(message.structure, range(len(message.leaves))))
         axes = tuple(map(_positive, message.leaves, jax.tree.leaves(axis_tree)))
         leaves, offset = [], 0

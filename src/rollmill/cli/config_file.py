@@ -98,7 +98,11 @@ class ConfigFile:
         )
 
     def lacking(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Returns which of the algorithm and the environment the command leaves to the file."""
+        """Returns which of `algorithm` and `environment` the file has to name.
+
+        `named` holds the command's words before its options: none, the name of the algorithm, or both names.
+        Raises a `UsageError` for more words.
+        """
         if len(named) > len(POSITIONAL):
             raise UsageError(
                 f"unexpected argument {named[2]!r}: expected one algorithm (got {named[0]!r}), one environment "

@@ -120,7 +120,7 @@ class ThreadSupervisor:
         """Asks workers of other hosts for their clocks again, without waiting for the answers."""
 
     def clock(self, job: Job | str) -> Clock:
-        """Returns a worker's clock as last measured, or this host's if the worker is gone."""
+        """Returns the clock of a worker, for a thread always the coordinator's own."""
         return Clock()
 
     def out_of_reach(self) -> dict[str, str]:

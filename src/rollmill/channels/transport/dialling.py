@@ -37,12 +37,20 @@ class Backoff:
 def reach(
     connect: Callable[[], socket.socket], token: bytes, claim: bytes = b"", *, timeout: float = REACH_SECONDS
 ) -> socket.socket:
-    """Connects to a listener and completes the handshake with the run's token and a claim.
+    """Connects to a listener, presents the run's token and a claim, and returns the socket.
 
-    A listener that lacks room, time, threads or file descriptors closes the connection without an answer. Only
-    then, and after a timeout, is there another attempt, until `timeout` seconds have passed. Then `ConnectionLost`
-    or `TimedOut` is raised. Without a listener (`OSError`), or with a wrong token (`Refused`), waiting would not
-    help.
+    Args:
+        connect: function that opens a new connection, called once for each attempt.
+        token: the secret of the run.
+        claim: bytes for the listener about the caller.
+        timeout: seconds for all attempts. Another one follows if the listener has closed the connection without
+            an answer, for want of room, time, threads or file descriptors, or if its queue is full.
+
+    Raises:
+        ConnectionLost: the listener closed the last connection of the available time.
+        TimedOut: the listener did not answer within that time.
+        OSError: `connect` failed, for example because nothing listens. Only a full queue is tried again.
+        Refused: the listener does not accept the token, or does not know it.
     """
     deadline, backoff = Deadline(timeout), Backoff(FIRST_WAIT, MAX_WAIT)
     while True:

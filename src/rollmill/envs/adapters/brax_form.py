@@ -23,10 +23,13 @@ RESET_RATIO = 16
 
 
 def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: int) -> Environment:
-    """Returns an environment with this interface, actions in [-1, 1] and a time limit.
+    """Converts an environment with the interface of Brax, with actions in [-1, 1] and a time limit.
 
-    The source has `reset`, `step` and `action_size`, of one environment. Episodes are truncated after
-    `episode_length` steps. For `reset_ratio` see `rollmill.Environment`.
+    Args:
+        name: name of the environment in messages and runs.
+        source: a single environment with `reset(key)`, `step(state, action)` and `action_size`.
+        episode_length: steps after which episodes are truncated.
+        reset_ratio: see `rollmill.Environment`.
     """
 
     def reset(key: Key, params: Params) -> tuple[Observation, State]:

@@ -17,7 +17,18 @@ def first_place(key: Array, spread: Float[Array, ""] | float) -> Float[Array, "7
 def observe_flight(
     positions: Float[Array, " n"], rates: Float[Array, " m"], target: Float[Array, "3"]
 ) -> Float[Array, "13"]:
-    """Returns the way to the target, the attitude (x, y, z, w), and both velocities in the world, scaled."""
+    """Returns what a flying robot observes, with all vectors in world coordinates.
+
+    Args:
+        positions: of all joints, beginning with the place (m) and the attitude, a quaternion (w, x, y, z).
+        rates: of all joints, beginning with the velocity in the world (m/s) and the spin in the robot's own axes
+            (rad/s).
+        target: the place to fly to (m).
+
+    Returns:
+        The way to the target, divided by 3, the attitude (x, y, z, w), the velocity, divided by 2, and the spin,
+        divided by pi.
+    """
     place, quaternion = positions[:3], positions[3:7]
     spin = times(quaternion_matrix(quaternion), rates[3:6])
     attitude = jnp.concatenate([quaternion[1:], quaternion[:1]])

@@ -70,7 +70,10 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Candidates of one kind have the same overheads, whatever their widths."""
+        """Distribution, place, fusion and asynchrony. Candidates of one kind have the same overheads.
+
+        The numbers in `WIDTHS`, such as `devices` and `workers`, do not count.
+        """
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 
     def branch(self, width: str) -> tuple[Any, ...]:

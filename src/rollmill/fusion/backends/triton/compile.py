@@ -177,9 +177,10 @@ def capability_here() -> int:
 
 
 def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Compilation:
-    """Writes the kernel's source to a file, and returns everything that the compiled kernel depends on.
+    """Writes the kernel's source to a file, and returns everything on which the compiled kernel depends.
 
-    The kernel accepts arrays of these shapes, on a GPU with a compute capability such as 90 for 9.0.
+    Of `arrays`, the kernel's inputs or their shapes, only the dtypes and the number count. `capability` is the
+    GPU's compute capability, such as 90 for 9.0.
     """
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
