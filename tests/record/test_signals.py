@@ -133,6 +133,22 @@ def test_a_notice_before_the_training_ends_the_process_with_a_sentence():
     assert done.stderr == "rollmill: stopped by SIGUSR2 outside of training, so there is nothing new to save\n"
 
 
+FORKED = """
+import os, signal, time
+from rollmill.core.interruption import handling_early_notices
+with handling_early_notices():
+    child = os.fork()  # as the workers of an environment that uses multiprocessing
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, signal.SIGKILL)
+"""
+
+
+def test_the_end_waits_for_no_process_that_was_forked_meanwhile():
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=50)
+
+
 def test_a_notice_in_a_training_is_left_to_it():
     with handling_early_notices(), stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGUSR2)

@@ -98,6 +98,7 @@ def _ending_at_notice() -> Iterator[None]:
     finally:
         if before == -1:
             signal.set_wakeup_fd(-1)
+        written.shutdown(socket.SHUT_RDWR)  # forked processes may hold it open
         written.close()
         thread.join()
         watched.close()
