@@ -8,7 +8,6 @@ where not all actions are legal, `action_mask`. The parts of a dictionary or tup
 import hashlib
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,11 +58,11 @@ def read_transitions(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     not such a recording.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError, KeyError, AttributeError, NotImplementedError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damage anywhere: of the archive, of its compression or of a header of NumPy
         raise UsageError(
             f"{path} is no archive of NumPy arrays. hint: rollmill evaluate RUN --record FILE writes one."
         ) from error
@@ -89,7 +88,7 @@ def by_place(name: str, tree: Any) -> dict[str, Any]:
 
 def _tree(path: Path, name: str, expected: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """Returns the arrays of a tree, checked against the shapes and dtypes of one element."""
-    leaves, count = [], len(arrays.get("reward", ()))
+    leaves, count = [], len(np.atleast_1d(arrays.get("reward", ())))
     for place, leaf in by_place(name, expected).items():
         array = arrays.get(place)
         if array is None:
