@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from rollmill.core.process_tree import ON_LINUX
+from rollmill.processes import forks
 
 pytestmark = pytest.mark.skipif(not ON_LINUX, reason="children are forked on Linux")
 
@@ -23,7 +24,7 @@ if words is not None:  # a child
     case = words[1]
     end_with_parent(int(words[0]), signal.SIGTERM)
     leads = os.getsid(0) == os.getpid()
-    print(case, os.getppid() == int(words[0]), leads, os.environ["NAME"], "json" in sys.modules)
+    print(case, os.getppid() == int(words[0]), leads, os.fsencode(os.environ["NAME"]), "json" in sys.modules)
     print(sys.stdin.read(), "HOME" in os.environ, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
     held = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert held == {signal.SIGUSR1}, held
@@ -31,6 +32,7 @@ if words is not None:  # a child
         time.sleep(3600)
     sys.exit(int(case))
 
+NAME = b"\\xff of a child"
 server = forks.forks_of_this_command()
 assert server is not None
 
@@ -39,8 +41,15 @@ def start(*words):
     with tempfile.TemporaryFile() as order, open("log", "ab") as log:
         order.write(b"an order")
         order.seek(0)
-        return server.start(words, {"NAME": "of a child"}, [order.fileno(), log.fileno()])
+        return server.start(words, {"NAME": os.fsdecode(NAME)}, [order.fileno(), log.fileno()])
 """
+
+
+def test_the_state_of_sources_leaves_out_the_lock_of_an_editor(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "PACKAGE", tmp_path)
+    (tmp_path / "module.py").write_text("one = 1")
+    (tmp_path / ".#module.py").symlink_to("somebody@host.1")
+    assert [(name, size) for name, size, _ in forks._state_of_sources()] == [(str(tmp_path / "module.py"), 7)]
 
 
 def run(code: str, folder, **options) -> subprocess.Popen:
@@ -69,7 +78,7 @@ def test_a_forked_child_begins_and_ends_as_one_that_was_started(tmp_path):
     """
     assert run(code, tmp_path).wait(60) == 0
     lines = sorted((tmp_path / "log").read_text().splitlines())
-    told = "True True of a child True"
+    told = r"True True b'\xff of a child' True"
     assert set(lines) == {*(f"{case} {told}" for case in ("0", "3", "waits")), "an order False True"}
 
 

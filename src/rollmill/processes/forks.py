@@ -113,7 +113,8 @@ class Forks:
         The first two descriptors become its input and output, and others stay open in it.
         """
         number, self._count = self._count, self._count + 1
-        request = {"start": number, "words": list(words), "environment": dict(environment)}
+        pairs = {_as_text(name): _as_text(value) for name, value in environment.items()}
+        request = {"start": number, "words": [*map(_as_text, words)], "environment": pairs}
         with contextlib.suppress(ConnectionLost):
             self._line.send_json(request, descriptors=descriptors)
             while number not in self._pids:
@@ -244,8 +245,8 @@ class _ForkingProcess:
         with contextlib.suppress(OSError):
             pid = os.fork() if may_fork else -1
         if pid == 0:
-            self._begin(environment, descriptors)
-            return [str(server), *words]
+            self._begin({_from_text(name): _from_text(value) for name, value in environment.items()}, descriptors)
+            return [str(server), *map(_from_text, words)]
         for descriptor in descriptors:
             os.close(descriptor)
         if pid > 0:
@@ -288,5 +289,19 @@ class _ForkingProcess:
 
 def _state_of_sources() -> list[tuple[str, int, int]]:
     """Returns the sizes and times of change of the package's sources."""
-    states = [(str(file), file.stat()) for file in sorted(PACKAGE.rglob("*.py"))]
-    return [(name, status.st_size, status.st_mtime_ns) for name, status in states]
+    states = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        with contextlib.suppress(OSError):  # removed meanwhile, or the link by which an editor locks a file
+            status = file.stat()
+            states.append((str(file), status.st_size, status.st_mtime_ns))
+    return states
+
+
+def _as_text(word: str) -> str:
+    """Returns a word of the system, of any bytes, as text that JSON can hold."""
+    return os.fsencode(word).decode("latin-1")
+
+
+def _from_text(text: str) -> str:
+    """Returns the word that `_as_text` has turned into text."""
+    return os.fsdecode(text.encode("latin-1"))
