@@ -323,6 +323,7 @@ def test_killed_sweeps_and_trials_lose_nothing(tmp_path):
     wait_until(lambda: all(len(checkpoints(run)) > 1 for run in runs), first)
     killed, before = trial_process(runs[0]), checkpoints(runs[0])[-1]
     assert killed is not None
+    assert Path(f"/proc/{killed}/comm").read_text() == "rollmill 0\n"
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: trial_process(runs[0]) not in (None, killed) and checkpoints(runs[0])[-1] > before, first)
     second = subprocess.run(sweep("--resume", folder), capture_output=True, text=True)

@@ -13,15 +13,15 @@ from typing import NoReturn
 
 def run(parent: str, cores: str, name: str) -> NoReturn:
     """Runs the requested order on some of the cores, as long as the parent lives."""
-    del name  # for whoever lists processes
     from rollmill.core.interruption import take_held_requests
+    from rollmill.core.process_tree import end_with_parent, name_process
 
     take_held_requests()
+    name_process(f"rollmill {Path(name).name}")  # a forked one has the words of the sweep's command
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     # JAX is imported with the cores that it is to use.
     from rollmill.cli.main import run_and_exit
-    from rollmill.core.process_tree import end_with_parent
 
     end_with_parent(int(parent), signal.SIGTERM)
     run_and_exit(_handle_order, keeps_result=True)
