@@ -141,3 +141,10 @@ def test_a_replay_memory_of_asynchronous_actors_is_refused():
 
     with raises("asynchronous-would-keep-part-replay", "dqn"):
         choose_plan(graph._replace(prepare=prepare), RunOptions(distribution="central", asynchronous=True))
+
+
+def test_a_pool_of_opponents_of_asynchronous_actors_is_refused():
+    options = RunOptions(distribution="single-learner-coarse", asynchronous=True)
+    with raises("asynchronous-would-learn-from-rollouts", "single-learner-coarse"):
+        choose_plan(rollmill.ippo("TagGridWorld-Small-v0", pool_size=2), options)
+    choose_plan(rollmill.ippo("TagGridWorld-Small-v0"), options)

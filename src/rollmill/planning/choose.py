@@ -150,12 +150,7 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
             f"that {graph.settings['algorithm']} updates while it prepares a batch would diverge. hint: "
             f"{_without_statistics(graph)}."
         )
-    if graph.replay is not None and not partition.holder("gradients").synchronous:
-        raise UsageError(
-            f"{partition.name}, asynchronous, would keep part of the replay memory of "
-            f"{graph.settings['algorithm']} in each actor, but checkpoints do not include asynchronous actors. "
-            "hint: leave asynchronous out, or choose another distribution policy, such as single-learner-coarse."
-        )
+    _check_rollouts(partition, graph)
     _check_learning_apart(partition, graph)
     if options.devices not in (0, 1):
         raise UsageError(
@@ -165,6 +160,21 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     if plan.place == "mesh" and graph.host is not None:
         raise UsageError(
             "place=mesh needs environments written in JAX, but these run on the host. hint: use place=processes."
+        )
+
+
+def _check_rollouts(partition: Partition, graph: Graph) -> None:
+    """Raises a `UsageError` if asynchronous actors would collect what the algorithm cannot learn from."""
+    if graph.replay is not None and not partition.holder("gradients").synchronous:
+        raise UsageError(
+            f"{partition.name}, asynchronous, would keep part of the replay memory of "
+            f"{graph.settings['algorithm']} in each actor, but checkpoints do not include asynchronous actors. "
+            "hint: leave asynchronous out, or choose another distribution policy, such as single-learner-coarse."
+        )
+    if graph.settings.get("config", {}).get("pool_size") and not partition.holder("policy").synchronous:
+        raise UsageError(
+            f"{partition.name}, asynchronous, would learn from rollouts by opponents of earlier iterations as if "
+            "the newest weights had acted. hint: leave asynchronous or pool_size out."
         )
 
 
