@@ -125,3 +125,12 @@ def test_elements_are_those_of_whole_arrays(function):
         found, expected = outputs_of(function, board, i, j, keys)
     for number, (mine, right) in enumerate(zip(found, expected, strict=True)):
         np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6, err_msg=f"result {number}")
+
+
+def test_a_table_that_only_a_whole_array_is_written_from_is_kept():
+    table = np.random.default_rng(4).integers(0, 99, 2_000).astype(np.int32)
+    structs = jax.ShapeDtypeStruct((2_000,), jnp.int32), jax.ShapeDtypeStruct((), jnp.bool_)
+    lowered = lower_function(lambda board, anew: (jnp.where(anew, table, board),), structs, carried=True)
+    (write,) = lowered.outputs[0].writes
+    (slot,) = write.program.slots()
+    np.testing.assert_array_equal(lowered.prologue().slots[slot].reshape(-1), table)

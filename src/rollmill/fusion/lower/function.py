@@ -29,6 +29,7 @@ from rollmill.fusion.lower.values import (
     ComputedArray,
     Concat,
     Const,
+    FillWrite,
     KeyPair,
     LoweringError,
     MemoryArray,
@@ -207,7 +208,7 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, layouts: Layouts
         program = ctx.region.program([node for output in outputs for node in flat_nodes(output)])
         taken = tuple(node for value in inputs for node in flat_nodes(value))
         lowered.append((program._replace(inputs=taken), inputs, outputs))
-        return UniformArrays(_read_by(program, ctx.prologue.arrays), arrays)
+        return UniformArrays(_read_by([program, *_fills(outputs)], ctx.prologue.arrays), arrays)
 
     # All lowering happens within this trace: what rules compute of uniform arrays is recorded as the prologue, and
     # only nodes, which hold no arrays, leave it.
@@ -240,10 +241,16 @@ def _stable_layout(
         layouts = wanted
 
 
-def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
+def _fills(outputs: Sequence[Output]) -> list[Program]:
+    """Returns the programs that write whole arrays to memory."""
+    memories = [output for output in outputs if isinstance(output, MemoryArray)]
+    return [write.program for output in memories for write in output.writes if isinstance(write, FillWrite)]
+
+
+def _read_by(programs: Sequence[Program], arrays: Sequence[Array]) -> list[Array]:
     """Uniform arrays, of which those that nothing reads need not be computed."""
     # Slots keep their numbers, which nodes have as attributes, so an unread array is replaced and not removed.
-    read = program.slots()
+    read = set[int]().union(*(program.slots() for program in programs))
     return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
 
 
