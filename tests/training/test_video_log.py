@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.core.errors import CheckpointError
+from rollmill.hooks import tracking
+from rollmill.hooks.events import CheckpointSaved, TrainingStarted
 from rollmill.policies.rendering import Frame
+from rollmill.training import video_log
 from rollmill.training.video_log import MAX_PICTURES, gif_of
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow writes videos")
@@ -31,7 +35,8 @@ def pictures_in(folder):
 
 
 @pytest.mark.slow
-def test_the_last_checkpoint_has_a_video(tmp_path):
+def test_the_last_checkpoint_has_a_video(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "MAX_SECONDS", 600.0)  # a busy machine may take more than 30 s to draw it
     algorithm = rollmill.ppo("CartPole-v1", **TINY)
     rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True, track=["video"])
     last = pictures_in(tmp_path / "run/tensorboard/video")[128]
@@ -54,3 +59,22 @@ def test_an_environment_that_cannot_be_drawn_is_named_once(tmp_path, capsys):
     algorithm = rollmill.ppo("Probe-ConstantReward-v0", **TINY)
     rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True, track=["video"])
     assert "the tracker video receives no more lines, because" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_displaced_while_it_is_read_ends_no_tracker(tmp_path, monkeypatch):
+    def load(directory, *, checkpoint, algorithm):
+        (tmp_path / str(checkpoint)).rmdir()
+        raise CheckpointError("gone")
+
+    monkeypatch.setattr(video_log, "load_weights", load)
+    hook = video_log.video_log()
+    hook(TrainingStarted(iteration=0, env_steps=0, directory=tmp_path, config={}, total_env_steps=8, seeds=(0,)))
+    for iteration in (1, 2):
+        (tmp_path / str(iteration)).mkdir()
+        hook(CheckpointSaved(iteration=iteration, env_steps=4, path=tmp_path / str(iteration), score=None))
+        assert not (tmp_path / str(iteration)).exists()  # the next one is read again
+    monkeypatch.setattr(video_log, "load_weights", lambda *_, **__: load(tmp_path, checkpoint=4, algorithm=None))
+    (tmp_path / "3").mkdir()
+    (tmp_path / "4").mkdir()
+    with pytest.raises(CheckpointError):
+        hook(CheckpointSaved(iteration=3, env_steps=4, path=tmp_path / "3", score=None))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.dataflow import Graph
 from rollmill.hooks.events import CheckpointSaved, Hook, TrainingEvent, TrainingFinished, TrainingStarted, named
@@ -59,9 +60,15 @@ class _Videos:
 
     def follow(self, event: CheckpointSaved) -> None:
         """Adds a video of a checkpoint, unless the last video is recent or the checkpoint is displaced."""
-        if time.monotonic() >= self._due and event.path.exists():
+        if time.monotonic() < self._due or not event.path.exists():
+            return
+        try:
             self._add(event.iteration, event.env_steps)
-            self._due = time.monotonic() + SECONDS_BETWEEN
+        except CheckpointError:
+            if event.path.exists():
+                raise
+            return  # it was displaced while it was read
+        self._due = time.monotonic() + SECONDS_BETWEEN
 
     def finish(self, event: TrainingFinished) -> None:
         """Adds a video of the last checkpoint, and closes the file."""
