@@ -50,7 +50,7 @@ def record_episodes(
     Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, or if they are too many to hold.
     """
     episodes, seed = check_numbers(episodes, seed)
-    graph = graph._replace(policy=graph.policy if stochastic else graph.greedy)
+    graph = graph._replace(policy=graph.acting(stochastic=stochastic))
     enable_compilation_cache()
     batch, key = min(episodes, most_at_once(graph)), jax.random.key(seed)
     advance = jax.jit(partial(_advance, graph), compiler_options=program_options())
