@@ -11,6 +11,7 @@ import pytest
 import rollmill
 from rollmill.core.drawing import Drawing, Line
 from rollmill.core.errors import UsageError
+from rollmill.envs.host import Film, filmed
 from rollmill.envs.robots import (
     MODELS,
     ant,
@@ -39,6 +40,11 @@ def test_unknown_robots_and_options_are_refused():
         rollmill.make("robots:Ant", max_step=3)
     with raises("has-to-be-at-least", "iterations", 0):
         rollmill.make("robots:Ant", iterations=0)
+
+
+def test_robots_in_c_mujoco_are_drawn_by_the_physics_of_this_package():
+    with raises("cannot-be-drawn-is-no", "robots:Cartpole", "robots:Cartpole (env= in Python) plays in it"):
+        filmed(rollmill.make("robots:Cartpole", physics="mujoco"), Film([], []))
 
 
 def test_the_ant_starts_on_bent_legs():

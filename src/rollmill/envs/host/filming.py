@@ -102,9 +102,12 @@ def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
     """
     start = env.start.start if isinstance(env.start, StartByName) else env.start
     if not isinstance(start, StartPython | StartParallel):
+        way_out = "gymnasium:ID (env= in Python) plays in the Gymnasium environment with the same spaces"
+        if env.name.startswith("robots:"):
+            way_out = f"{env.name} (env= in Python) plays in it with the physics of this package"
         raise UsageError(
             f"{env.name} cannot be drawn: it is not a Gymnasium or PettingZoo environment in Python. hint: --env "
-            "gymnasium:ID (env= in Python) plays in the Gymnasium environment with the same spaces."
+            f"{way_out}."
         )
     make: Callable[[], Any] = start.make
     camera = Camera if isinstance(start, StartPython) else ParallelCamera
