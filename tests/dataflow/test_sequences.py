@@ -66,7 +66,7 @@ def test_the_newest_rollouts_of_each_environment_are_drawn_whole_and_nothing_els
 @pytest.mark.parametrize(("starts", "first"), [(0, 12), (20, 20), (1000, KEPT * STEPS * ENVS)])
 def test_learning_begins_at_the_latest_when_the_store_is_full(starts, first):
     graph = graph_of(learning_starts=starts)
-    assert graph.replay.first_learning(graph.loops) == first
+    assert graph.replay.steps_before_learning(graph.loops) == first
     contents, ready = graph.replay.empty(graph, jnp.arange(ENVS)), []
     for trajectory in rollouts(graph, 3):
         contents = graph.replay.add(graph, contents, trajectory)

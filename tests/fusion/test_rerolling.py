@@ -9,7 +9,7 @@ import pytest
 import rollmill
 from rollmill.fusion.backends.triton import launches
 from rollmill.fusion.backends.triton.gradients import gradient_operations
-from rollmill.fusion.backends.triton.launches import long_gradients_on_gpu
+from rollmill.fusion.backends.triton.launches import gradients_too_long_on_gpu
 from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.accumulators import accumulators_of
 from rollmill.fusion.kernels.gradients import lower_gradients
@@ -90,9 +90,9 @@ def test_agents_in_turns_count_once(monkeypatch):
     step = lower_gradients(rollmill.ippo("TagGridWorld-Small-v0", **SIZES, network=NETWORK))
     size = gradient_operations(step)
     assert size < len(step.program.nodes()) / 1.5
-    assert long_gradients_on_gpu(step) is None
+    assert gradients_too_long_on_gpu(step) is None
     monkeypatch.setattr(launches, "MAX_GRADIENT_OPERATIONS", size - 1)
-    assert f"{size:,} operations. A kernel with more than {size - 1:,}" in str(long_gradients_on_gpu(step))
+    assert f"{size:,} operations. A kernel with more than {size - 1:,}" in str(gradients_too_long_on_gpu(step))
 
 
 def test_agents_whose_constants_differ_are_no_turns():

@@ -12,7 +12,7 @@ from rollmill.core.errors import UsageError
 from rollmill.hooks import FailureReported, MetricsLogged, TrainingFinished, TrainingStarted, tracking
 from rollmill.hooks.tracking import check_trackers, trackers
 from rollmill.record.display import Quiet
-from rollmill.sweeps.together import follows_one_training
+from rollmill.sweeps.shared_programs import follows_one_training
 from rollmill.training.driver import warnings_of
 from rollmill.training.request import TrainingRequest, named_by
 from wordings import raises

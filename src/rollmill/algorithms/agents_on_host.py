@@ -48,7 +48,7 @@ def agent_environment(
 
 
 def viewed(step: HostStep) -> HostStep:
-    """Returns the step with its observations as views, which include the active agents. The arrays are shared."""
+    """Returns the step with each observation as an `AgentView` with the active agents. The arrays are shared."""
     info = dict(step.info)
     active, final_active = info.pop("active"), info.pop("final_active")
     info["final_observation"] = AgentView(info["final_observation"], final_active, ())
@@ -56,7 +56,7 @@ def viewed(step: HostStep) -> HostStep:
 
 
 def plain(step: HostStep) -> HostStep:
-    """Returns the step that `viewed` has made this one of."""
+    """Reverts `viewed`."""
     view, final = step.observation, step.info["final_observation"]
     info = {**step.info, "final_observation": final.agents, "active": view.active, "final_active": final.active}
     return step._replace(observation=view.agents, info=info)
@@ -64,7 +64,7 @@ def plain(step: HostStep) -> HostStep:
 
 @dataclass(frozen=True)
 class StartViewed:
-    """A `StartHost` whose environments observe views."""
+    """A `StartHost` whose environments return observations as an `AgentView`."""
 
     start: StartHost
 
@@ -81,7 +81,7 @@ class StartViewed:
 
 
 class ViewedVector:
-    """A `core.types.HostVector` with views as multi-agent observations."""
+    """A `core.types.HostVector` that returns multi-agent observations as an `AgentView`."""
 
     def __init__(self, vector: HostVector) -> None:
         self._vector = vector

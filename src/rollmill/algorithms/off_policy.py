@@ -368,7 +368,7 @@ def _most_shards(num_envs: int, batch_size: int) -> int:
 
 def _each(replay: Replay, loops: Loops) -> int:
     """Steps of each environment before learning begins."""
-    return -(-replay.first_learning(loops) // loops.num_envs)
+    return -(-replay.steps_before_learning(loops) // loops.num_envs)
 
 
 def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:

@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def leading_page(url: str) -> Iterator[Path]:
-    """Yields a file that leads a browser to an address.
+    """Yields a file that redirects a browser to `url`.
 
     Only this user can read the file, while all users can see the arguments of a browser's command.
     """

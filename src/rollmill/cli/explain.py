@@ -21,12 +21,12 @@ from rollmill.fusion import (
     Resources,
     check_package,
     compiled_resources,
+    envs_per_multiprocessor,
     explain,
     find_chip,
     lower_gradients,
     lower_rollout,
     machine_code,
-    resident,
     stages_of,
 )
 from rollmill.runs.algorithms import ALGORITHMS
@@ -228,7 +228,7 @@ def _kernel(found: Explanation, resources: Resources | None) -> list[str]:
     registers, spilled, shared, code = resources
     block, warps = found.launch.block, found.launch.num_warps
     of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"
-    held = f"{resident(resources, found.launch):,} environments at once on each multiprocessor"
+    held = f"{envs_per_multiprocessor(resources, found.launch):,} environments at once on each multiprocessor"
     lines = [
         _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread"),
         _line("", of_each),

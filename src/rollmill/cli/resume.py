@@ -23,7 +23,7 @@ _MERGED: TypeAlias = Annotated[PlacementOptions, Arg(name="")]
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on with a run from its newest whole checkpoint."""
+    """Resume a run from its newest complete checkpoint."""
 
     run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""

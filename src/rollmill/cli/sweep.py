@@ -25,8 +25,8 @@ from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.ranking import OVER_SEEDS
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import parse_axis
+from rollmill.sweeps.shared_programs import Together
 from rollmill.sweeps.spec import text_of
-from rollmill.sweeps.together import Together
 from rollmill.training.evolution import DEFAULT_SHARE
 
 USAGE = """rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS]
@@ -187,7 +187,7 @@ _ONLY_RESUMED = {
 
 
 def _resumed(arguments: list[str]) -> int:
-    """Goes on with a sweep."""
+    """Resumes a sweep."""
     own, _ = _parsed_resume(arguments)
     _check_how(own.at_once, own.gpu_sharing)
     sweep = SweepDirectory.open(own.resume)

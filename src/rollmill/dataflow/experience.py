@@ -26,7 +26,7 @@ def first_learning_iteration(graph: Graph) -> int:
 
 def waiting_iterations(store: ExperienceStore, loops: Loops) -> int:
     """Returns the number of iterations that only fill the store, before the first that learns."""
-    return -(-store.first_learning(loops) // loops.batch_size) - 1
+    return -(-store.steps_before_learning(loops) // loops.batch_size) - 1
 
 
 def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:

@@ -239,7 +239,7 @@ class ExperienceStore(Protocol):
         """Number of environment steps kept for each environment."""
         ...
 
-    def first_learning(self, loops: Loops, /) -> int:
+    def steps_before_learning(self, loops: Loops, /) -> int:
         """Returns the number of environment steps after which learning begins."""
         ...
 

@@ -140,7 +140,7 @@ class Replay(NamedTuple):
     n_step: int = 1
     """Maximum number of steps of a transition's return."""
 
-    def first_learning(self, loops: Loops, /) -> int:
+    def steps_before_learning(self, loops: Loops, /) -> int:
         """Returns the number of environment steps after which learning begins. The newest step of each environment
         cannot be drawn yet.
         """
@@ -163,7 +163,7 @@ class Replay(NamedTuple):
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
         """Returns whether enough is stored to begin learning."""
         # Steps of ONE environment: those of all may be more than 32 bits count.
-        return rings.steps[0] >= -(-self.first_learning(loops) // loops.num_envs)
+        return rings.steps[0] >= -(-self.steps_before_learning(loops) // loops.num_envs)
 
     def sample(
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
@@ -273,9 +273,9 @@ class PrioritisedReplay(NamedTuple):
         """Number of environment steps kept for each environment."""
         return self.ring.capacity
 
-    def first_learning(self, loops: Loops, /) -> int:
+    def steps_before_learning(self, loops: Loops, /) -> int:
         """Returns the number of environment steps after which learning begins."""
-        return self.ring.first_learning(loops)
+        return self.ring.steps_before_learning(loops)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
         """Returns the contents before the first step, for the environments with these global indices."""

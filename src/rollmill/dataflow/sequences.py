@@ -64,7 +64,7 @@ class SequenceReplay(NamedTuple):
         """Number of environment steps kept for each environment."""
         return self.sequences * self.num_steps
 
-    def first_learning(self, loops: Loops, /) -> int:
+    def steps_before_learning(self, loops: Loops, /) -> int:
         """Returns the number of environment steps after which learning begins."""
         return min(max(self.learning_starts, loops.batch_size), self.capacity * loops.num_envs)
 
@@ -91,7 +91,7 @@ class SequenceReplay(NamedTuple):
 
     def is_ready(self, ring: SequenceRing, loops: Loops, /) -> Bool[Array, ""]:
         """Returns whether enough is stored to begin learning."""
-        return ring.count[0] >= -(-self.first_learning(loops) // loops.batch_size)
+        return ring.count[0] >= -(-self.steps_before_learning(loops) // loops.batch_size)
 
     def sample(
         self, graph: Graph, ring: SequenceRing, learner: Learner, key: Key, index: Int[Array, " E"], /

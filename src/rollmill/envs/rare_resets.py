@@ -1,8 +1,8 @@
 """Resets only environments with a finished episode, for expensive resets.
 
-Under `jax.vmap` a condition is computed on both sides, so that a batch of environments would make a new world for
-each of them in every step, though few episodes end. Here the batch resets in small groups, only as many as needed:
-usually one or none.
+Under `jax.vmap`, both branches of a condition are computed, so a batch would reset all of its environments in
+every step, although few episodes end. Here the batch resets in small groups, only as many as needed: usually one
+or none.
 
 Shape letters: `E` environments, `G` of them in a group.
 """

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         Explanation,
         Resources,
         compiled_resources,
+        envs_per_multiprocessor,
         explain,
-        resident,
         stages_of,
     )
     from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
@@ -114,7 +114,7 @@ __all__ = [
     "pressure_of_step",
     "program_text",
     "register_rule",
-    "resident",
+    "envs_per_multiprocessor",
     "rollout_step",
     "rollout_search",
     "rollouts_in_a_row",
@@ -139,7 +139,9 @@ _MODULES = {
     "rollmill.fusion.backends.triton.rollout": "Launch run_kernel",
     "rollmill.fusion.estimate.chips": "CHIPS Chip find_chip",
     "rollmill.fusion.estimate.pressure": "Pressure pressure_of",
-    "rollmill.fusion.explanation": "Explanation Resources compiled_resources explain resident stages_of",
+    "rollmill.fusion.explanation": (
+        "Explanation Resources compiled_resources envs_per_multiprocessor explain stages_of"
+    ),
     "rollmill.fusion.ir": "Loop Node Program Region evaluate program_text",
     "rollmill.fusion.kernels.gradients": (
         "GradientStep first_batch fused_gradients lower_gradients run_gradients_reference"

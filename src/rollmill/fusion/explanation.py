@@ -90,8 +90,8 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     )
 
 
-def resident(resources: Resources, launch: Launch) -> int:
-    """Environments that a multiprocessor holds at once, as far as registers go."""
+def envs_per_multiprocessor(resources: Resources, launch: Launch) -> int:
+    """Returns how many environments a multiprocessor can hold at once, limited by its registers."""
     return REGISTERS // (resources.registers * launch.num_warps * WARP) * launch.block
 
 

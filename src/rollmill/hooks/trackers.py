@@ -177,7 +177,7 @@ def _names(directory: Path) -> dict[str, str]:
 
 
 def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields the defined numbers of a line of metrics."""
+    """Yields names and values of all numbers in a line of metrics, skipping undefined ones."""
     for name, value in row.items():
         if isinstance(value, int | float):
             yield name, value

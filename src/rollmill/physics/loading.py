@@ -19,7 +19,7 @@ class NotCovered(UsageError):
 
 
 ITERATIONS = 4
-"""Newton's iterations of a step: MuJoCo's own stop after 1.9 on average in an ant under random controls."""
+"""Newton iterations of a step: MuJoCo's own stop after 1.9 on average in an ant under random controls."""
 
 
 def load(

@@ -73,7 +73,7 @@ def check_fps(fps: float | None) -> None:
 
 
 def gathered(frames: Iterable[Picture]) -> list[Picture]:
-    """Returns the frames as a list. Raises a `UsageError` if they are too many to hold at once."""
+    """Returns the frames as a list. Raises a `UsageError` if there are too many to hold at once."""
     kept, size = [], 0
     for frame in frames:
         kept.append(frame)

@@ -1,4 +1,4 @@
-"""The memory that a compiled training needs, before it runs, and the time of its iterations."""
+"""Determines the memory of a compiled training program before it runs, and times its iterations."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from rollmill.programs.compiled import CompiledProgram
 from rollmill.training.training import PreparedTraining
 
 RUN_BYTES = 15_000_000
-"""Memory of a run beside its arrays: files, logs, and threads."""
+"""Memory of a run besides its arrays: files, logs, and threads."""
 HELD_STATES = 5
-"""States that a training holds beside the one that an iteration begins with: those around windows of iterations
+"""States that a run holds besides the one that an iteration begins with: those around windows of iterations
 whose metrics are not written yet, the result of the next iteration, and the one to which it would go back."""
 TIMED_SECONDS = 0.3
 """Time that iterations are repeated for to be timed. At least one is timed."""

@@ -51,7 +51,7 @@ def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
 
 
 def store(file: Path, table: PlanTable, plan: Plan, *, budget: float) -> None:
-    """Stores a result atomically. If it cannot be written, the next search starts anew."""
+    """Stores a result atomically. If it cannot be written, the next search starts from scratch."""
     text = json.dumps(asdict(StoredSearch(budget, plan.to_json(), table)), indent=1)
     with contextlib.suppress(OSError, CheckpointError):
         folder = folder_in_cache(file)

@@ -157,7 +157,7 @@ class ProcessTrials:
         """See `Trials`."""
         process = self._process(candidate)
         graph = self.graph_of(candidate.num_envs)
-        learns_from = 0 if graph.replay is None else graph.replay.first_learning(graph.loops)
+        learns_from = 0 if graph.replay is None else graph.replay.steps_before_learning(graph.loops)
         try:
             if candidate.place != "program":
                 process.ask(None, "program", seconds=min(seconds, self.start_seconds))

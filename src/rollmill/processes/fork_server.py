@@ -60,7 +60,7 @@ class _Child(NamedTuple):
 
 
 def main() -> None:
-    """Serves until the coordinator is gone, or becomes the worker in a forked process."""
+    """Serves until the coordinator is gone. In a forked process, it becomes the worker."""
     coordinator, preload, may_fork = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "fork"
     line = Connection(socket.socket(fileno=os.dup(0)))
     close_input()

@@ -95,7 +95,7 @@ Child: TypeAlias = subprocess.Popen | ForkedChild
 
 
 class Forks:
-    """The command's end of the process that forks children."""
+    """Connects a command to the process that forks its children."""
 
     def __init__(self, line: Connection, pid: int) -> None:
         self._line, self._pid = line, pid
@@ -154,11 +154,11 @@ class Forks:
 
 
 _forks: list[Forks] = []
-"""That of this process, if it has one."""
+"""The connection of this process, if it has one."""
 
 
 def forks_of_this_command() -> Forks | None:
-    """Returns the process that forks children of this command, if there is one."""
+    """Returns the connection to the process that forks children of this command, if there is one."""
     return _forks[-1] if _forks else None
 
 

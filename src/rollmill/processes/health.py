@@ -89,22 +89,22 @@ class WorkerHealth:
         return None
 
     def refuse(self, problem: str) -> None:
-        """Takes it for ended, because the coordinator does not take it in. Another attempt would meet the same."""
+        """Treats the worker as ended, because the coordinator rejects it, as it would reject other attempts."""
         self._refusal = UnfitHost(problem)
         self.exit = self.exit or Exit(None, problem)
 
     def look_at_link(self) -> Silent | Audible | None:
-        """Notes how long its host has been silent, and returns an event if that is to be told."""
+        """Notes how long the worker's host has been silent, and returns an event if that must be reported."""
         return self.link.look(self.connection.silence(), self.connection.host)
 
     def leave_behind(self) -> None:
-        """Takes it for ended without knowing, because its host is out of reach."""
+        """Treats the worker as ended, because its host cannot be reached."""
         self._kill_reason = f"its host {self.link.host} has acknowledged nothing for {self.link.silence:.0f} s"
         self._left_behind = True
         self.exit = self.exit or Exit(None)
 
     def has_ended(self, now: float) -> bool:
-        """Returns whether its process is gone, and all that it said and wrote has come."""
+        """Returns whether the process is gone, and all its messages and output have arrived."""
         if self._left_behind or self._refusal is not None:
             return True
         if self._kill_reason and self._waited("killed", now) > UNKILLABLE_SECONDS:
@@ -129,7 +129,7 @@ class WorkerHealth:
         return Lost(self.job, reason, status, raised=True, details=details, final=final)
 
     def overdue(self, now: float, timeouts: Timeouts) -> bool:
-        """Returns whether it must be killed, because something that it has to do does not happen. Says so once."""
+        """Returns whether the worker must be killed, because it did not start or end in time. True only once."""
         if self._kill_reason:
             return False
         if self._last is not None:

@@ -33,17 +33,17 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Formats a share of 1 in per cent."""
+    """Formats a fraction as a percentage."""
     return f"{share * 100:.1f} %"
 
 
 def about_percent(share: float) -> str:
-    """Formats a share of 1 in whole per cent."""
+    """Formats a fraction as a whole percentage."""
     return f"{share * 100:.0f} %"
 
 
 def signed_percent(share: float) -> str:
-    """Formats a change in per cent, with its sign."""
+    """Formats a relative change as a signed percentage."""
     return f"{share * 100:+.1f} %"
 
 

@@ -77,7 +77,10 @@ class Trace(NamedTuple):
 
 @runtime_checkable
 class Naming(Protocol):
-    """Knows the names that several programs use. Reading the program of an event takes longer."""
+    """Knows which instruction names several programs share.
+
+    Only for events with such names is the program read, which takes longer.
+    """
 
     def is_ambiguous(self, name: str) -> bool:
         """Returns whether several programs have the instruction `name`."""

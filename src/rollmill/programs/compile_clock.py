@@ -27,10 +27,7 @@ class CompileTimes(NamedTuple):
 
 
 class CompileClock:
-    """The times at which the thread that makes it compiles, from then on.
-
-    As a context manager it listens for as long as the context lasts.
-    """
+    """Records when the thread that created it compiles, while it is used as a context manager."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

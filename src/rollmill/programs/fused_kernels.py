@@ -243,7 +243,7 @@ class _Chooser:
                 f"num_seeds={self.num_seeds} trains several seeds at once, but kernels for sequences support "
                 "only one"
             )
-        if self._is_free and (reason := self.backend.long_gradients(step)) is not None:
+        if self._is_free and (reason := self.backend.gradients_too_long(step)) is not None:
             raise CannotFuse(f"{reason}. fusion=full fuses anyway")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(

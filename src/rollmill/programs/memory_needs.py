@@ -24,7 +24,7 @@ def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Seque
 
 
 def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
-    """Claims the bytes of a compiled training: arguments, temporary arrays, and the state that comes next.
+    """Claims the bytes of a compiled training program: arguments, temporary arrays, and the state that comes next.
 
     Raises a `DeviceMemoryError` if they are not free.
     """

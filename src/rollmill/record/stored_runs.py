@@ -38,7 +38,7 @@ MAX_NAME = 255
 
 @dataclass(frozen=True)
 class Marker:
-    """Which run a folder or a store has, and how new it is."""
+    """Identifies the run in a folder or a store, and how recent its copy is."""
 
     run: str = ""
     """A name that no other run has. Empty in a run that was copied by other tools."""

@@ -38,7 +38,7 @@ class RunOptions(PlacementOptions):
     """Train this many seeds side by side in one program: seed, seed + 1, ..."""
     start_from: str | None = None
     """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
-    agree. Optimiser and environments begin anew."""
+    agree. Optimiser and environments start from scratch."""
     clone: Path | None = None
     """Begin with weights that imitate recorded episodes, a file by `rollmill evaluate --record`. All seeds
     begin with the same ones."""

@@ -29,7 +29,7 @@ def long_head(limits: ServerLimits) -> Refusal:
 
 
 def long_body(limits: ServerLimits, length: int) -> Refusal:
-    """Returns the refusal of a body of at least `length` bytes, which are too many."""
+    """Returns the response that rejects a body of at least `length` bytes as too large."""
     return Refusal(
         413, f"the body has at least {length:,} bytes, which exceeds the limit of {limits.body_bytes:,}."
     )

@@ -22,7 +22,7 @@ from rollmill.sweeps.directory import TRIAL_RESULTS
 from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import Axis, listed_axis, option_name, parse_axis
-from rollmill.sweeps.together import Together
+from rollmill.sweeps.shared_programs import Together
 from rollmill.training.request import NETWORK, TrainingRequest, coerced_setting, find_own_algorithm, setting_name
 
 

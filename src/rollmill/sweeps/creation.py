@@ -23,8 +23,8 @@ from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import HalvingRule, default_grace_steps
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.search_space import Axis, combinations, listed_axis, points
+from rollmill.sweeps.shared_programs import check_one_program
 from rollmill.sweeps.spec import SweepSpec, Trial
-from rollmill.sweeps.together import check_one_program
 from rollmill.training.evolution import DEFAULT_SHARE, EvolutionRule
 from rollmill.training.request import (
     NETWORK,

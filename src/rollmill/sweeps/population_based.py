@@ -14,8 +14,8 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.results import SweepResults
+from rollmill.sweeps.shared_programs import Together
 from rollmill.sweeps.spec import Trial
-from rollmill.sweeps.together import Together
 from rollmill.sweeps.trial_processes import LOOK_SECONDS, MAX_KILLS, how_lost, start_population
 from rollmill.training.evolving import common_point
 

@@ -19,8 +19,8 @@ from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
 from rollmill.sweeps.population_based import run_population
 from rollmill.sweeps.results import SweepResults
+from rollmill.sweeps.shared_programs import MAX_TRIALS, Together, num_programs, trials_together
 from rollmill.sweeps.spec import Trial
-from rollmill.sweeps.together import MAX_TRIALS, Together, num_programs, trials_together
 from rollmill.sweeps.trial_processes import LOOK_SECONDS, MAX_KILLS, RunningTrial, how_lost, start_trials
 
 

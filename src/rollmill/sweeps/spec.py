@@ -79,7 +79,7 @@ class SweepSpec:
         return self.request.changed(QUIETLY).at(point)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the description as JSON holds it."""
+        """Returns the description as a JSON object."""
         return writable(asdict(self)) | {"axes": [writable(axis) for axis in self.axes]}
 
 

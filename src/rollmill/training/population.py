@@ -255,7 +255,7 @@ def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) 
 
 
 def _environments(trained: _TrainedPopulation, iteration: int, kept: Any) -> Any:
-    """Returns the environments of all lanes, on the host; those of broken ones begin anew."""
+    """Returns the environments of all lanes, on the host. The environments of broken lanes are reset."""
     collector = kept.collector
     for lane in trained.broken:
         graph = trained.lanes[lane].graph

@@ -183,7 +183,7 @@ class Recorder:
         return [window.to_json() for window in self._windows]
 
     def take_over(self, windows: Sequence[dict[str, Any]], iteration: int) -> None:
-        """Continues after an iteration with another policy, whose latest episodes are in these windows."""
+        """Continues from `iteration` with the policy of another run, whose latest episodes `windows` describe."""
         best = [window.best_return for window in self._windows]
         pairs = zip(windows, best, strict=True)
         self._windows = [EpisodeWindow.from_json({**window, "best_return": b}) for window, b in pairs]

@@ -53,7 +53,7 @@ def resume(
     hooks: Sequence[Hook] = (),
     **placement: Any,
 ) -> Run:
-    """Goes on with a run from its newest whole checkpoint, with the result of a run that never stopped.
+    """Resumes a run from its newest complete checkpoint. The result equals that of an uninterrupted run.
 
     Args:
         run_dir: the run's directory.

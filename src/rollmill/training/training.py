@@ -151,7 +151,7 @@ def display_of(options: RunOptions) -> Display:
 
 
 def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hooks: Sequence[Hook]) -> Run | None:
-    """Goes on with the run that an earlier start of this command made. None if there is none yet."""
+    """Resumes the run that an earlier start of this command created. Returns None if there is none yet."""
     from rollmill.training.requeueing import run_to_go_on
     from rollmill.training.resuming import resume
 

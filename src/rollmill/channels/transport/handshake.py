@@ -82,7 +82,7 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
     """
     greeting = yield b"", len(GREETING) + NONCE_BYTES
     if not greeting.startswith(GREETING):
-        raise Refused("the listener at this address is not Rollmill of this version.")
+        raise Refused("the listener at this address does not run this version of Rollmill.")
     nonce = secrets.token_bytes(NONCE_BYTES)
     nonces = greeting[len(GREETING) :] + nonce
     head = nonce + _proof(token, b"dialler", nonces, claim) + LENGTH.pack(len(claim))

@@ -53,7 +53,7 @@ class Handshake:
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def advance(self) -> Admission | None:
-        """Continues as far as possible without blocking. Returns the result at the end, and None before it.
+        """Continues as far as possible without blocking. Returns the result once complete, and None until then.
 
         Raises `Refused` as `admit` does, and an `OSError` if the connection was lost.
         """

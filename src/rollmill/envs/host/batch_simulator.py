@@ -98,7 +98,7 @@ def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
         close_quietly(batch)
         raise UsageError(
             f"{name}: with num_envs={num_envs}, the function returned {batch.num_envs} environments. Each "
-            "process creates only the environments that it steps, so the number must be that of the argument."
+            "process creates only the environments that it steps, so the function must return `num_envs` of them."
         )
     return batch
 

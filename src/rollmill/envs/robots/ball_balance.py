@@ -131,8 +131,8 @@ def ball_balance(
 
     Args:
         max_steps: time limit of an episode, in steps of 0.01 s.
-        iterations: Newton iterations of each of the two physics steps.
-        line_search_iterations: points along each of its directions.
+        iterations: Newton iterations in each of the two physics steps.
+        line_search_iterations: number of points tried along each search direction.
     """
     model = physics.load(
         model_text(),

@@ -1,4 +1,4 @@
-"""A task on a robot of your own: its MJCF or URDF, and functions of its state."""
+"""A task on your own robot, from its MJCF or URDF model and functions of its state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -61,25 +61,25 @@ def robot(
     physics: str = "jax",
     name: str = "robot",
 ) -> Environment | HostEnvironment:
-    """Makes a task of a robot's model, for all algorithms.
+    """Makes an environment from the model of a robot, for all algorithms.
 
-    Actions are within -1 and 1, and are scaled to the ranges of the actuators' controls; one without a range is
-    the control itself. The functions are of JAX, of one robot.
+    Actions lie between -1 and 1, and are scaled to the control range of each actuator. Without a range, the action
+    is the control itself. The functions use JAX, and each call concerns a single robot.
 
     Args:
         model: MJCF or URDF as a string, the path of such a file, a `mujoco.MjModel`, or a `rollmill.Model`.
-        reward: of a step: `(state before, action, state after) -> number`.
-        observe: `(state) -> vector`; by default all coordinates but the place of free bodies along x and y, all
-            velocities, and the readings of the sensors.
-        terminated: `(state) -> bool`: whether the episode ends, as by a fall; by default it never does.
-        substeps: time steps of the model for each step of the task.
+        reward: computes the reward of a step: `(state before, action, state after) -> number`.
+        observe: `(state) -> vector`. By default, it returns all coordinates (except x and y of free bodies), all
+            velocities, and the sensor readings.
+        terminated: `(state) -> bool`: whether the episode ends, for example by a fall. By default, it never does.
+        substeps: number of model time steps per step of the task.
         max_steps: time limit of an episode, in steps of the task.
-        reset_angle: bound of the noise of hinges and slides in the first states, within their limits.
-        reset_speed: bound of the first velocities.
+        reset_angle: bound of the noise on initial hinge and slide positions, which stay within their limits.
+        reset_speed: bound of the initial velocities.
         max_speed: greatest velocity (m/s or rad/s): an episode beyond it ends as unstable, with a reward of 0.
-        iterations: Newton's iterations of each time step, with the physics of this package.
-        physics: `jax`, this package's physics; or `mujoco`, C MuJoCo on the host's cores, for any parts.
-        name: name of the environment in messages and runs.
+        iterations: Newton iterations in each time step, if `physics` is `jax`.
+        physics: `jax` for this package's physics, or `mujoco` for C MuJoCo on the host CPU, for any parts.
+        name: environment name in messages and runs.
 
     Raises:
         UsageError: MuJoCo is not installed or rejects the model, a part of it is not supported, it has no

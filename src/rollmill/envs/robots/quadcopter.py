@@ -105,7 +105,7 @@ def quadcopter(*, max_steps: int = 500, iterations: int = physics.ITERATIONS) ->
 
     Args:
         max_steps: time limit of an episode, in steps of 0.01 s.
-        iterations: Newton iterations of each of the two physics steps.
+        iterations: Newton iterations in each of the two physics steps.
     """
     model = physics.load(model_text(), iterations=iterations)
     task = _Quadcopter(model.structure)

@@ -74,8 +74,8 @@ def shadow_hand(
 
     Args:
         max_steps: time limit of an episode, in steps of 1/60 s.
-        iterations: Newton's iterations of each of the two physics steps.
-        line_search_iterations: points along each of its directions.
+        iterations: Newton iterations in each of the two physics steps.
+        line_search_iterations: number of points tried along each search direction.
     """
     model = physics.load(
         model_text(),

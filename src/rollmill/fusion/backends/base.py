@@ -50,7 +50,7 @@ class Backend(NamedTuple):
     """From a device to the name under which its launches are kept."""
     check: Callable[[Any], None]
     """Raises a UsageError where a device has no kernels."""
-    long_gradients: Callable[[Any], str | None]
+    gradients_too_long: Callable[[Any], str | None]
     """Why the gradients of a `GradientStep` compile for too long unless a kernel is asked for; None if not."""
     hopeless: Callable[[Pressure], str | None]
     """Why a step is not worth compiling unless requested, or None if it is."""

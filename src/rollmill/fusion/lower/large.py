@@ -2,8 +2,8 @@
 
 An operation on whole arrays gives a `ComputedArray`, which says how one element is computed. A leaf of the state
 that is large is a `MemoryArray`: reading an element is a load, and writing one adds to the writes that are stored
-when the step ends. A select of whole arrays by one condition becomes conditions of writes. So the first state of a
-new episode is stored, in a loop over all elements, only where an episode has ended.
+when the step ends. A select of whole arrays by one condition makes these writes conditional. The first state of a
+new episode is therefore stored, in a loop over all elements, only in environments whose episode has ended.
 """
 
 from collections.abc import Callable, Sequence

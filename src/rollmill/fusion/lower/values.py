@@ -230,7 +230,7 @@ Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | O
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
-    """Returns an array of nodes, each made from its index. Raises a `LoweringError` if they are too many."""
+    """Returns an array of nodes, each made from its index. Raises a `LoweringError` for too many nodes."""
     check_size(shape)
     nodes = no_nodes(shape)
     for at in np.ndindex(*shape):

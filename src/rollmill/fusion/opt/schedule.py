@@ -71,9 +71,9 @@ class Schedule(NamedTuple):
 def schedule_of(program: Program, *, segmented: bool = False, sums: Sequence[Sequence[Node]] = ()) -> Schedule:
     """Orders a program.
 
-    Long programs may be cut into segments (`segmented`), but one that is scheduled with sums is not, though the
-    bodies of its loops are. `sums` are the nodes that each sum over environments reads. It is accumulated as soon
-    as all of them are there, so that they need not be held.
+    If `segmented`, long programs may be cut into segments. A program with `sums` is not cut, but the bodies of its
+    loops are. `sums` holds, for each sum over environments, the nodes that it reads. A sum is accumulated as soon
+    as all its nodes are available, so that they need not be kept.
     """
     scheduler = _Scheduler(program, segmented, sums)
     scheduler.order()

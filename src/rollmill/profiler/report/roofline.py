@@ -17,7 +17,7 @@ from rollmill.profiling.text import path_text, percent
 
 HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5
-"""Sides of the plot, in per cent of the figure's width."""
+"""Sides of the plot, as percentages of the figure's width."""
 MAX_POINTS = 20
 MIN_NUMBER, MAX_NUMBER = 1e-9, 1e21
 """Numbers that the axes can show."""

@@ -47,7 +47,7 @@ def record_episodes(
 ) -> Recording:
     """Plays the episodes of `evaluate`, and returns their transitions, too.
 
-    Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, or if they are too many to hold.
+    Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, or if there are too many to hold.
     """
     episodes, seed = check_numbers(episodes, seed)
     graph = graph._replace(policy=graph.acting(stochastic=stochastic))

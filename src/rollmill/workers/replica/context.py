@@ -59,7 +59,7 @@ class ReplicaContext:
 
     @property
     def start_key(self) -> Key:
-        """The key that environments start with, a different one each time that they begin anew."""
+        """The key from which environments start, different after every restart."""
         return jax.random.fold_in(self.key, self.start_number) if self.start_number else self.key
 
     @property

@@ -21,7 +21,7 @@ from rollmill.workers.replica.memory_watch import MemoryWatch
 from rollmill.workers.replica.progress import ReplicaControl
 
 RESTARTED = 1
-"""Flag of a reply: these environments were lost, and others start anew in their place."""
+"""Flag of a reply: these environments were lost, and new ones start in their place."""
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class Stepper(Protocol):
     """Environments stepped in this process."""
 
     def open(self) -> ResetReply:
-        """First observations."""
+        """Returns the first observations."""
         ...
 
     def step(self, request: StepRequest) -> StepReply:
@@ -50,7 +50,7 @@ class CompiledStepper:
         self._step = jax.jit(jax.vmap(partial(answer_request, graph)))
 
     def open(self) -> ResetReply:
-        """First observations."""
+        """Returns the first observations."""
         return ResetReply(self._start.observation, self._start.action_mask)
 
     def step(self, request: StepRequest) -> StepReply:
@@ -157,7 +157,7 @@ class EnvLink(Protocol):
     """A connection to environments in this or another process. One request is answered at a time."""
 
     def open(self) -> ResetReply:
-        """First observations, at the beginning."""
+        """Returns the first observations, when the environments start."""
         ...
 
     def send(self, request: StepRequest, iteration: int) -> None:
@@ -165,7 +165,7 @@ class EnvLink(Protocol):
         ...
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Returns the reply, and whether the environments were lost and started anew."""
+        """Returns the reply, and whether the environments were lost and replaced by new ones."""
         ...
 
 
@@ -177,7 +177,7 @@ class LocalEnvs:
         self._request: StepRequest | None = None
 
     def open(self) -> ResetReply:
-        """First observations."""
+        """Returns the first observations."""
         return self.stepper.open()
 
     def send(self, request: StepRequest, iteration: int) -> None:
@@ -199,7 +199,7 @@ class RemoteEnvs(NamedTuple):
     target: int
 
     def open(self) -> ResetReply:
-        """First observations."""
+        """Returns the first observations."""
         with self.openings.receive(source=self.target) as message:
             return message.copy()
 

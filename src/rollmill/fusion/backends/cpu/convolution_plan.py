@@ -119,7 +119,7 @@ def _phases(length: int, taps: int, stride: int, padding: Pair, dilation: int) -
     dilation`.
     """
     if stride > 1 and dilation > 1:
-        raise ValueError(f"stride {stride} and dilation {dilation} along one axis")
+        raise ValueError(f"stride {stride} and dilation {dilation} cannot be combined along one axis")
     out, before = _length(length, taps, stride, padding, dilation), padding[0]
     found = []
     for first in range(min(dilation, out)):

@@ -36,7 +36,7 @@ def machine_code() -> Backend:
         package="llvmlite",
         device=lambda device: describe_processor(),
         check=lambda device: None,
-        long_gradients=lambda step: None,
+        gradients_too_long=lambda step: None,
         hopeless=many_products,
         timed_repeats=1,
         has_lanes=False,

@@ -65,7 +65,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         package="triton",
         device=lambda device: device.device_kind,
         check=_check_chip,
-        long_gradients=long_gradients_on_gpu,
+        gradients_too_long=gradients_too_long_on_gpu,
         hopeless=hopeless_on_gpu,
         timed_repeats=4,
         has_lanes=True,
@@ -118,7 +118,7 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
     return None
 
 
-def long_gradients_on_gpu(step: GradientStep) -> str | None:
+def gradients_too_long_on_gpu(step: GradientStep) -> str | None:
     """Returns why a kernel of these gradients compiles for too long; None if it does not.
 
     Agents that share weights count once.

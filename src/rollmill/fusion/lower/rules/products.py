@@ -1,6 +1,6 @@
-"""Matrix products: of an environment's vectors with matrices that all share, and small ones of its own.
+"""Matrix products: of an environment's vectors with shared matrices, and of small matrices of its own.
 
-Letters: `b` batch, `f` and `g` free axes of the two sides, `c` what is summed over, `n` columns of a matrix.
+Shape letters: `b` batch, `f` and `g` free axes of the two operands, `c` contracted axes, `n` matrix columns.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,8 @@ from rollmill.core.errors import UsageError
 from rollmill.programs.replay_size import replay_size
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
+from rollmill.sweeps.shared_programs import MAX_TRIALS, num_programs, trials_together
 from rollmill.sweeps.spec import SweepSpec
-from rollmill.sweeps.together import MAX_TRIALS, num_programs, trials_together
 from rollmill.training import preparing
 from rollmill.training.population import train_population
 from rollmill.training.request import TrainingRequest, resolve
