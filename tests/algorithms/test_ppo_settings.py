@@ -165,7 +165,7 @@ def test_parameters_of_another_shape_are_refused_with_the_shapes_that_fit():
     with pytest.raises(UsageError) as error:
         graph = rollmill.ppo(CARTPOLE, **small(), params=params)
         jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(8, dtype=jnp.int32)))
-    assert "a leaf of params has shape (5,); expected () for one value in all environments, or (8,)" in str(
+    assert "a leaf of params has shape (5,), expected () for one value in all environments, or (8,)" in str(
         error.value
     )
     assert "num_envs=8" in str(error.value)

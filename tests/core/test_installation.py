@@ -61,7 +61,7 @@ def test_a_cache_that_others_can_write_is_refused(monkeypatch, tmp_path):
     assert cache_root() == tmp_path
     with monkeypatch.context() as changed:
         changed.setattr(os, "geteuid", lambda: 1000)
-        with raises("cache-belongs-to-another-user", "(number 7)"):
+        with raises("cache-belongs-to-another-user", "(uid 7)"):
             installation._check_writers(OfAnother(tmp_path))
         changed.setattr(os, "geteuid", lambda: 7)
         installation._check_writers(OfAnother(tmp_path))

@@ -156,7 +156,7 @@ def test_options_are_those_of_the_games_class():
 
 @pytest.mark.parametrize(("name", "count"), [("bridge_bidding", 4), ("mahjong", 4), ("sparrow_mahjong", 3)])
 def test_games_of_more_players_are_refused(name, count):
-    with raises("pgx-is-game-players-expected", count, "one or two: 2048", "othello"):
+    with raises("pgx-is-game-players-expected", count, "are supported: 2048", "othello"):
         envs.make(f"pgx:{name}")
 
 

@@ -189,7 +189,7 @@ def equations(jaxpr):
         (FIELD, {"num_turn_levels": 0}, "num_turn_levels=0 must be at least 1"),
         (FIELD, {"num_taggers": 2, "num_runners": 3}, "num_other_agents_observed=10 must lie between 1 and 4"),
         (FIELD, {"num_other_agents_observed": 0}, "num_other_agents_observed=0 must lie between 1 and 109"),
-        (FIELD, {"speed": 3}, "its options: .*num_runners, num_taggers"),
+        (FIELD, {"speed": 3}, "Its options are .*num_runners, num_taggers"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(name, options, message):

@@ -12,6 +12,7 @@ from physics.robots import relative
 from rollmill import physics
 from rollmill.core.errors import UsageError
 from rollmill.physics.forces import actuation
+from rollmill.physics.kinematics import frames
 
 ROBOT = """
 <mujoco>
@@ -135,12 +136,12 @@ def test_actuators_of_disabled_groups_do_not_act():
     data.ctrl[:] = [0.2, 0.3]
     mujoco.mj_forward(compiled, data)
     state = physics.initial_state(model)
-    nowhere: Any = None  # no actuator is at a site
-    acted = actuation(model, nowhere, state.positions, state.velocities, jnp.asarray(data.ctrl, jnp.float32))
+    placed = frames(model, state.positions)
+    acted = actuation(model, placed, state.positions, state.velocities, jnp.asarray(data.ctrl, jnp.float32))
     np.testing.assert_allclose(acted.forces, data.qfrc_actuator, rtol=1e-5, atol=1e-6)
     compiled.opt.disableflags = int(mujoco.mjtDisableBit.mjDSBL_ACTUATION)
     model = physics.load(compiled)
-    acted = actuation(model, nowhere, state.positions, state.velocities, jnp.asarray(data.ctrl, jnp.float32))
+    acted = actuation(model, placed, state.positions, state.velocities, jnp.asarray(data.ctrl, jnp.float32))
     np.testing.assert_array_equal(acted.forces, 0)
 
 

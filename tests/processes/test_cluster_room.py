@@ -9,7 +9,7 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.processes.cluster import joining
 from rollmill.processes.cluster.reach import draining_nodes
-from rollmill.processes.cluster.reservation import NoRoom, Reservation
+from rollmill.processes.cluster.reservation import NoRoom, RoomReservation
 from rollmill.processes.cluster.room import Demand, Room, autoscales, check_room, demands_of, room_of
 from wordings import raises
 
@@ -124,7 +124,7 @@ class HalfFull:
 
 def test_room_for_all_workers_is_asked_for_together_and_given_up_together():
     ray = HalfFull()
-    room = Reservation(ray, {"actor/0": Demand(), "learner/0": Demand(gpus=1.0)}, name="run", seconds=0.0)
+    room = RoomReservation(ray, {"actor/0": Demand(), "learner/0": Demand(gpus=1.0)}, name="run", seconds=0.0)
     assert ray.groups == [([{"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}], "SPREAD", "run")]
     with raises("cluster-had-no-room-for", "all 2 workers", "2 CPU and 1 GPU", "1 of 4 CPU", kind=NoRoom):
         room.check()
@@ -134,7 +134,7 @@ def test_room_for_all_workers_is_asked_for_together_and_given_up_together():
 def test_a_worker_leaves_its_room_where_the_node_is_out_of_reach():
     ray = HalfFull()
     ray.state, ray.nodes = "CREATED", {0: "a", 1: "b"}
-    room = Reservation(ray, {"actor/0": Demand(), "actor/1": Demand()}, name="run", seconds=0.0)
+    room = RoomReservation(ray, {"actor/0": Demand(), "actor/1": Demand()}, name="run", seconds=0.0)
     room.check()
     assert room.is_made and room.strategy("actor/1", {}) == room.strategy("actor/1", {"a": "10.0.0.1"}) == 1
     assert room.strategy("actor/1", {"b": "10.0.0.2"}) is None and room.strategy("other/0", {}) is None

@@ -71,7 +71,7 @@ def test_a_host_that_vanishes_and_comes_back_works_again(first):
         until(workers, Started)
         launcher._hosts[1].close()  # as if the link was cut; the process of that host looks for it again
         lost = until(workers, Lost)
-        assert "vanished" in str(lost)
+        assert "can no longer be reached" in str(lost)
         workers.replace("actor/1")
         assert until(workers, Started).job.attempt == 1
     assert sum("rank 1 is 127.0.0.1" in line for line in told) == 2

@@ -64,7 +64,7 @@ def door_of_lines():
 
     def enter():
         lines.append(outputs.expect(job(obeys)))
-        peer, _ = connect_as(outputs.address, outputs.token, job(obeys), host="here", pid=7)
+        peer, _ = connect_as(outputs.address, outputs.token, job(obeys), host="here", pid=7, node="")
         return peer
 
     def close():

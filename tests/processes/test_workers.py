@@ -111,7 +111,8 @@ def test_a_killed_worker_is_lost_within_a_second_and_can_be_replaced(supervise):
     assert again.attempt == 1
     assert supervisor.jobs == (again, job(worker_jobs.obeys, 1))
     started = until(supervisor, Started)
-    assert started.job == again
+    while started.job != again:  # the other worker's start may come late
+        started = until(supervisor, Started)
     assert started.seconds < scaled(3.0)
 
 

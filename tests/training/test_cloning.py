@@ -90,7 +90,7 @@ def test_a_training_begins_with_the_clone_in_every_seed(recording, tmp_path):
 
 
 def test_illegal_actions_are_named(recording, tmp_path):
-    legal = lambda state, params: jnp.stack([state.velocity < 0, jnp.bool_(True), state.velocity >= 0])
+    legal = lambda state, params: jnp.stack([state.inner.velocity < 0, jnp.bool_(True), state.inner.velocity >= 0])
     env: Any = rollmill.make("MountainCar-v0")
     rows = dict(np.load(recording[1]))
     mask = np.stack([rows["action"] == 0, np.ones(len(rows["action"]), bool), rows["action"] == 2], axis=1)

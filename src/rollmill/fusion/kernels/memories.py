@@ -45,7 +45,7 @@ def _read_by_fills(leaf: Leaf) -> set[int]:
     return {memory for program in programs for memory in memories_read(program.nodes())}
 
 
-class Outputs(NamedTuple):
+class StepResults(NamedTuple):
     """The results of a step's program, and all that it read."""
 
     outputs: Sequence[Array]
@@ -54,7 +54,7 @@ class Outputs(NamedTuple):
     uniforms: Sequence[Array]
 
 
-def written(leaf: Leaf, step: Outputs) -> Array:
+def written(leaf: Leaf, step: StepResults) -> Array:
     """Returns a memory `[E, size]` after the writes of a step."""
     assert leaf.memory is not None
     now = step.memories[leaf.memory]
@@ -69,7 +69,7 @@ def written(leaf: Leaf, step: Outputs) -> Array:
     return now
 
 
-def _filled(fill: Fill, step: Outputs, shape: tuple[int, ...]) -> Array:
+def _filled(fill: Fill, step: StepResults, shape: tuple[int, ...]) -> Array:
     """Returns the elements `[E, size]` that a fill stores."""
     block, size = shape
     captured = [step.outputs[n] for n in fill.captures]

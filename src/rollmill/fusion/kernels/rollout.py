@@ -33,7 +33,7 @@ from rollmill.dataflow import (
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.ir import Program, evaluate, total_of
 from rollmill.fusion.kernels.leaves import Fill, Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
-from rollmill.fusion.kernels.memories import Outputs, in_order_of_writes, written
+from rollmill.fusion.kernels.memories import StepResults, in_order_of_writes, written
 from rollmill.fusion.lower.function import (
     LoweredFunction,
     TracedFunction,
@@ -248,7 +248,7 @@ def run_reference(
         outputs = evaluate(
             step.program, inputs, uniforms.slots, block=block, precision=precision, memories=memories
         )
-        own = Outputs(outputs, memories, uniforms.slots)
+        own = StepResults(outputs, memories, uniforms.slots)
 
         def join(leaf: Leaf) -> Array:
             if leaf.memory is not None:

@@ -16,7 +16,7 @@ from rollmill.processes.cluster.joining import Cluster
 from rollmill.processes.cluster.lines import OutputListener, OutputStream
 from rollmill.processes.cluster.modules import NOTHING, SentModules
 from rollmill.processes.cluster.reach import draining_nodes, selector_without, unreachable_nodes
-from rollmill.processes.cluster.reservation import ROOM_SECONDS, NoRoom, Reservation
+from rollmill.processes.cluster.reservation import ROOM_SECONDS, NoRoom, RoomReservation
 from rollmill.processes.cluster.room import Demand
 from rollmill.processes.cluster.worker import Assignment, Worker
 from rollmill.processes.jobs import Job
@@ -107,7 +107,7 @@ class RayLauncher:
         """The same of nodes that are drained."""
         asked = {job.name: self._demand(job) for job in jobs}
         name = f"rollmill-{self._run}"
-        self._room = Reservation(self._ray, asked, name=name, seconds=room_seconds) if asked else None
+        self._room = RoomReservation(self._ray, asked, name=name, seconds=room_seconds) if asked else None
 
     def start(self, job: Job, address: str, token: bytes) -> RayHandle:
         """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by. A

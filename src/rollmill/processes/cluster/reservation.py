@@ -20,7 +20,7 @@ class NoRoom(RollmillError):
     exit_code = 1
 
 
-class Reservation:
+class RoomReservation:
     """Room for workers, by the names of their jobs. A cluster with room for some of them alone gives none.
 
     It is asked for at once, and nothing waits for it here: an actor in it begins when all of the room is there.

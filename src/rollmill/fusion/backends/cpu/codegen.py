@@ -25,7 +25,7 @@ STORED = ("dot", "column", "loop", "item", "stack")
 COMBINED = {"row_sum": "add", "row_max": "max", "row_min": "min"}
 
 
-class Cells(NamedTuple):
+class MemoryCells(NamedTuple):
     """A large array of the state in memory, for the samples of a block."""
 
     pointer: Value
@@ -55,7 +55,7 @@ class CodeWriter:
         self.emit, self.scratch, self.block, self.room = emit, scratch, block, room
         self.groups = block // emit.lanes
         self._slots = slots
-        self.cells: list[Cells] = []
+        self.cells: list[MemoryCells] = []
         """Large arrays of the state, by their numbers."""
         self._uniform: dict[Any, Any] = {}  # what is read once
         self._held: dict[Node, BlockValue] = {}

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from rollmill.fusion.backends.cpu.builder import INT32, INT64, Value, memory_type
-from rollmill.fusion.backends.cpu.codegen import Cells, CodeWriter
+from rollmill.fusion.backends.cpu.codegen import CodeWriter, MemoryCells
 from rollmill.fusion.backends.cpu.control import BlockValue, Vectors
 from rollmill.fusion.backends.cpu.memory import Placed
 from rollmill.fusion.ir import Node
@@ -42,7 +42,7 @@ def _numbers(value: BlockValue) -> Vectors:
 
 
 def _store_cells(
-    writer: CodeWriter, cells: Cells, places: Vectors, numbers: Vectors, holds: Vectors | None
+    writer: CodeWriter, cells: MemoryCells, places: Vectors, numbers: Vectors, holds: Vectors | None
 ) -> None:
     """Stores an element of each sample, where a condition holds."""
     emit, kind = writer.emit, memory_type(cells.dtype)
@@ -86,10 +86,10 @@ def _fill(
                 write(sample)
 
 
-def _of_sample(writer: CodeWriter, cells: Cells, sample: Value) -> Cells:
+def _of_sample(writer: CodeWriter, cells: MemoryCells, sample: Value) -> MemoryCells:
     emit = writer.emit
     first = emit.builder.mul(sample, emit.integer(cells.stride))
-    return Cells(emit.at(cells.pointer, first, memory_type(cells.dtype)), 0, cells.dtype)
+    return MemoryCells(emit.at(cells.pointer, first, memory_type(cells.dtype)), 0, cells.dtype)
 
 
 def _repeated(writer: CodeWriter, row: Placed, sample: Value) -> Vectors:

@@ -8,7 +8,7 @@ import jax
 
 from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.cpu.builder import INT32, Emitter, Value, memory_type
-from rollmill.fusion.backends.cpu.codegen import Cells, CodeWriter
+from rollmill.fusion.backends.cpu.codegen import CodeWriter, MemoryCells
 from rollmill.fusion.backends.cpu.control import BlockValue, assign, assign_all, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
 from rollmill.fusion.backends.cpu.leaf_io import load_leaf, store_leaf
@@ -85,11 +85,11 @@ def rollout_code(
     return NativeKernel(emit.module, -(-num_envs // block), scratch_size, tuple(outputs), aliases=aliases)
 
 
-def _cells(emit: Emitter, leaf: Leaf, pointer: Value, first: Value) -> Cells:
+def _cells(emit: Emitter, leaf: Leaf, pointer: Value, first: Value) -> MemoryCells:
     """Returns a large array of the state, for the block that begins with an environment."""
     size = math.prod(leaf.shape)
     begin = emit.builder.mul(first, emit.integer(size))
-    return Cells(emit.at(pointer, begin, memory_type(leaf.dtype)), size, leaf.dtype)
+    return MemoryCells(emit.at(pointer, begin, memory_type(leaf.dtype)), size, leaf.dtype)
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:

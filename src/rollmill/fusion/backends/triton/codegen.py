@@ -38,7 +38,7 @@ MAX_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
 
 
-class Cells(NamedTuple):
+class MemoryPlace(NamedTuple):
     """A large array of the state in memory."""
 
     pointer: str
@@ -70,7 +70,7 @@ class TritonWriter:
         self._skinny = SkinnyMatmuls({}, {}, {}, {})
         self._beside = beside or pack_row
         self._apart = apart
-        self.cells: Sequence[Cells] = ()
+        self.cells: Sequence[MemoryPlace] = ()
         """Large arrays of the state, by their numbers."""
         self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollmill.fusion.backends.triton.codegen import Cells, TritonWriter
+from rollmill.fusion.backends.triton.codegen import MemoryPlace, TritonWriter
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node
@@ -57,7 +57,7 @@ class StepStores:
         places = f"{pointer} + {row} + tl.broadcast_to({place}, [BLOCK])"
         self._writer.source.line(f"write_cell({places}, tl.broadcast_to({number}, [BLOCK]), {holds})")
 
-    def _cells(self, leaf: Leaf) -> Cells:
+    def _cells(self, leaf: Leaf) -> MemoryPlace:
         assert leaf.memory is not None
         return self._writer.cells[leaf.memory]
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from rollmill.core.machine import Numerics
 from rollmill.core.operations import ROLLOUT_KERNEL
-from rollmill.fusion.backends.triton.codegen import Cells, TritonWriter
+from rollmill.fusion.backends.triton.codegen import MemoryPlace, TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
@@ -117,7 +117,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     aliases = aliased(step)
     numbered = [(n, leaf) for n, leaf in enumerate(step.carried) if leaf.memory is not None]
     writer.cells = [
-        Cells(f"after{n}" if n in aliases else before[n], f"cells{n}", math.prod(leaf.shape))
+        MemoryPlace(f"after{n}" if n in aliases else before[n], f"cells{n}", math.prod(leaf.shape))
         for n, leaf in numbered
     ]
     last = "tl.minimum(env, N - 1)" if mask else "env"  # of an environment that exists
