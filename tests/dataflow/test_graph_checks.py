@@ -6,7 +6,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import ContractError
-from rollmill.dataflow import Batch, MeanGradients, fingerprint
+from rollmill.dataflow import Batch, MeanGradients, fingerprint, iterate, start
 from rollmill.training.training import check_algorithm
 from wordings import raises
 from workers.own_algorithm import reinforce
@@ -53,6 +53,18 @@ def test_a_loss_is_a_scalar(graph):
 
     with raises("loss-one-sample-is-expected", "float32[2]"):
         fingerprint(learn_by(graph, loss))
+
+
+@pytest.mark.parametrize("change", [lambda gained: gained.T, lambda gained: gained.reshape(2, -1)])
+def test_a_batch_with_other_axes_and_as_many_samples_is_refused(graph, change):
+    def prepare(learner, trajectory, *, reduce, replicas):
+        learner, batch = graph.prepare(learner, trajectory, reduce=reduce, replicas=replicas)
+        return learner, Batch({**batch.samples, "gained": change(batch.samples["gained"])})
+
+    changed = graph._replace(prepare=prepare, loops=graph.loops._replace(num_steps=4))
+    index = jnp.arange(changed.loops.num_envs, dtype=jnp.int32)
+    with raises("prepare-returned-as-expected-leading", "gained"):
+        jax.eval_shape(lambda: iterate(changed, start(changed, jax.random.key(0), index)))
 
 
 def test_metrics_of_a_loss_are_scalars(graph):

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import ContractError
 from rollmill.core.outlines import outline
 from rollmill.core.spaces import struct
+from rollmill.dataflow.graph import Batch
 
 
 def check_loss(returned: Any) -> None:
@@ -35,6 +36,21 @@ def check_metrics(metrics: Any) -> None:
             raise ContractError(
                 f"the metric {name!r} of gradients is {outline(metric)}, expected a scalar. hint: take its mean."
             )
+
+
+def check_batch(batch: Batch, *, num_steps: int, num_envs: int, algorithm: str) -> None:
+    """Raises a `ContractError` unless samples are `[num_steps, num_envs, ...]` and sequences `[num_envs, ...]`.
+
+    Batches of any other shape with as many samples would train, with returns of other steps.
+    """
+    parts = {"samples": ((num_steps, num_envs), "steps, environments"), "sequences": ((num_envs,), "environments")}
+    for part, (lead, axes) in parts.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, part)):
+            if jnp.shape(leaf)[: len(lead)] != lead:
+                raise ContractError(
+                    f"{algorithm}: prepare returned {part}{jax.tree_util.keystr(path)} as {outline(leaf)}, "
+                    f"expected leading axes {list(lead)}: {axes}."
+                )
 
 
 def check_action(action: PyTree, space: spaces.Space, where: str) -> None:

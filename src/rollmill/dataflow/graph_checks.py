@@ -19,7 +19,7 @@ from rollmill.core.signatures import Call, check_signature
 from rollmill.core.types import Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow.collecting import collect
-from rollmill.dataflow.fragment_results import check_action, check_metrics
+from rollmill.dataflow.fragment_results import check_action, check_batch, check_metrics
 from rollmill.dataflow.gradients import ElementwiseUpdate, MeanGradients, SequenceGradients, UnfusedPolicy
 from rollmill.dataflow.graph import Batch, Decision, Graph
 from rollmill.dataflow.loops import start
@@ -109,7 +109,7 @@ def _check_learning(graph: Graph) -> None:
     _expect(graph, "prepare", batch, Batch)
     _expect_types(graph, "the learner of prepare", learner, begin.learner, "start_learner")
     if graph.replay is None:
-        _check_batch(graph, batch)
+        check_batch(batch, num_steps=graph.loops.num_steps, num_envs=graph.loops.num_envs, algorithm=_name(graph))
         rows = jnp.zeros(graph.loops.num_envs * graph.loops.rows_each // graph.loops.num_minibatches, jnp.uint32)
         minibatch = jax.eval_shape(lambda batch: minibatch_gather(batch, graph.loops)(rows), batch)
     else:
@@ -123,22 +123,6 @@ def _check_learning(graph: Graph) -> None:
     check_metrics(metrics)
     updated = _traced(graph, "update", begin.learner, gradients)
     _expect_types(graph, "the learner of update", updated, begin.learner, "start_learner")
-
-
-def _check_batch(graph: Graph, batch: Batch) -> None:
-    """Checks the leading axes of what `prepare` returned."""
-    loops = graph.loops
-    parts = {
-        "samples": ((loops.num_steps, loops.num_envs), "steps, environments"),
-        "sequences": ((loops.num_envs,), "environments"),
-    }
-    for part, (lead, axes) in parts.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, part)):
-            if leaf.shape[: len(lead)] != lead:
-                raise ContractError(
-                    f"{_name(graph)}: prepare returned {part}{jax.tree_util.keystr(path)} as {outline(leaf)}, "
-                    f"expected leading axes {list(lead)}: {axes}."
-                )
 
 
 def _functions(graph: Graph) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collection_metrics
 from rollmill.dataflow.experience import FILL
+from rollmill.dataflow.fragment_results import check_batch
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
@@ -85,7 +86,13 @@ def prepare(
     graph: Graph, learner: Learner, trajectory: Trajectory, index: Int[Array, " E"], *, reduce: Reduce = identity
 ) -> tuple[Learner, Batch]:
     """Turns the trajectory of the environments held here into a batch."""
-    return graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
+    prepared = graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
+    match prepared:
+        case (_, Batch() as batch) if graph.replay is None:
+            num_steps, num_envs = trajectory.steps.terminated.shape
+            algorithm = graph.settings.get("algorithm", "the algorithm")
+            check_batch(batch, num_steps=num_steps, num_envs=num_envs, algorithm=algorithm)
+    return prepared
 
 
 def report(graph: Graph, learner: Learner, batch: Batch) -> Metrics:
