@@ -13,6 +13,8 @@ import rollmill
 from rollmill.algorithms.opponent_pool import next_opponents, no_opponents, start_pool
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import collect, identity, start
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
 from wordings import raises
 
 E = 4
@@ -121,3 +123,20 @@ def test_a_pool_needs_two_kinds_that_learn():
         graph_with(pool_size=2, frozen=("keeper",))
     with raises("out-of-bounds", "pool_size=-1", kind=UsageError):
         graph_with(pool_size=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fusion", ["rollout", "full"])
+def test_kernels_play_and_learn_by_the_numbers_of_xla(fusion):
+    def trained(fusion):
+        sizes = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 6 * 64}
+        graph = rollmill.mappo("TagGridWorld-Small-v0", **sizes, pool_size=2, pool_every=1, pool_share=0.9)
+        program, played = lower(graph, fusion=fusion), False
+        for window in dispatch_ahead(program, program.start(), first=0, until=graph.loops.iterations):
+            learner = window.after.learner
+            played |= any(map(bool, learner.pool.played.values()))
+        assert played
+        return learner.weights.networks
+
+    compare = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(compare, trained(fusion), trained("off"))

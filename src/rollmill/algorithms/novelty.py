@@ -45,7 +45,7 @@ class Novelty(eqx.Module):
     target: PyTree[Array]
     predictor: PyTree[Array]
     returns: RunningStatistics
-    """Of discounted sums of errors, by which the bonus is divided."""
+    """Running statistics of discounted sums of errors. Their standard deviation divides the bonus."""
 
 
 class Distillation(NamedTuple):

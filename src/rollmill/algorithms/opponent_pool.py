@@ -22,12 +22,12 @@ from rollmill.core.types import Key
 
 
 class Opponents(eqx.Module):
-    """What the policy of an iteration needs of a pool."""
+    """Weights of the opponents in one iteration, and the agents that act by them."""
 
     networks: dict[str, PyTree[Array]]
     """Earlier weights of each parameter set."""
     playing: dict[str, Bool[Array, ""]]
-    """Which kinds of agents act by them; at most one does."""
+    """Whether each kind of agents acts by the earlier weights. At most one kind does."""
 
 
 class OpponentPool(eqx.Module):

@@ -43,8 +43,8 @@ class Evaluate(PolicyOptions):
     """Moves at the beginning of each game of a match that are drawn at random; policies that do not draw play the
     same two games again and again without."""
     record: Path | None = None
-    """Write all transitions of the episodes to this new file, which ends in .npz. Trainings begin with what it
-    teaches by --clone."""
+    """Write all transitions of the episodes to this new file, which ends in .npz. `rollmill train --clone FILE`
+    imitates them."""
     watch: bool = False
     """Evaluate every checkpoint as it appears, of a run that another process trains, until that ends."""
     json: bool = False

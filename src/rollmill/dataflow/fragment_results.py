@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import ContractError
 from rollmill.core.outlines import outline
 from rollmill.core.spaces import struct
-from rollmill.dataflow.graph import Batch
+from rollmill.dataflow.graph import Batch, Graph, Trajectory
 
 
 def check_loss(returned: Any) -> None:
@@ -38,18 +38,27 @@ def check_metrics(metrics: Any) -> None:
             )
 
 
-def check_batch(batch: Batch, *, num_steps: int, num_envs: int, algorithm: str) -> None:
-    """Raises a `ContractError` unless samples are `[num_steps, num_envs, ...]` and sequences `[num_envs, ...]`.
+def algorithm_of(graph: Graph) -> str:
+    """Returns the name of a graph's algorithm, for messages."""
+    return graph.settings.get("algorithm", "the algorithm")
 
-    Batches of any other shape with as many samples would train, with returns of other steps.
+
+def check_batch(graph: Graph, batch: Batch, trajectory: Trajectory) -> None:
+    """Raises a `ContractError` unless samples are `[T, E, ...]` and sequences `[E, ...]`, as the trajectory is.
+
+    A batch with other axes and as many samples would train on returns of other steps.
     """
-    parts = {"samples": ((num_steps, num_envs), "steps, environments"), "sequences": ((num_envs,), "environments")}
+    steps_and_envs = jnp.shape(trajectory.steps.terminated)
+    parts = {
+        "samples": (steps_and_envs, "steps, environments"),
+        "sequences": (steps_and_envs[1:], "environments"),
+    }
     for part, (lead, axes) in parts.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(batch, part)):
             if jnp.shape(leaf)[: len(lead)] != lead:
                 raise ContractError(
-                    f"{algorithm}: prepare returned {part}{jax.tree_util.keystr(path)} as {outline(leaf)}, "
-                    f"expected leading axes {list(lead)}: {axes}."
+                    f"{algorithm_of(graph)}: prepare returned {part}{jax.tree_util.keystr(path)} as "
+                    f"{outline(leaf)}, expected leading axes {list(lead)}: {axes}."
                 )
 
 

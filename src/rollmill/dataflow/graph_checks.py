@@ -19,7 +19,7 @@ from rollmill.core.signatures import Call, check_signature
 from rollmill.core.types import Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow.collecting import collect
-from rollmill.dataflow.fragment_results import check_action, check_batch, check_metrics
+from rollmill.dataflow.fragment_results import algorithm_of, check_action, check_batch, check_metrics
 from rollmill.dataflow.gradients import ElementwiseUpdate, MeanGradients, SequenceGradients, UnfusedPolicy
 from rollmill.dataflow.graph import Batch, Decision, Graph
 from rollmill.dataflow.loops import start
@@ -50,7 +50,7 @@ CALLS: Mapping[str, Call] = {
 def check_parameters(graph: Graph) -> None:
     """Raises a `ContractError` if a function of a graph does not accept the arguments of its call."""
     for field, function in _functions(graph).items():
-        check_signature(f"{_name(graph)}: {field}", function, CALLS[field])
+        check_signature(f"{algorithm_of(graph)}: {field}", function, CALLS[field])
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def check_results(graph: Graph) -> None:
 def check_decision(graph: Graph, field: str, decision: Any) -> None:
     """Raises a `ContractError` unless a policy returned a `Decision` with an action of the graph's space."""
     _expect(graph, field, decision, Decision)
-    check_action(decision.action, graph.action_space, f"{_name(graph)}: {field}")
+    check_action(decision.action, graph.action_space, f"{algorithm_of(graph)}: {field}")
 
 
 def _check_learning(graph: Graph) -> None:
@@ -109,7 +109,7 @@ def _check_learning(graph: Graph) -> None:
     _expect(graph, "prepare", batch, Batch)
     _expect_types(graph, "the learner of prepare", learner, begin.learner, "start_learner")
     if graph.replay is None:
-        check_batch(batch, num_steps=graph.loops.num_steps, num_envs=graph.loops.num_envs, algorithm=_name(graph))
+        check_batch(graph, batch, trajectory)
         rows = jnp.zeros(graph.loops.num_envs * graph.loops.rows_each // graph.loops.num_minibatches, jnp.uint32)
         minibatch = jax.eval_shape(lambda batch: minibatch_gather(batch, graph.loops)(rows), batch)
     else:
@@ -142,13 +142,13 @@ _WRAPPED = (ElementwiseUpdate, UnfusedPolicy)
 
 def _traced(graph: Graph, field: str, *args: Any, function: Callable[..., Any] | None = None) -> Any:
     """Returns the types of the result of one function, which is the field of the graph by default."""
-    with attribute_to_user_code(f"{_name(graph)}: {field}"):
+    with attribute_to_user_code(f"{algorithm_of(graph)}: {field}"):
         return jax.eval_shape(getattr(graph, field) if function is None else function, *args)
 
 
 def _pair(graph: Graph, field: str, returned: Any, expected: str) -> Any:
     if type(returned) is not tuple or len(returned) != 2:
-        raise ContractError(f"{_name(graph)}: {field} returned {outline(returned)}, expected {expected}.")
+        raise ContractError(f"{algorithm_of(graph)}: {field} returned {outline(returned)}, expected {expected}.")
     return returned
 
 
@@ -156,7 +156,7 @@ def _expect(graph: Graph, field: str, returned: Any, kind: type) -> None:
     if not isinstance(returned, kind):
         fields = ", ".join(kind._fields)  # pyright: ignore[reportAttributeAccessIssue]
         raise ContractError(
-            f"{_name(graph)}: {field} returned {outline(returned)}, expected a {kind.__name__}({fields})."
+            f"{algorithm_of(graph)}: {field} returned {outline(returned)}, expected a {kind.__name__}({fields})."
         )
 
 
@@ -164,14 +164,10 @@ def _expect_types(graph: Graph, what: str, actual: PyTree, expected: PyTree, ori
     """Checks that two trees have one structure and the same types."""
     if jax.tree.structure(actual) != jax.tree.structure(expected) or _types(actual) != _types(expected):
         raise ContractError(
-            f"{_name(graph)}: {what} is {outline(actual)}, expected {outline(expected)}, as {origin} returned it: "
-            "keep structure, shapes and dtypes."
+            f"{algorithm_of(graph)}: {what} is {outline(actual)}, expected {outline(expected)}, as {origin} "
+            "returned it: keep structure, shapes and dtypes."
         )
 
 
 def _types(tree: PyTree) -> list[tuple[Any, Any]]:
     return [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(tree)]
-
-
-def _name(graph: Graph) -> str:
-    return graph.settings.get("algorithm", "the algorithm")

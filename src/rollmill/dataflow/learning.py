@@ -89,9 +89,7 @@ def prepare(
     prepared = graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
     match prepared:
         case (_, Batch() as batch) if graph.replay is None:
-            num_steps, num_envs = trajectory.steps.terminated.shape
-            algorithm = graph.settings.get("algorithm", "the algorithm")
-            check_batch(batch, num_steps=num_steps, num_envs=num_envs, algorithm=algorithm)
+            check_batch(graph, batch, trajectory)
     return prepared
 
 

@@ -160,8 +160,9 @@ def check_no_auto_reset(env: Environment, record: Rollout) -> None:
 
 
 def _return_first_ones(record: Rollout, ending: np.ndarray) -> bool:
-    """Returns whether some of these steps came from later states, and all of them returned states like those of a
-    reset.
+    """Returns True if the steps that end an episode return states like those after a reset.
+
+    At least one of these steps must have begun in a state that differs from a first state.
     """
     steps, resets = record.steps, record.resets
     advanced = ending & ~_resembles(steps.state, resets.state, len(ending))

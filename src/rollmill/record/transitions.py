@@ -70,7 +70,7 @@ def read_transitions(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _tree(path, name, tree, arrays) for name, tree in wanted.items()}
 
 
-def digest_of(path: Path) -> str:
+def sha256_of_file(path: Path) -> str:
     """Returns the SHA-256 of a file. Raises a `UsageError` if it cannot be read."""
     try:
         with path.open("rb") as file:

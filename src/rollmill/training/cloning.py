@@ -28,7 +28,7 @@ from rollmill.envs import update_statistics
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import begin_learner
-from rollmill.record.transitions import digest_of, read_transitions
+from rollmill.record.transitions import read_transitions, sha256_of_file
 
 UPDATES, BATCH, RATE = 2_000, 256, 1e-3
 """Steps of Adam by default, transitions of each, and its learning rate, which falls linearly to zero."""
@@ -70,7 +70,7 @@ def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
     key = jax.random.key(seed)
     learner = begin_learner(graph, key)
     _check(graph, learner)
-    digest, shown = digest_of(file), demonstrations(graph, file)
+    digest, shown = sha256_of_file(file), demonstrations(graph, file)
     weights = _with_statistics(learner.weights, shown)
     _check_legal(graph, file, weights, shown)
     learn = jax.jit(partial(_learned, graph, learner.returns is None))

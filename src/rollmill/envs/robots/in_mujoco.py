@@ -55,7 +55,7 @@ class MujocoBatch(VectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts all robots, or those of `options["reset_mask"]`."""
+        """Resets all robots, or only those that are True in `options["reset_mask"]`."""
         with _on_the_host():
             if seed is not None:
                 self._key = jax.random.key(seed)

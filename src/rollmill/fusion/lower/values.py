@@ -189,7 +189,7 @@ class CellWrite(NamedTuple):
     """In row-major order."""
     value: Node
     condition: Node | None
-    """Whether it is. None: always."""
+    """Whether the element is written. None: it always is."""
 
 
 class WholeWrite(NamedTuple):

@@ -29,9 +29,9 @@ class MemoryCells(NamedTuple):
     """A large array of the state in memory, for the samples of a block."""
 
     pointer: Value
-    """To the elements of the first sample."""
+    """Address of the first sample's elements."""
     stride: int
-    """Elements from one sample to the next. Zero where all lanes read those of one sample."""
+    """Number of elements between two samples, or 0 if all lanes read the same sample."""
     dtype: np.dtype
 
     def places(self, emit: Emitter, group: int, places: Value) -> Value:
