@@ -144,7 +144,7 @@ def rows_of_page():
 def test_the_page_has_every_algorithm_and_every_placement():
     rows, section = rows_of_page()
     assert list(rows) == [placement.name for placement in placements()]
-    named = re.search(r"Algorithms with a replay memory: (.+?)\.", section, re.S)[1].replace("\n", " ")
+    named = re.search(r"variants of algorithms have a replay memory: (.+?)\.", section, re.S)[1].replace("\n", " ")
     assert named.split("; ") == list(variants())
 
 
