@@ -1,1 +1,1 @@
-"""Kernels for CPUs: machine code by LLVM."""
+"""CPU kernels: programs compiled to machine code by LLVM."""

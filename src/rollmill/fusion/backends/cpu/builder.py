@@ -1,4 +1,4 @@
-"""Emits LLVM instructions on vectors, one at a time."""
+"""Emits LLVM IR for vector arithmetic, memory access and loops."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.fusion.ir import is_short_float
 
 Value: TypeAlias = Any
-"""A value of LLVM's."""
+"""An LLVM IR value (`llvmlite.ir.Value`)."""
 
 POINTER = ir.PointerType()
 BYTE, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -21,11 +21,11 @@ FLOAT32 = np.dtype(np.float32)
 FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 
 CONTRACTED = ("contract",)
-"""A product and a sum may be one instruction, rounded once."""
+"""Fast-math flag that lets LLVM fuse a product and a sum into one instruction with one rounding."""
 
 
 class Emitter:
-    """Writes the body of one function."""
+    """Emits the body of one LLVM function, in vectors of `lanes` elements."""
 
     def __init__(self, function: ir.Function, lanes: int) -> None:
         """Code for values computed once goes to the beginning of the function."""
@@ -40,56 +40,56 @@ class Emitter:
     # --- types and constants ------------------------------------------------------------------------------
 
     def vector(self, dtype: np.dtype) -> ir.VectorType:
-        """Returns the type of a vector."""
+        """Returns the LLVM vector type with one element of `dtype` per lane."""
         return ir.VectorType(number_type(dtype), self.lanes)
 
     def constant(self, number: Any, dtype: np.dtype = FLOAT32) -> Value:
-        """Returns a vector of the same number."""
+        """Returns a constant vector with `number` in every lane."""
         return ir.Constant(self.vector(dtype), [_literal(number, dtype)] * self.lanes)
 
     def integer(self, number: int) -> Value:
-        """Returns a single index."""
+        """Returns a constant 64-bit integer."""
         return ir.Constant(INT64, number)
 
     def counting(self) -> Value:
-        """Returns the number of each lane."""
+        """Returns the constant vector of lane indices, `0, 1, ..., lanes - 1`."""
         return ir.Constant(ir.VectorType(INT32, self.lanes), list(range(self.lanes)))
 
     # --- arithmetic ---------------------------------------------------------------------------------------
 
     def add(self, x: Value, y: Value) -> Value:
-        """`x + y` of floats."""
+        """Emits the floating-point sum `x + y`."""
         return self.builder.fadd(x, y, flags=CONTRACTED)  # pyright: ignore[reportCallIssue]
 
     def subtract(self, x: Value, y: Value) -> Value:
-        """`x - y` of floats."""
+        """Emits the floating-point difference `x - y`."""
         return self.builder.fsub(x, y, flags=CONTRACTED)  # pyright: ignore[reportCallIssue]
 
     def multiply(self, x: Value, y: Value) -> Value:
-        """`x y` of floats."""
+        """Emits the floating-point product `x * y`."""
         return self.builder.fmul(x, y, flags=CONTRACTED)  # pyright: ignore[reportCallIssue]
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
-        """`x y + z`, rounded once."""
+        """Emits a fused multiply-add, `x * y + z` with one rounding."""
         return self.intrinsic("fma", x, y, z)
 
     def intrinsic(self, name: str, *operands: Value, result: Any = None) -> Value:
-        """LLVM's own function of the first operand's type."""
+        """Emits a call of the LLVM intrinsic `name`, in its version for the type of the first operand."""
         kinds = [operand.type for operand in operands]
         suffix = suffix_of(kinds[0]) if result is None else f"{suffix_of(result)}.{suffix_of(kinds[0])}"
         return self.call(f"llvm.{name}.{suffix}", *operands, result=result or kinds[0])
 
     def call(self, name: str, *operands: Value, result: Any) -> Value:
-        """Calls a function by its name."""
+        """Emits a call of the function `name`, and declares it first if needed."""
         return self.builder.call(self.declared(name, result, [operand.type for operand in operands]), operands)
 
     def declared(self, name: str, result: Any, operands: list[Any]) -> ir.Function:
-        """Declares a function of these types, unless the module has it."""
+        """Returns the module's function `name`, declaring it with these types if it does not exist."""
         function = self.module.globals.get(name)
         return ir.Function(self.module, ir.FunctionType(result, operands), name) if function is None else function
 
     def each_lane(self, name: str, *operands: Value) -> Value:
-        """Calls a C function for each lane in turn."""
+        """Emits one call of a scalar C function per lane, and returns the results as a vector."""
         vector = ir.Constant(operands[0].type, ir.Undefined)
         for lane in range(self.lanes):
             place = ir.Constant(INT32, lane)
@@ -98,36 +98,36 @@ class Emitter:
         return vector
 
     def broadcast(self, number: Value) -> Value:
-        """Returns a single number in all lanes."""
+        """Emits a vector with a scalar in every lane."""
         vector = ir.VectorType(number.type, self.lanes)
         first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(INT32, 0))
         zeros = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
         return self.builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
     def any(self, condition: Value) -> Value:
-        """Returns whether a boolean holds in any lane."""
+        """Emits the logical OR of all lanes of a boolean vector."""
         return self.call(f"llvm.vector.reduce.or.v{self.lanes}i1", condition, result=ir.IntType(1))
 
     # --- memory -------------------------------------------------------------------------------------------
 
     def at(self, pointer: Value, index: Value | int, kind: Any) -> Value:
-        """Returns the pointer to the element with this index."""
+        """Returns the address of element `index` of an array of type `kind`."""
         if isinstance(index, int):
             index = self.integer(index)
         return self.builder.gep(pointer, [index], inbounds=True, source_etype=kind)
 
     def load_number(self, pointer: Value, dtype: np.dtype) -> Value:
-        """One number. Booleans take a byte in memory."""
+        """Loads one element of `dtype`. Booleans occupy a byte in memory."""
         stored = self.builder.load(pointer, typ=memory_type(dtype), align=np.dtype(dtype).itemsize)
         return self._from_memory(stored, dtype)
 
     def load(self, pointer: Value, dtype: np.dtype) -> Value:
-        """Loads a vector of adjacent numbers."""
+        """Loads a vector of consecutive elements from memory."""
         kind = ir.VectorType(memory_type(dtype), self.lanes)
         return self._from_memory(self.builder.load(pointer, typ=kind, align=np.dtype(dtype).itemsize), dtype)
 
     def store(self, vector: Value, pointer: Value, dtype: np.dtype) -> None:
-        """Writes a vector, or a single number."""
+        """Stores a vector or a scalar to memory, converted to the memory format of `dtype`."""
         whole = vector
         if dtype == np.bool_:
             whole = self.builder.zext(vector, _with_element(vector.type, memory_type(dtype)))
@@ -136,7 +136,7 @@ class Emitter:
         self.builder.store(whole, pointer, align=np.dtype(dtype).itemsize)
 
     def gather(self, pointer: Value, places: Value, dtype: np.dtype) -> Value:
-        """Gathers a number for each lane from its own address."""
+        """Loads one element per lane, each from its own index."""
         kind = memory_type(dtype)
         vector = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
         for lane in range(self.lanes):
@@ -157,11 +157,11 @@ class Emitter:
     # --- floats of 16 bits ----------------------------------------------------------------------------------
 
     def rounded(self, x: Value, dtype: np.dtype) -> Value:
-        """Rounds to a type of 16 bits, ties to even."""
+        """Rounds float32 values to a 16-bit float type, ties to even."""
         return self.short_of_bits(self.bits_of_short(x, dtype), dtype)
 
     def short_of_bits(self, bits: Value, dtype: np.dtype) -> Value:
-        """Returns the float32 number encoded by 16 bits."""
+        """Converts the bit patterns of a 16-bit float type to float32 values."""
         builder, wide = self.builder, _with_element(bits.type, FLOATS["float32"])
         if dtype.name == "float16":
             return builder.fpext(builder.bitcast(bits, _with_element(bits.type, ir.HalfType())), wide)
@@ -169,7 +169,7 @@ class Emitter:
         return builder.bitcast(builder.shl(words, _constant_like(words, 16)), wide)
 
     def bits_of_short(self, x: Value, dtype: np.dtype) -> Value:
-        """Returns the 16 bits of the nearest value of a type."""
+        """Rounds float32 values to a 16-bit float type, and returns the bit patterns."""
         builder, short = self.builder, _with_element(x.type, ir.IntType(16))
         if dtype.name == "float16":
             return builder.bitcast(builder.fptrunc(x, _with_element(x.type, ir.HalfType())), short)
@@ -186,18 +186,21 @@ class Emitter:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """Code emitted inside runs before everything else."""
+        """Context manager that emits code at the start of the function, where it runs only once."""
         with self.builder.goto_block(self._entry):
             yield
 
     def slot(self, kind: Any) -> Value:
-        """Returns a variable."""
+        """Allocates a local variable of an LLVM type, and returns its address."""
         with self.once():
             return variable(self.builder, kind)
 
     @contextlib.contextmanager
     def loop(self, end: Value | int, *, first: Value | int = 0, step: int = 1) -> Iterator[Value]:
-        """Writes a loop over indices. Code written inside the context is its body, which runs at least once."""
+        """Context manager that emits a loop over the indices `range(first, end, step)`, and yields the index.
+
+        The code emitted inside the context is the body. It runs at least once.
+        """
         number = lambda n: self.integer(n) if isinstance(n, int) else n
         before, body = self.builder.block, self._function.append_basic_block("loop")
         self.builder.branch(body)
@@ -214,7 +217,10 @@ class Emitter:
     def sums(
         self, turns: Value | int, start: list[Value], turn: Callable[[Value, list[Value]], list[Value]]
     ) -> list[Value]:
-        """Returns the values after `turn` was applied this many times, to the index and the values before."""
+        """Emits a loop that updates accumulators in registers, and returns their final values.
+
+        `turn(index, values)` emits the body and returns the new values. It runs `turns` times, at least once.
+        """
         before, body = self.builder.block, self._function.append_basic_block("sums")
         self.builder.branch(body)
         self.builder.position_at_end(body)
@@ -234,7 +240,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def repeat_while(self, condition: Callable[[], Value]) -> Iterator[None]:
-        """Writes a loop that continues while a condition, computed before each iteration, is true."""
+        """Context manager that emits a while loop. `condition` emits the test before each iteration."""
         head, body = (self._function.append_basic_block(name) for name in ("head", "turn"))
         rest = self._function.append_basic_block("after")
         self.builder.branch(head)
@@ -247,31 +253,31 @@ class Emitter:
 
 
 def variable(builder: ir.IRBuilder, kind: Any) -> Value:
-    """Allocates stack memory for a value of this type."""
+    """Allocates stack memory for a value of an LLVM type, and returns its address."""
     pointer = builder.alloca(kind)
     pointer.type = POINTER  # as all pointers are
     return pointer
 
 
 def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    """Returns the pointer at this offset in bytes."""
+    """Returns the address `offset` bytes after a pointer."""
     return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=BYTE)
 
 
 def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER) -> Value:
-    """Loads the value at this offset in bytes."""
+    """Loads the value `offset` bytes after a pointer."""
     return builder.load(byte(builder, pointer, offset), typ=kind)
 
 
 def number_type(dtype: Any) -> Any:
-    """Returns the type of a number in a register. Floats of 16 bits are held as float32."""
+    """Returns the LLVM type of a scalar of `dtype` in a register. 16-bit floats are held as float32."""
     dtype = np.dtype(dtype)
     dtype = FLOAT32 if is_short_float(dtype) else dtype
     return ir.IntType(1) if dtype == np.bool_ else _type_of(dtype)
 
 
 def memory_type(dtype: Any) -> Any:
-    """Returns the type of a number in memory."""
+    """Returns the LLVM type of a scalar of `dtype` in memory. Booleans occupy a byte."""
     dtype = np.dtype(dtype)
     if is_short_float(dtype):
         return ir.IntType(16)
@@ -299,7 +305,7 @@ def _type_of(dtype: np.dtype) -> Any:
 
 
 def suffix_of(kind: Any) -> str:
-    """LLVM's name of a type, in the names of its functions."""
+    """Returns the suffix for an LLVM type in names of intrinsics, such as `v8f32`."""
     if isinstance(kind, ir.VectorType):
         return f"v{kind.count}{suffix_of(kind.element)}"
     if isinstance(kind, ir.IntType):

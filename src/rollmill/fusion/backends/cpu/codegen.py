@@ -1,7 +1,8 @@
-"""Writes programs as machine code for blocks of samples: scalars as vectors of lanes, rows in memory.
+"""Compiles programs to LLVM IR for blocks of samples.
 
-A block is a few vectors. Element-wise operations are fused into the loop that reads them, over the samples of a
-block. Rows read more than once, or by a product, are kept in memory.
+A block is a few vectors with one sample per lane. Scalars of a program become vectors, and rows lie in memory.
+Element-wise operations on rows are fused into the loop that reads the result, so only rows that are read more than
+once, or by a matrix product, are stored.
 """
 
 import functools
@@ -20,32 +21,34 @@ from rollmill.fusion.ir import OPERATIONS, TYPED, Node, is_float
 from rollmill.fusion.opt.schedule import Accumulate, Emit, EmitLoop, If, Item, Schedule, Segment
 
 STORED = ("dot", "column", "loop", "item", "stack")
-"""Operations that read rows from memory."""
+"""Operations that read row operands from memory."""
 
 COMBINED = {"row_sum": "add", "row_max": "max", "row_min": "min"}
 
 
 class MemoryCells(NamedTuple):
-    """A large array of the state in memory, for the samples of a block."""
+    """A large array of the environment state that stays in memory, for the samples of a block."""
 
     pointer: Value
-    """Address of the first sample's elements."""
+    """Address of the elements of the block's first sample."""
     stride: int
-    """Number of elements between two samples, or 0 if all lanes read the same sample."""
+    """Number of elements per sample, or 0 if all lanes read from the same sample."""
     dtype: np.dtype
 
     def places(self, emit: Emitter, group: int, places: Value) -> Value:
-        """Returns places counted from the first sample's elements, for a vector of samples."""
+        """Converts element indices within each sample to offsets from `pointer`, for vector number `group` of the
+        block.
+        """
         rows = [(group * emit.lanes + lane) * self.stride for lane in range(emit.lanes)]
         return emit.builder.add(places, ir.Constant(ir.VectorType(INT32, emit.lanes), rows))
 
     def load(self, emit: Emitter, group: int, places: Value) -> Value:
-        """Returns an element of each sample of a vector."""
+        """Loads one element per sample, for vector number `group` of the block."""
         return emit.gather(self.pointer, self.places(emit, group, places), self.dtype)
 
 
 class CodeWriter:
-    """Writes programs into a function."""
+    """Emits the LLVM IR of programs into a function, block by block."""
 
     def __init__(self, emit: Emitter, scratch: Scratch, slots: Sequence[Value], *, block: int, room: int) -> None:
         """Prepares a writer for blocks of samples, a power of two and at least the lanes.
@@ -65,9 +68,9 @@ class CodeWriter:
     def write(
         self, schedule: Schedule, inputs: Sequence[BlockValue], *, add_sum: Callable[[int], None] | None = None
     ) -> list[BlockValue]:
-        """Writes a program, and returns its outputs, with rows in memory.
+        """Emits a scheduled program, and returns its outputs, with rows stored in memory.
 
-        `add_sum` writes each sum that the program is scheduled with.
+        `add_sum(number)` is called where the schedule accumulates a sum over samples, and emits that addition.
         """
         nodes, outputs = schedule.program.nodes(), schedule.program.outputs
         outer = self._held, self._beside, self._stored
@@ -109,13 +112,13 @@ class CodeWriter:
             self._held[node] = read(self, variable)
 
     def anywhere(self, condition: Vectors) -> Value:
-        """Returns whether a boolean holds for any sample of the block."""
+        """Emits a test of whether a boolean is true for any sample of the block."""
         return self.emit.any(functools.reduce(self.emit.builder.or_, condition))
 
     # --- one node ------------------------------------------------------------------------------------------
 
     def value(self, node: Node) -> BlockValue:
-        """Returns the value of a node. Rows lie in memory."""
+        """Returns the computed value of a node. A row is first stored in memory if it is not there yet."""
         return self._held[node] if node.width is None else self.in_memory(node)
 
     def _node(self, node: Node) -> BlockValue:
@@ -145,7 +148,7 @@ class CodeWriter:
         return self.beside([self.vectors(operand) for operand in node.operands], node.dtype)
 
     def vectors(self, node: Node) -> Vectors:
-        """Returns a number of each sample."""
+        """Returns the computed value of a scalar node as vectors with one sample per lane."""
         value = self._held[node]
         assert isinstance(value, list), node
         return value
@@ -186,12 +189,12 @@ class CodeWriter:
     # --- rows ----------------------------------------------------------------------------------------------
 
     def new_rows(self, width: int, dtype: np.dtype = FLOAT32) -> Placed:
-        """Memory for a row of each sample."""
+        """Allocates scratch memory for one row of `width` columns per sample."""
         columns = padded(width, self.emit.lanes)
         return Placed(self.scratch.take(self.block * columns, dtype), columns, 1, width, dtype)
 
     def in_memory(self, node: Node) -> Placed:
-        """Returns a row, in memory."""
+        """Returns the rows of a node in memory, computing and storing them first if needed."""
         held = self._held[node]
         if isinstance(held, Placed):
             return held
@@ -200,7 +203,7 @@ class CodeWriter:
         return self._held[node]  # pyright: ignore[reportReturnType]
 
     def copy(self, source: Placed, target: Placed) -> None:
-        """Copies rows."""
+        """Emits a copy of the rows of all samples to other rows."""
         whole = self.contiguous(source)
         with self.emit.loop(self.block) as sample:
             for n in range(0, target.sample_stride, self.emit.lanes):
@@ -208,7 +211,7 @@ class CodeWriter:
                 self.emit.store(vector, target.at(self.emit, sample, n), source.dtype)
 
     def contiguous(self, held: BlockValue) -> Placed:
-        """Returns rows with adjacent columns in memory."""
+        """Returns rows whose columns are adjacent in memory, copying them if needed."""
         assert isinstance(held, Placed)
         return held if held.is_contiguous else side_by_side(self.emit, self.scratch, held, self.block)
 
@@ -225,7 +228,7 @@ class CodeWriter:
         return rows_of_product
 
     def beside(self, numbers: Sequence[Vectors], dtype: np.dtype = FLOAT32) -> Placed:
-        """Returns scalars as the columns of one row."""
+        """Stores scalars in memory as the columns of one row per sample."""
         count = len(numbers)
         rows = Placed(self.scratch.take(self.block * count, dtype), 1, self.block, count, dtype)
         for column, vectors in enumerate(numbers):
@@ -238,7 +241,7 @@ class CodeWriter:
         return self.strided(rows.at(self.emit, 0, node.attributes[0]), rows.sample_stride, rows.dtype)
 
     def strided(self, pointer: Value, stride: int, dtype: np.dtype) -> Vectors:
-        """Loads a number per sample, starting here, with this stride in elements."""
+        """Loads one scalar per sample, from addresses `stride` elements apart."""
         emit, kind = self.emit, memory_type(dtype)
         pointers = [emit.at(pointer, first * stride, kind) for first in range(0, self.block, emit.lanes)]
         if stride == 1:
@@ -276,7 +279,7 @@ class CodeWriter:
         return [self.emit.load(pointer, node.dtype) for pointer in pointers]
 
     def across(self, op: str, vector: Value, dtype: np.dtype = FLOAT32) -> Value:
-        """Reduces the lanes of a vector by a sum or extreme, in a fixed order."""
+        """Reduces the lanes of a vector to one scalar, by a sum, maximum or minimum in a fixed order."""
         kind, operation = vector.type.element, COMBINED[op]
         named = lambda own: f"llvm.vector.reduce.{own}.{suffix_of(vector.type)}"
         if not is_float(dtype):
@@ -348,7 +351,7 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
     "row_max": CodeWriter._reduced,
     "row_min": CodeWriter._reduced,
 }
-"""Operations that are no arithmetic."""
+"""Emitters of operations other than arithmetic, by name."""
 
 
 def _neutral(op: str, dtype: np.dtype) -> Any:

@@ -1,4 +1,8 @@
-"""Control flow over blocks: variables that branches and loops assign, and loops of each sample's own turns."""
+"""Emits branches and loops for blocks of samples.
+
+A branch is taken if any sample needs it. A loop runs until the last sample is done, and leaves the values of the
+other samples unchanged.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -11,53 +15,57 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.opt.schedule import EmitLoop, Schedule
 
 Vectors: TypeAlias = list[Value]
-"""A number of each sample of a block."""
+"""A scalar of each sample of a block, as a list of vectors with one sample per lane."""
 
 BlockValue: TypeAlias = Vectors | Placed | None
-"""The value of a node for a block, or None for a row computed where it is read."""
+"""The value of a node for a block of samples. None stands for a row that is computed only where it is read."""
 
 
 @runtime_checkable
 class BlockWriter(Protocol):
-    """Writes programs for blocks of samples."""
+    """Protocol for emitting programs for blocks of samples, as this module needs it. `CodeWriter`
+    implements it.
+    """
 
     emit: Emitter
     block: int
-    """Samples of a block."""
+    """Number of samples in a block."""
     groups: int
-    """Vectors of a block."""
+    """Number of vectors in a block."""
 
     def write(self, schedule: Schedule, inputs: Sequence[BlockValue]) -> list[BlockValue]:
-        """Writes a program, and returns the values of its outputs."""
+        """Emits a scheduled program, and returns the values of its outputs."""
         ...
 
     def value(self, node: Node) -> BlockValue:
-        """Returns the value of a node. Rows lie in memory."""
+        """Returns the computed value of a node. Rows are stored in memory."""
         ...
 
     def anywhere(self, condition: Vectors) -> Value:
-        """Returns whether a boolean holds for any sample of the block."""
+        """Emits a test of whether a boolean is true for any sample of the block."""
         ...
 
     def new_rows(self, width: int, dtype: np.dtype) -> Placed:
-        """Memory for a row of each sample."""
+        """Allocates scratch memory for one row of `width` columns per sample."""
         ...
 
     def copy(self, source: Placed, target: Placed) -> None:
-        """Copies rows."""
+        """Emits a copy of the rows of all samples to other rows."""
         ...
 
     def contiguous(self, held: BlockValue) -> Placed:
-        """Rows with contiguous elements."""
+        """Returns rows whose columns are adjacent in memory, copying them if needed."""
         ...
 
     def beside(self, numbers: Sequence[Vectors], dtype: np.dtype) -> Placed:
-        """Numbers of each sample as rows in memory."""
+        """Stores scalars in memory as the columns of one row per sample."""
         ...
 
 
 def new_variable(writer: BlockWriter, node: Node) -> Any:
-    """Returns a variable for a node's value: numbers of each sample, zero at first, or rows."""
+    """Allocates storage for the value of a node: local variables initialised to zero, or rows in scratch
+    memory.
+    """
     if node.width is None:
         kind = writer.emit.vector(node.dtype)
         slots = [writer.emit.slot(kind) for _ in range(writer.groups)]
@@ -68,7 +76,7 @@ def new_variable(writer: BlockWriter, node: Node) -> Any:
 
 
 def clear(writer: BlockWriter, variable: Any) -> None:
-    """Sets a variable of floats to zero."""
+    """Emits code that sets a float variable to zero for all samples."""
     emit = writer.emit
     if not isinstance(variable, Placed):
         slots, dtype = variable
@@ -81,7 +89,7 @@ def clear(writer: BlockWriter, variable: Any) -> None:
 
 
 def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
-    """Gives a variable a value."""
+    """Emits code that assigns a value to a variable."""
     if isinstance(variable, Placed):
         assert isinstance(value, Placed)
         writer.copy(value, variable)
@@ -92,7 +100,7 @@ def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
 
 
 def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[BlockValue]) -> None:
-    """Assigns all at once: rows that only change places are copied before they are overwritten."""
+    """Emits a simultaneous assignment. A row that another assignment overwrites is copied first."""
     # A value that is a variable's own memory may be overwritten before it is read.
     moved = [_copied(writer, value) if value in rows_of(variables) else value for value in values]
     for variable, value in zip(variables, moved, strict=True):
@@ -100,7 +108,7 @@ def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[B
 
 
 def read(writer: BlockWriter, variable: Any) -> BlockValue:
-    """Returns the value that a variable has."""
+    """Emits code that loads the current value of a variable."""
     if isinstance(variable, Placed):
         return variable
     slots, dtype = variable
@@ -108,12 +116,12 @@ def read(writer: BlockWriter, variable: Any) -> BlockValue:
 
 
 def rows_of(variables: Sequence[Any]) -> list[Placed]:
-    """Returns the variables that hold rows."""
+    """Returns the variables that hold rows rather than scalars."""
     return [variable for variable in variables if isinstance(variable, Placed)]
 
 
 def write_loop(writer: BlockWriter, item: EmitLoop) -> Any:
-    """Writes a loop, in which each sample continues for as long as its own condition holds."""
+    """Emits a loop in which each sample continues as long as its own condition is true."""
     node, loop = item.node, item.loop
     count, middle = len(loop.body.outputs), len(loop.body.inputs)
     variables = [new_variable(writer, output) for output in loop.body.outputs]

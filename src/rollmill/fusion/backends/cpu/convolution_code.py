@@ -1,8 +1,7 @@
-"""Machine code for image convolutions and their kernel gradients.
+"""Machine code for image convolutions and the gradients of their kernels.
 
-Sums stay in registers: each pixel value is multiplied by several vectors of outputs, and each vector by several
-values. A program processes its images one after the other, so that the data it reads again stays in the nearest
-cache of its core.
+Accumulators stay in registers, so each loaded pixel and each loaded vector of weights is used several times. A
+program processes its images one after the other, so that data it reads again stays in the core's cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,15 +40,16 @@ TOGETHER_BYTES = 2**18
 
 
 class Blocks(NamedTuple):
-    """A block of sums held in registers, one for each pair of a number and a vector."""
+    """Size of a block of accumulators in registers: `numbers` scalars times `vectors` vectors."""
 
     numbers: int
     vectors: int
 
 
 def result_code(plan: ResultPlan) -> NativeKernel:
-    """Returns the code of a convolution. Its operands are the image, and the kernel's parts for each phase,
-    flat.
+    """Returns the machine code of a convolution.
+
+    Its operands are the images, and the kernel's weights reordered by phase and flattened.
     """
     programs = _programs(plan.batch, plan.operations)
     emit, (image, kernel, result), number, scratch = new_program(processor().lanes, 3)
@@ -160,8 +160,10 @@ def _with_products(
 
 
 def kernel_gradient_code(plan: KernelGradientPlan) -> NativeKernel:
-    """Returns code that sums over each program's images, giving `[programs, size]`. Operands are images and
-    gradients.
+    """Returns machine code for the gradient of a convolution kernel.
+
+    Its operands are the images and the gradients of the convolution's result. Each program sums over its own
+    images, so the output is `[programs, size]`.
     """
     programs = min(_programs(plan.batch, plan.operations), MAX_PARTS)
     emit, (image, gradient, parts), number, scratch = new_program(processor().lanes, 3)
@@ -217,7 +219,7 @@ def _write_products(
 
 
 def sum_code(parts: int, size: int) -> NativeKernel:
-    """Returns code that sums `[parts, size]` over the parts, always in the same order."""
+    """Returns machine code that sums an array `[parts, size]` over its parts, in a fixed order."""
     lanes = processor().lanes
     emit, (given, result), number, _ = new_program(lanes, 2)
     programs = max(1, parts * size // lanes // SUMMED_VECTORS)

@@ -1,8 +1,8 @@
-"""Plans convolutions: which kernel taps meet which pixels.
+"""Plans convolutions: determines which kernel weights (*taps*) meet which pixels.
 
 Images are `[batch, rows, columns, channels]` and kernels `[rows, columns, inputs, outputs]`. The gradient of a
-strided convolution's image is a convolution of an image dilated by zeros. Its result has phases: at regularly
-spaced positions the same kernel taps meet values, and all others meet zeros.
+strided convolution with respect to its image is a convolution of an image dilated by zeros. Its result is divided
+into *phases*, sets of regularly spaced positions at which the same taps meet pixels and all others meet zeros.
 """
 
 from collections.abc import Sequence
@@ -10,56 +10,56 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 Pair: TypeAlias = tuple[int, int]
-"""One number for rows and one for columns, or one before and one after."""
+"""A pair of integers, for rows and columns or for the two ends of an axis."""
 
 
 class Phase(NamedTuple):
-    """Output positions that use the same kernel taps."""
+    """The output positions of a convolution that use the same kernel taps."""
 
     first: Pair
-    """Row and column of the first place. The next is `ResultPlan.spread` further."""
+    """Row and column of the first output position. The others follow at distances of `ResultPlan.spread`."""
     count: Pair
     source: Pair
-    """Row and column of the padded image where the sum of the first place begins."""
+    """Row and column of the padded image where the sum for the first output position begins."""
     taps: tuple[range, range]
-    """Rows and columns of the kernel."""
+    """Rows and columns of the kernel that this phase uses."""
 
 
 class ResultPlan(NamedTuple):
-    """Plan of a convolution, without the zeros of a dilated image."""
+    """Plan of a convolution. It never visits the zeros of a dilated image."""
 
     batch: int
     image: tuple[int, int, int]
     padding: tuple[Pair, Pair]
-    """Zeros before and after the rows, and the columns."""
+    """Numbers of zeros before and after the rows, and before and after the columns."""
     strides: Pair
-    """Distance between the sources of adjacent places of a phase."""
+    """Rows and columns of the image between consecutive output positions of a phase."""
     result: tuple[int, int, int]
     spread: Pair
     phases: tuple[Phase, ...]
 
     @property
     def operations(self) -> int:
-        """Returns the multiplications and additions for one image."""
+        """Number of multiplications and additions for one image."""
         each = (phase.count[0] * phase.count[1] * len(phase.taps[0]) * len(phase.taps[1]) for phase in self.phases)
         return 2 * sum(each) * self.image[2] * self.result[2]
 
 
 class KernelGradientPlan(NamedTuple):
-    """Plan of a kernel's gradient, computed from the image and the result's gradient."""
+    """Plan for computing the gradient of a convolution kernel, from the image and the gradient of the result."""
 
     batch: int
     image: tuple[int, int, int]
     padding: tuple[Pair, Pair]
     gradient: tuple[int, int, int]
-    """Rows, columns and channels of the result's gradient."""
+    """Rows, columns and channels of the gradient of the convolution's result."""
     strides: Pair
     kernel: Pair
     """Rows and columns of the kernel."""
 
     @property
     def operations(self) -> int:
-        """Returns the multiplications and additions for one image."""
+        """Number of multiplications and additions for one image."""
         rows, columns, outputs = self.gradient
         return 2 * rows * columns * outputs * self.kernel[0] * self.kernel[1] * self.image[2]
 
@@ -81,7 +81,7 @@ def result_plan(
     padding: Sequence[Pair],
     dilation: Sequence[int],
 ) -> ResultPlan:
-    """Plans a convolution of an image dilated by `dilation - 1` zeros.
+    """Returns the plan of a convolution over an image with `dilation - 1` zeros between its pixels.
 
     Raises a `ValueError` if an axis is both dilated and strided.
     """
@@ -140,9 +140,10 @@ def _zeros_around(phases: Sequence[_Along], length: int, stride: int) -> Pair:
 def kernel_gradient_plan(
     image: Sequence[int], gradient: Sequence[int], *, strides: Sequence[int], before: Pair, kernel: Pair
 ) -> KernelGradientPlan:
-    """Plans the gradient of a kernel with rows and columns `kernel`, from the shapes of image and gradient.
+    """Returns the plan for the gradient of a convolution kernel, given the shapes of the image and of the result's
+    gradient.
 
-    `before` are the zeros before the rows and the columns of the image.
+    `before` is the padding before the image's rows and columns, and `kernel` the kernel's rows and columns.
     """
     axes = zip(image[1:3], gradient[1:3], strides, before, kernel, strict=True)
     padding = [

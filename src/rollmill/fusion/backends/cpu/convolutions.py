@@ -1,7 +1,7 @@
-"""Replaces JAX convolutions by machine code where supported.
+"""Replaces JAX convolutions on CPUs with machine code.
 
-Supported are float32 convolutions of two-dimensional images, if the number of outputs is a multiple of the vector
-width, and the gradients of their images and kernels in the form that JAX emits.
+It supports float32 convolutions of two-dimensional images whose number of outputs is a multiple of the vector
+width, and their gradients in the form that JAX emits.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,14 @@ from rollmill.fusion.backends.cpu.ffi import call
 from rollmill.fusion.backends.cpu.target import processor
 
 MAX_AWAITED_CORES = 8
-"""Maximum cores that code waits for. With fewer images than cores, XLA divides each image instead."""
+"""Maximum number of cores to keep busy with whole images. With fewer images than cores, XLA divides each image
+instead."""
 
 
 def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
-    """Returns the machine code of a convolution, or None if there is none or XLA is as fast.
+    """Returns machine code for a convolution, or None if it is not supported or XLA is as fast.
 
-    Operands may be shapes and dtypes. `params` are the parameters of `jax.lax.conv_general_dilated_p`.
+    The operands may be shapes with dtypes. `params` are the parameters of `jax.lax.conv_general_dilated_p`.
     """
     if not _is_plain(lhs, rhs, params):
         return None

@@ -1,7 +1,7 @@
-"""Flushes denormal numbers to zero in machine code, as XLA does on CPUs.
+"""Makes machine code flush denormal numbers to zero, as XLA does on CPUs.
 
-XLA sets the threads in which it computes so, and not all of those that it lends: without this, a result would
-depend on the thread that makes it.
+XLA enables flushing in its own compute threads, but not in all threads that it lends out. Without this module,
+results would depend on which thread computes them.
 """
 
 import platform
@@ -19,14 +19,16 @@ ARM_FLUSH = 1 << 24
 
 
 class Mode(NamedTuple):
-    """How the thread treated denormals before."""
+    """The denormal mode that a thread had before flushing was enabled."""
 
     restore: Callable[[], object]
-    """Writes the instructions that set it again."""
+    """Emits instructions that restore this mode."""
 
 
 def flush_denormals(emit: Emitter) -> Mode:
-    """Writes code that makes the running thread flush denormal numbers to zero."""
+    """Emits instructions that make the running thread flush denormal numbers to zero, and returns the previous
+    mode.
+    """
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64", "i686"):
         return _flush_on_x86(emit)

@@ -1,4 +1,4 @@
-"""Divides an optimiser's flat update into sums over all elements, scalars, and element-wise operations."""
+"""Splits an optimiser's update into sums over all weights, scalar computations, and element-wise operations."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,30 +10,33 @@ from jax.extend import core
 from rollmill.fusion.backends.cpu.elementwise import written
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
-"""Operations that call a program, with the name of the parameter that holds it."""
+"""JAX primitives that call another jaxpr, with the name of the parameter that holds it."""
 
 
 class DescentPlan(NamedTuple):
-    """Equations of an update, by group. A variable is wide if it has a value for each number, and otherwise
-    single.
+    """The equations of an optimiser's update, in groups that are computed one after the other.
+
+    A variable is *wide* if it has one element per weight, and *single* if it is a scalar.
     """
 
     program: Any
-    """The jaxpr with its calls inlined."""
+    """The jaxpr of the update, with calls inlined."""
     before: list[Any]
-    """Wide equations needed by the sums. They use no single variable."""
+    """Wide equations that the sums depend on. They read no single variables."""
     sums: list[Any]
     singles: list[Any]
-    """Equations of single variables, in order."""
+    """Equations between single variables, in order."""
     wide: list[Any]
     given: list[Any]
-    """Single variables that wide equations use."""
+    """Single variables that wide equations read."""
     divisors: set[Any]
-    """The given variables that are only divided by."""
+    """The variables of `given` that are used only as divisors."""
 
 
 def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
-    """Plans an update. Returns None if an operation has no code, or a sum depends on a single variable."""
+    """Returns the plan of an optimiser's update, or None if an operation is not supported or a sum depends on a
+    scalar.
+    """
     flat = jax.make_jaxpr(lambda *values: _without_calls(program.jaxpr, program.consts, values))(*program.in_avals)
     length = flat.jaxpr.invars[0].aval.shape
     is_wide = lambda atom: atom.aval.shape == length
@@ -112,6 +115,6 @@ def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> 
 
 
 def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Returns the results of one equation."""
+    """Evaluates one jaxpr equation with these operands."""
     results = equation.primitive.bind(*operands, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]

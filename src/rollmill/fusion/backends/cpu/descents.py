@@ -1,4 +1,4 @@
-"""Machine code for optimiser steps that reads each gradient, weight and moment once."""
+"""Machine code for optimiser steps that reads each gradient, weight and moment only once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,7 @@ from rollmill.fusion.backends.cpu.target import processor
 
 FLOAT = FLOATS["float32"]
 MIN_NUMBERS = 2**17
-"""Minimum size of all weights. The operands of smaller steps stay in a core's cache, where XLA's operations are
-as fast."""
+"""Minimum number of weights. With fewer, everything stays in a core's cache, and XLA is as fast."""
 PROGRAM_NUMBERS = 2**15
 MAX_PROGRAMS = 64
 """Maximum partial sums, independent of the number of cores, so that results are too."""
@@ -38,11 +37,11 @@ class _FlatLeaf(NamedTuple):
 def machine_code_for(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """Returns an optimiser step's machine code as a function of its operands. None for small steps, and without
-    code.
+    """Returns a function that runs an optimiser step as machine code, or None if the step is small or not
+    supported.
 
-    Operands are shapes and dtypes of the leaves of weights (`count` of them), gradients and state. The program
-    maps flat gradients and the state to the flat step and the next state.
+    `operands` are the shapes and dtypes of all leaves of the weights (`count` of them), the gradients and the
+    optimiser state. `program` maps flat gradients and the state to the flat update and the next state.
     """
     leaves, first = [], 0
     for operand in operands[:count]:

@@ -1,4 +1,4 @@
-"""Element-wise operations on arrays of one length, as LLVM IR."""
+"""Emits LLVM IR for element-wise JAX primitives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,9 @@ Written = Callable[..., Value]
 
 
 def written(name: str, params: dict[str, Any]) -> Callable[..., Value] | None:
-    """The function from an emitter and operands that writes an operation of JAX for a vector, if there is any."""
+    """Returns the function that emits an element-wise JAX primitive for vector operands, or None if there
+    is none.
+    """
     if name == "integer_pow":
         return _POWERS.get(params["y"])
     if name == "convert_element_type" and params["new_dtype"] != "float32":

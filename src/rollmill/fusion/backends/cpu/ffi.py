@@ -1,6 +1,7 @@
-"""Wraps machine code as an XLA custom call.
+"""Registers machine code with XLA as custom calls.
 
-XLA foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0), with the offsets below.
+XLA foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0). The offsets below are part
+of it.
 """
 
 import ctypes
@@ -25,7 +26,7 @@ API_VERSION, METADATA_VERSION = 16, 8
 """Offsets of the version: in the interface, and in a handler's own metadata."""
 MAJOR, MINOR = 16, 20
 OWN_MAJOR = 0
-"""Another one moves what is in a frame."""
+"""Major version of the XLA interface. In other major versions the fields have other offsets."""
 BUFFER_DATA = 24
 IS_METADATA, IS_EXECUTION = 1, 3
 
@@ -36,35 +37,36 @@ _registering = threading.Lock()
 
 
 class NativeKernel(NamedTuple):
-    """Machine code before it is compiled."""
+    """The LLVM IR of a CPU kernel, and the information needed to call it."""
 
     module: ir.Module
-    """Holds the function `program(arrays, number, scratch)`: `arrays` are pointers to inputs, then to outputs."""
+    """LLVM module that defines `program(arrays, number, scratch)`, where `arrays` points to the inputs followed by
+    the outputs."""
     programs: int
-    """Number of calls, each with its number from 0 on."""
+    """How many times `program` is called, with the numbers 0, 1 and so on."""
     scratch: int
-    """Bytes that one core needs, a multiple of 64."""
+    """Scratch memory for each core in bytes, a multiple of 64."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     written_out: bool = False
-    """Whether its loops are written as a processor is to run them."""
+    """Whether loops are already unrolled, so that LLVM leaves them as they are."""
     aliases: Mapping[int, int] = {}
-    """Inputs that are changed in place, with the outputs that they become."""
+    """Maps inputs that are updated in place to the outputs that they become, by index."""
 
 
 class NewProgram(NamedTuple):
-    """A new program, to which a body is added."""
+    """An LLVM function `program` without a body, and its arguments."""
 
     emit: Emitter
     pointers: list[Value]
-    """To inputs, then to outputs."""
+    """Pointers to the inputs, followed by pointers to the outputs."""
     number: Value
-    """The number of this call, from 0 on."""
+    """Number of the current call, from 0 on."""
     scratch: Value
-    """Memory of its core."""
+    """Pointer to the scratch memory of the current core."""
 
 
 def new_program(lanes: int, arrays: int) -> NewProgram:
-    """Returns the program of a module that takes this number of arrays."""
+    """Creates an LLVM module with an empty function `program` that takes `arrays` inputs and outputs."""
     module = ir.Module("rollmill")
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT64, POINTER]), PROGRAM)
     function.linkage = "internal"
@@ -75,9 +77,9 @@ def new_program(lanes: int, arrays: int) -> NewProgram:
 
 
 def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
-    """Adds a kernel to the traced program, to run on a CPU, and returns its outputs.
+    """Calls a CPU kernel from traced JAX code, and returns its outputs.
 
-    Under `jax.vmap` it is called once per lane, each time with all cores.
+    Under `jax.vmap` the kernel is called once per lane, each time on all cores.
     """
     name = _register(kernel, len(arrays))
     cores = min(kernel.programs, processor().cores)

@@ -1,7 +1,7 @@
-"""Elementary functions of float32 vectors, accurate to a few units in the last place.
+"""Emits elementary functions of float32 vectors, accurate to a few units in the last place.
 
-Arguments are reduced as usual (W. J. Cody and W. Waite, Software Manual for the Elementary Functions, 1980), and
-a short series computes the small remainder.
+Arguments are reduced to a small interval (W. J. Cody and W. Waite, Software Manual for the Elementary Functions,
+1980), where a short series computes the function.
 """
 
 import math
@@ -16,21 +16,22 @@ INT64 = np.dtype(np.int64)
 FLOAT64 = np.dtype(np.float64)
 
 LOG2_HIGH = 0.693359375
-"""The logarithm of 2, in so few bits that products with small integers are exact."""
+"""The leading bits of the natural logarithm of 2. They are few enough that products with small integers
+are exact."""
 LOG2_LOW = math.log(2) - LOG2_HIGH
 
 ROUNDING = 1.5 * 2.0**23
-"""Added to a small number, leaves its nearest integer in the last bits."""
+"""Constant that rounds a small float to the nearest integer, in its lowest bits, when added to it."""
 
 
 def exp(emit: Emitter, x: Value) -> Value:
-    """Returns `e^x`, which is infinite from 89 on."""
+    """Emits `e^x`, which is infinite from `x = 89` on."""
     whole, small = _expm1_parts(emit, _between(emit, x, -104.0, 89.0))
     return _scaled(emit, emit.add(emit.constant(1.0), small), whole)
 
 
 def exp2(emit: Emitter, x: Value) -> Value:
-    """`2^x`."""
+    """Emits `2^x`."""
     inside = _between(emit, x, -150.0, 129.0)
     whole, bits = _nearest(emit, inside, 1.0)
     small = _expm1_series(emit, emit.multiply(emit.subtract(inside, whole), emit.constant(math.log(2))))
@@ -38,7 +39,7 @@ def exp2(emit: Emitter, x: Value) -> Value:
 
 
 def expm1(emit: Emitter, x: Value) -> Value:
-    """Computes `e^x - 1` accurately for small `x`."""
+    """Emits `e^x - 1`, accurate for small `x`."""
     whole, small = _expm1_parts(emit, _between(emit, x, -20.0, 89.0))
     # 2^n (1 + s) - 1, halved so that the power does not overflow
     half = _power_of_two(emit, emit.builder.sub(whole, emit.constant(1, INT32)))
@@ -47,7 +48,7 @@ def expm1(emit: Emitter, x: Value) -> Value:
 
 
 def tanh(emit: Emitter, x: Value) -> Value:
-    """Returns the hyperbolic tangent: `e / (e + 2)` with `e = expm1(2 x)`, and 1 from 9.1 on."""
+    """Emits the hyperbolic tangent, as `e / (e + 2)` with `e = expm1(2 x)`, and as 1 from `x = 9.1` on."""
     inside = _between(emit, x, -9.1, 9.1)
     whole, small = _expm1_parts(emit, emit.add(inside, inside))
     power = _power_of_two(emit, whole)
@@ -56,13 +57,16 @@ def tanh(emit: Emitter, x: Value) -> Value:
 
 
 def logistic(emit: Emitter, x: Value) -> Value:
-    """`1 / (1 + e^-x)`."""
+    """Emits the logistic function, `1 / (1 + e^-x)`."""
     one = emit.constant(1.0)
     return emit.builder.fdiv(one, emit.add(one, exp(emit, emit.builder.fneg(x))))
 
 
 def log(emit: Emitter, x: Value) -> Value:
-    """Returns the logarithm by the series of `atanh((m - 1) / (m + 1))`, exact at 0, infinity and below 0."""
+    """Emits the natural logarithm, using the series of `atanh((m - 1) / (m + 1))`.
+
+    It is exact at 0 and infinity, and NaN for negative numbers.
+    """
     builder, one = emit.builder, emit.constant(1.0)
     tiny = builder.fcmp_ordered("<", x, emit.constant(2.0**-126))
     bits = builder.bitcast(builder.select(tiny, emit.multiply(x, emit.constant(2.0**23)), x), emit.vector(INT32))
@@ -88,7 +92,7 @@ def log(emit: Emitter, x: Value) -> Value:
 
 
 def log1p(emit: Emitter, x: Value) -> Value:
-    """Computes `log(1 + x)` accurately for small `x`, from the rounded `u = 1 + x` and its rounding error."""
+    """Emits `log(1 + x)`, accurate for small `x`, from `u = 1 + x` and the rounding error of `u`."""
     builder, one = emit.builder, emit.constant(1.0)
     u = builder.fadd(one, x)
     lost = builder.fsub(x, builder.fsub(u, one))
@@ -100,22 +104,26 @@ def log1p(emit: Emitter, x: Value) -> Value:
 
 
 def sin(emit: Emitter, x: Value) -> Value:
-    """Returns the sine of any angle in radians."""
+    """Emits the sine of an angle in radians, of any size."""
     return _signed_zero(emit, x, _any_angle(emit, x, "sinf", quarter=0))
 
 
 def cos(emit: Emitter, x: Value) -> Value:
-    """Returns the cosine of any angle in radians."""
+    """Emits the cosine of an angle in radians, of any size."""
     return _any_angle(emit, x, "cosf", quarter=1)
 
 
 def tan(emit: Emitter, x: Value) -> Value:
-    """Returns the tangent, by `sin` and `cos`."""
+    """Emits the tangent of an angle in radians, as `sin / cos`."""
     return emit.builder.fdiv(sin(emit, x), cos(emit, x))
 
 
 def erf_inv(emit: Emitter, x: Value) -> Value:
-    """M. Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010, in single precision."""
+    """Emits the inverse error function.
+
+    See M. Giles, "Approximating the erfinv function", GPU Computing Gems 2, 2010 (the version in single
+    precision).
+    """
     builder = emit.builder
     one = emit.constant(1.0)
     w = builder.fneg(log(emit, emit.multiply(emit.subtract(one, x), emit.add(one, x))))

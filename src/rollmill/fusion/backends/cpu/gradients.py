@@ -1,4 +1,7 @@
-"""Sums over the samples of a minibatch as machine code: each program goes through its share, block by block."""
+"""Machine code that sums gradients over the samples of a minibatch.
+
+Each program computes a share of the samples, block by block.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,33 +30,36 @@ WORD = np.dtype(np.uint32)
 
 
 class Spot(NamedTuple):
-    """A position in an array argument of a kernel."""
+    """A position in one of the arrays that a kernel takes."""
 
     number: int
     first: int = 0
-    """Its first element's place."""
+    """Index of the first element."""
 
 
 class SampleSource(NamedTuple):
-    """The memory that a leaf of the samples is read from."""
+    """Where a kernel reads one leaf of the samples from."""
 
     array: Spot
     stride: int
-    """From sample to sample, in elements."""
+    """Elements between consecutive samples."""
     shuffled: bool
-    """Whether it lies in the order of the batch, and not of the minibatch."""
+    """Whether samples are stored in the order of the batch, and so must be looked up by row, rather than in the
+    order of the minibatch."""
     in_words: bool
-    """Whether its elements are words of the table."""
+    """Whether the elements are 32-bit words of the packed batch."""
 
 
 def gradient_code(
     step: GradientStep, minibatch: Minibatch, samples: range, *, block: int, programs: int
 ) -> tuple[NativeKernel, list[Any]]:
-    """Returns machine code for the sums `[programs, size]` over these samples of a minibatch, and its arguments.
+    """Returns machine code that sums gradients over samples of a minibatch, and the arrays that it takes.
+
+    The kernel returns partial sums `[programs, size]`.
 
     Raises:
-        CannotFuse: if the batch is too large for this code, the samples are not a multiple of the block, or there
-            are more programs than blocks.
+        CannotFuse: the batch is too large, the number of samples is not a multiple of the block, or there are more
+            programs than blocks.
     """
     own = processor()
     table = minibatch.packed.table

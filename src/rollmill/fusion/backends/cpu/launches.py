@@ -1,4 +1,4 @@
-"""Launches of machine code. LLVM may be missing, and is imported only when needed."""
+"""Launch configurations of CPU kernels. Imports LLVM, which may not be installed, only when needed."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,22 +16,22 @@ from rollmill.fusion.lower.prologue import UniformArrays
 
 ENVIRONMENTS_TOGETHER = 16
 SAMPLES_TOGETHER = 32
-"""Samples of a block: as many as the widest vectors have lanes, or twice as many."""
+"""Samples in a block: one or two vectors' worth on processors with the widest vectors."""
 PARTS_OF_A_CORE = 4
-"""Sums of samples that a core makes, one after the other: the last is never waited for long."""
+"""Partial sums that a core computes, one after the other. Several small ones balance the load better than one."""
 
 
 class CodeLaunch(NamedTuple):
-    """The launch of machine code."""
+    """Launch configuration of a CPU kernel."""
 
     block: int
-    """Environments or samples computed together, a power of two."""
+    """Number of environments or samples computed together, a power of two."""
     programs: int = 0
-    """Parts of a sum over samples, which are summed apart."""
+    """Number of partial sums over the samples of a minibatch. Rollout kernels ignore it."""
 
 
 def machine_code() -> Backend:
-    """Machine code for this processor."""
+    """Returns the CPU backend."""
     return Backend(
         package="llvmlite",
         device=lambda device: describe_processor(),
@@ -87,7 +87,7 @@ def run_rollout_code(
     *,
     launch: CodeLaunch,
 ) -> tuple[list[Array], list[Array]]:
-    """Computes all steps by machine code on the CPU."""
+    """Runs a whole rollout as machine code on the CPU."""
     from rollmill.fusion.backends.cpu.ffi import call
 
     kernel = _rollout_code(launch, step, uniforms, carried, keys, num_steps)
@@ -95,7 +95,9 @@ def run_rollout_code(
 
 
 def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeLaunch) -> Array:
-    """Computes all samples by machine code on the CPU, and the sum over its parts, always in the same order."""
+    """Computes the mean gradients of a minibatch as machine code on the CPU, adding partial sums in a
+    fixed order.
+    """
     from rollmill.fusion.backends.cpu.ffi import call
 
     sums = [

@@ -1,4 +1,4 @@
-"""Loads and stores the leaves of a tree for a block of samples."""
+"""Loads and stores leaves of pytrees for a block of samples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,11 +12,11 @@ from rollmill.fusion.backends.cpu.memory import Matrix, Placed, pack, unpack
 from rollmill.fusion.kernels.leaves import Leaf
 
 MAX_TOGETHER = 8
-"""Numbers of a sample that are put beside each other in registers."""
+"""Maximum number of scalars of a sample that are interleaved in registers, to be stored together."""
 
 
 def load_leaf(writer: CodeWriter, leaf: Leaf, pointer: Value, first: Value) -> list[BlockValue]:
-    """Returns the elements or rows of a leaf `[E, *shape]`, for the block starting at this sample."""
+    """Loads the elements or rows of a leaf `[E, *shape]`, for the block of samples that starts at `first`."""
     size, kind = len(leaf.places) * (leaf.width or 1), memory_type(leaf.dtype)
     own = writer.emit.at(pointer, writer.emit.builder.mul(first, writer.emit.integer(size)), kind)
     parts = [writer.emit.at(own, n * (leaf.width or 1), kind) for n in range(len(leaf.places))]
@@ -43,7 +43,7 @@ def store_leaf(
     pointer: Value,
     first: Value,
 ) -> None:
-    """Writes what a leaf `[E, *shape]` is made of, for a block that begins with this sample."""
+    """Stores the elements or rows of a leaf `[E, *shape]`, for the block of samples that starts at `first`."""
     emit, size = writer.emit, len(leaf.places) * (leaf.width or 1)
     own = emit.at(pointer, emit.builder.mul(first, emit.integer(size)), memory_type(leaf.dtype))
     if leaf.width is None:

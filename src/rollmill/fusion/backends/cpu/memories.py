@@ -1,6 +1,7 @@
-"""Stores of a step to the large arrays of the state: single elements of each sample, and whole arrays of a few.
+"""Emits a step's writes to large arrays of the environment state.
 
-Where a whole array is written, the lanes of a vector are neighbouring elements of one sample, not samples.
+A write replaces one element per sample, or the whole array of the samples that need it. Whole arrays are written
+one sample after the other, with consecutive elements in the lanes of a vector.
 """
 
 import math
@@ -23,7 +24,10 @@ BOOL, PLACE = np.dtype(np.bool_), np.dtype(np.int32)
 def write_stores(
     writer: CodeWriter, leaves: Sequence[Leaf], nodes: Sequence[Node], values: Sequence[BlockValue]
 ) -> None:
-    """Writes the stores of leaves, in order. `nodes` are the outputs of a step's program, with their values."""
+    """Emits the writes of a step to large arrays, in order.
+
+    `nodes` are the outputs of the step's program, and `values` their computed values.
+    """
     for leaf in leaves:
         assert leaf.memory is not None
         cells = writer.cells[leaf.memory]

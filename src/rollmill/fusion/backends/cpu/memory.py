@@ -1,7 +1,7 @@
-"""Memory of rows while a block is computed, and operations on whole rows: loops over its samples.
+"""Rows of a block in scratch memory, and operations on whole rows.
 
-A row is stored sample by sample, its columns padded to whole vectors. Uniform rows are stored once. Rows made of
-scalars are stored column by column.
+A row is stored sample by sample, with its columns padded to whole vectors. Rows that are equal for all samples are
+stored once. Rows assembled from scalars are stored column by column.
 """
 
 from functools import partial
@@ -16,11 +16,13 @@ ALIGNMENT = 64
 """Bytes of a cache line, and of the widest vector."""
 
 MAX_BESIDE = 4
-"""Vectors of a row that a product holds in registers at once."""
+"""Maximum number of adjacent vectors of a row that a matrix product holds in registers."""
 
 
 class Placed(NamedTuple):
-    """Rows in memory: the number of sample `s` in column `c` is `sample_stride s + column_stride c` from here."""
+    """One row per sample in memory. Column `c` of sample `s` is at index `sample_stride * s +
+    column_stride * c`.
+    """
 
     pointer: Value
     sample_stride: int
@@ -29,7 +31,7 @@ class Placed(NamedTuple):
     dtype: np.dtype = FLOAT32
 
     def at(self, emit: Emitter, sample: Value | int, column: Value | int) -> Value:
-        """Returns the pointer to one number."""
+        """Returns the address of one column of one sample."""
         kind = memory_type(self.dtype)
         whole = lambda n: emit.integer(n) if isinstance(n, int) else n
         # Strides are constants, so LLVM folds these into the addresses of loads and stores.
@@ -39,19 +41,19 @@ class Placed(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Returns whether the columns of a sample are adjacent in memory."""
+        """Whether the columns of a sample are adjacent in memory."""
         return self.column_stride == 1
 
 
 class Scratch:
-    """Scratch memory of one block, allocated in parts."""
+    """Allocates the scratch memory of one program, part by part."""
 
     def __init__(self, emit: Emitter, base: Value) -> None:
         self._emit, self._base = emit, base
         self.size = 0
 
     def take(self, numbers: int, dtype: np.dtype = FLOAT32) -> Value:
-        """Allocates scratch space for elements of `dtype`."""
+        """Allocates aligned scratch memory for `numbers` elements of `dtype`, and returns its address."""
         size = self._bytes(numbers, dtype)
         # Offsets are known while code is written: addresses are computed once, before the loops over blocks.
         with self._emit.once():
@@ -65,24 +67,24 @@ class Scratch:
 
 
 def padded(width: int, lanes: int) -> int:
-    """Columns of a row in memory."""
+    """Returns `width` rounded up to a multiple of the vector width."""
     return -(-width // lanes) * lanes
 
 
 class Matrix(NamedTuple):
-    """Rows in external memory, and their padded number of columns."""
+    """Shape and strides of a matrix in external memory, for copies to and from scratch memory."""
 
     rows: int
     columns: int
     row_stride: int
     column_stride: int
     inside: int
-    """Columns of the copy. Padding columns are zero."""
+    """Number of columns in scratch memory. Columns beyond the matrix are zero."""
     dtype: np.dtype = FLOAT32
 
 
 def pack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
-    """Copies the matrix at `source` to padded memory."""
+    """Emits a copy of a matrix from external memory to padded scratch memory."""
     name, *numbers = f"pack_{matrix.dtype.name}", *matrix[:5]
     if name not in emit.module.globals:
         kinds = [POINTER, POINTER, *[INT64] * len(numbers)]
@@ -109,7 +111,7 @@ def _define_pack(function: ir.Function, kind: Any) -> None:
 
 
 def unpack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
-    """Copies a matrix back, to `target`."""
+    """Emits a copy of a matrix from padded scratch memory to external memory."""
     kind = memory_type(matrix.dtype)
     with emit.loop(matrix.rows) as row, emit.loop(matrix.columns) as column:
         place = emit.builder.add(emit.builder.mul(row, emit.integer(matrix.inside)), column)
@@ -120,7 +122,7 @@ def unpack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
 
 
 def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> Placed:
-    """Returns a copy with adjacent columns."""
+    """Copies rows to scratch memory, where the columns of each sample are adjacent."""
     columns = padded(rows.width, emit.lanes)
     copy = Placed(scratch.take(block * columns, rows.dtype), columns, 1, rows.width, rows.dtype)
     # Products read whole vectors, so columns up to the next vector have to be zeros.
@@ -138,16 +140,16 @@ def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> P
 
 
 class Tiling(NamedTuple):
-    """How many rows and vectors of a product are in registers at once."""
+    """A tile of a matrix product whose accumulators fit in registers: `rows` rows times `vectors` vectors."""
 
     first: int
-    """The number of the first of the vectors."""
+    """Index of the first vector of the tile."""
     vectors: int
     rows: int
 
 
 def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
-    """Returns the tiles of a product's vectors for `room` registers."""
+    """Divides a matrix product into tiles that fit in `room` vector registers."""
     # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
     # that `rows * width` multiplications need `rows + width` loads.
     widths = [(first, min(MAX_BESIDE, vectors - first)) for first in range(0, vectors, MAX_BESIDE)]
@@ -155,7 +157,7 @@ def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
 
 
 def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: int, room: int) -> None:
-    """`target[s] = sum over k of left[s, k] matrix[k]` for all samples of a block."""
+    """Emits `target[s] = sum over k of left[s, k] * matrix[k]` for all samples `s` of a block."""
     for tile in tilings(block, target.sample_stride // emit.lanes, room):
         rows = 1 << (tile.rows.bit_length() - 1)  # divides a block
         with emit.loop(block, step=rows) as sample:
@@ -172,7 +174,7 @@ def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: 
 
 
 def gathered(emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, room: int) -> None:
-    """`sums[o] += sum over samples s of left[s, o] right[s]`."""
+    """Emits `sums[o] += sum over s of left[s, o] * right[s]`, with `s` the samples of a block."""
     for tile in tilings(left.width, sums.sample_stride // emit.lanes, room):
         # Whole tiles in a loop, and what is left in a smaller one; the order of the sums is the same at any size.
         whole = left.width - left.width % tile.rows

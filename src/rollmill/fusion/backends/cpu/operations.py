@@ -1,4 +1,4 @@
-"""Operations of a program in LLVM's language."""
+"""Emits LLVM IR for the arithmetic operations of programs."""
 
 from collections.abc import Callable, Sequence
 
@@ -58,7 +58,7 @@ OF_C = {
     "erf": "erff",
     "erfc": "erfcf",
 }
-"""Functions that are rare in environments are C's, lane by lane."""
+"""Functions that are rare in environments. They call the C library, lane by lane."""
 
 OF_INTEGERS: dict[str, Callable[..., Value]] = {
     "add": lambda emit, x, y: emit.builder.add(x, y),
@@ -82,9 +82,9 @@ OF_INTEGERS: dict[str, Callable[..., Value]] = {
 def applied(
     emit: Emitter, op: str, operands: Sequence[Value], dtypes: Sequence[np.dtype], result: np.dtype
 ) -> Value:
-    """Emits an operation of `operations.OPERATIONS` on vectors of these dtypes.
+    """Emits one operation of `ir.operations.OPERATIONS` on vectors of these dtypes.
 
-    Raises `CannotFuse` for dtypes that have no code.
+    Raises `CannotFuse` if a dtype is not supported.
     """
     if op == "select":
         return emit.builder.select(*operands)

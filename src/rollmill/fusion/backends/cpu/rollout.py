@@ -1,4 +1,4 @@
-"""A rollout as machine code: policy and environment for a block of environments, step after step, on a core."""
+"""Rollouts as machine code: a core steps policy and environment for one block of environments at a time."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,11 @@ from rollmill.fusion.opt.schedule import schedule_of
 def rollout_code(
     step: RolloutStep, inputs: Sequence[Any], num_envs: int, num_steps: int, block: int
 ) -> NativeKernel:
-    """Returns the machine code of a rollout, block of environments by block.
+    """Returns the machine code of a rollout.
 
-    Its inputs are the collector's leaves, keys and uniform arrays. Its outputs are the carried leaves and a
-    trajectory step's leaves. Raises `CannotFuse` if there are fewer environments than in a block.
+    Its inputs are the collector's leaves, random keys and uniform arrays. Its outputs are the collector's changed
+    leaves and the leaves of the trajectory. Raises `CannotFuse` if there are fewer environments than a block
+    holds.
     """
     own = processor()
     written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]

@@ -1,8 +1,8 @@
-"""Divides the programs of a call among XLA threads: each takes one program after the other.
+"""Divides the programs of one kernel call among XLA threads, each of which takes the next program in turn.
 
-The calling thread works as well, and waits only for programs begun by other threads. So busy or late threads only
-cost time, and calls in all XLA threads at once do not wait for each other. A thread may arrive after the call has
-ended and find no program left. The last thread to leave frees the task.
+The calling thread works too, and waits only for programs that other threads have begun. Busy or late threads
+therefore cost time but never block, and concurrent calls in all XLA threads do not wait for each other. A thread
+that arrives after the call has ended finds no program left. The last thread to leave frees the task.
 """
 
 from llvmlite import ir
@@ -22,9 +22,10 @@ API_SIZE = 0
 
 
 class SharedPrograms:
-    """The programs of a kernel, to be called from the function that XLA calls.
+    """The programs of a CPU kernel, which XLA threads compute in parallel.
 
-    There is a `program(arrays, number, scratch)` for each number below `programs`, with scratch memory per thread.
+    The kernel's function `program(arrays, number, scratch)` is called for each number below `programs`. Every
+    thread has its own scratch memory.
     """
 
     def __init__(self, program: ir.Function, programs: int, scratch: int) -> None:
@@ -39,10 +40,11 @@ class SharedPrograms:
     def write_call(
         self, emit: Emitter, api: Value, context: Value, arrays: Value, scratch: Value, helpers: int
     ) -> None:
-        """Calls every program once, with at most `helpers` threads of XLA besides the caller.
+        """Emits code that calls every program once, using the calling thread and at most `helpers` other XLA
+        threads.
 
-        `emit` emits the function called by XLA, with the XLA interface and the call's context. Scratch memory
-        is for the caller and the helpers, and `arrays` is the first argument of each program.
+        `emit` emits the function that XLA calls, with the XLA interface `api` and the call's `context`. `arrays`
+        is the first argument of each program, and `scratch` holds scratch memory for all threads.
         """
         builder = emit.builder
         task = emit.call("malloc", INT64(SIZE), result=POINTER)

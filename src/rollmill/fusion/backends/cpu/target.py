@@ -1,4 +1,4 @@
-"""The processor that runs this program, and machine code for it, by LLVM."""
+"""Compiles LLVM IR for the processor of this machine."""
 
 import ctypes
 import ctypes.util
@@ -12,35 +12,35 @@ from rollmill.fusion.cache import stored_code
 
 
 class Processor(NamedTuple):
-    """The processor that code is generated for."""
+    """The processor that machine code is generated for."""
 
     name: str
-    """LLVM's name of the processor."""
+    """LLVM's name for the processor, such as `znver4`."""
     features: str
     lanes: int
-    """Numbers of 32 bits in a vector."""
+    """Number of 32-bit elements in a vector register."""
     accumulators: int
-    """Vectors that a product of matrices may hold in registers, beside its operands."""
+    """Number of vector registers that the accumulators of a matrix product may occupy."""
     cores: int
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
 
 
 class CodeOptimiser(NamedTuple):
-    """Settings that LLVM optimises with."""
+    """LLVM optimisation settings."""
 
     speed_level: int = 3
     unrolls_loops: bool = True
     joins_scalars: bool = False
-    """Off, as everything is in vectors already."""
+    """Whether LLVM vectorises scalar code. It is off because the code already consists of vectors."""
     code_level: int = 3
-    """That of instructions."""
+    """Optimisation level of instruction selection, from 0 to 3."""
 
 
 WRITTEN_OUT = CodeOptimiser(speed_level=1, unrolls_loops=False)
-"""For loops that are written out, which takes a third of the time to compile."""
+"""Settings for code whose loops are already unrolled. Compiling takes a third of the time."""
 
 WIDEST = (("avx512f", 16, 16), ("avx2", 8, 8), ("neon", 4, 16))
-"""Feature, lanes and accumulators, the best first."""
+"""CPU feature, number of lanes and number of accumulators, with the widest vectors first."""
 NARROWEST = (4, 8)
 
 _engines: list[Any] = []  # machine code lives as long as its engine
@@ -48,7 +48,7 @@ _engines: list[Any] = []  # machine code lives as long as its engine
 
 @functools.cache
 def processor() -> Processor:
-    """Returns this processor. Raises `CannotFuse` if LLVM is missing."""
+    """Returns the processor of this machine. Raises `CannotFuse` if LLVM is not installed."""
     binding = _binding()
     features = binding.get_host_cpu_features()
     lanes, accumulators = next(
@@ -60,11 +60,10 @@ def processor() -> Processor:
 
 
 def function_address(module: str, name: str, *, written_out: bool = False) -> int:
-    """Compiles a module of LLVM IR for this processor, and returns a function's address.
+    """Compiles an LLVM module for this processor, and returns the address of its function `name`.
 
-    Modules are compiled one at a time: LLVM's binding has one context for all threads. Loops that are
-    `written_out` remain as they are. The code is stored, and found by the module, the processor and the settings
-    that it was optimised with.
+    Modules are compiled one at a time, because LLVM's Python binding has one context for all threads. Object code
+    is cached by module, processor and optimisation settings. `written_out` disables loop unrolling.
     """
     binding, own, optimiser = _binding(), processor(), WRITTEN_OUT if written_out else CodeOptimiser()
     known = [module, optimiser, own.name, own.features, binding.llvm_version_info]
