@@ -1,6 +1,7 @@
-"""Backends: makers of kernels, each for a kind of device.
+"""Kernel backends, each for one kind of device.
 
-`triton` writes Triton source for NVIDIA GPUs, `cpu` machine code by LLVM. Both take the steps of `kernels`.
+`triton` generates Triton source for NVIDIA GPUs, and `cpu` generates machine code through LLVM. They compile the
+same programs of `fusion.kernels`.
 """
 
 from typing import Any
@@ -11,10 +12,12 @@ from rollmill.fusion.backends.base import Backend
 
 
 def backend_of(device: Any, numerics: Numerics) -> Backend:
-    """Imports and returns the backend of a device. `numerics` is for products on GPUs, those on CPUs are exact.
+    """Returns the kernel backend for a device, importing it first.
+
+    `numerics` is the precision of matrix products on GPUs. CPU kernels always use float32.
 
     Raises:
-        UsageError: the device has no backend.
+        UsageError: no backend supports the device.
     """
     if device.platform == "gpu":
         from rollmill.fusion.backends.triton.launches import triton_kernels

@@ -1,4 +1,4 @@
-"""The interface between kernel backends and the code that tunes and uses kernels."""
+"""Defines the interface that every kernel backend implements."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -10,68 +10,77 @@ from rollmill.core.installation import install_command
 from rollmill.fusion.estimate.pressure import Pressure
 
 AnyLaunch: TypeAlias = tuple[int, ...]
-"""The numbers of a launch, as a backend understands them."""
+"""Launch configuration of a kernel, as a tuple whose meaning depends on the backend."""
 
 CompilingAhead: TypeAlias = AbstractContextManager[Callable[[], None]]
-"""Compiles kernels in the background. Gives a function that waits for them, and cancels the rest at the end."""
+"""Context manager that compiles kernels in the background. It yields a function that waits for all of them, and on
+exit it cancels any that are not compiled yet."""
 
 MAX_PRODUCTS = 100
-"""Matrix products of a step; with 323, as in policies for MinAtar, kernels compile for many minutes."""
+"""Maximum number of matrix products in a step. With 323, as in policies for MinAtar, kernels take many minutes to
+compile."""
 
 
 class KernelKind(NamedTuple):
-    """The functions that make one kind of kernel, rollouts or gradients.
+    """Functions of a backend for one kind of kernel, rollout or gradient kernels.
 
-    A task is what `run` is called with: `(step, uniforms, carried, keys, num_steps)` of `kernels.rollout.Run`, or
-    `(step, minibatch)` of `kernels.gradients.Run`. Shapes of arrays are enough to write or to compile a kernel.
+    A task is the arguments of `run` without the launch: `(step, uniforms, carried, keys, num_steps)` for rollouts
+    and `(step, minibatch)` for gradients. Array shapes are enough to generate and compile a kernel.
     """
 
     launches: Callable[..., Sequence[AnyLaunch]]
-    """Launches that are worth trying. Of rollouts: by the number of environments, which GPUs ignore, and of nodes
-    of a step; of gradients: by the number of samples, or of sequences where `by_step`, and the device."""
+    """Returns the launch configurations worth timing. For rollouts, the arguments are the number of environments
+    and the number of nodes of a step. For gradients, they are the number of samples (or of sequences, with
+    `by_step`) and the device."""
     run: Callable[..., Any]
-    """`(launch, lanes=1)`: the function that computes a task with it, inside `jax.vmap` over several lanes."""
+    """Returns the function that runs the kernel with a launch: `run(launch, lanes=1)`. With several lanes, call it
+    inside `jax.vmap`."""
     share: Callable[[AnyLaunch, int], AnyLaunch]
-    """The launch of each of so many trainings that share what a launch was found for."""
+    """Returns the launch for runs that share a device: `share(launch, count)`, where `launch` was tuned for one
+    run alone."""
     text: Callable[..., str]
-    """`(launch, *task)`: the text of a kernel, on which its time depends."""
+    """Returns the source of the kernel, which identifies its timing in the cache: `text(launch, *task)`."""
     describe: Callable[[AnyLaunch], str]
-    """A launch in words."""
+    """Returns a launch as text for the user."""
     compile_ahead: Callable[..., CompilingAhead]
-    """`(launches, *task)`: compiles the kernels of all launches side by side, for when they are called."""
+    """Compiles the kernels of several launches in parallel, before they are called: `compile_ahead(launches,
+    *task)`."""
 
 
 class Backend(NamedTuple):
     """Generates and runs kernels for one kind of device."""
 
     package: str
-    """The Python package that compiles the kernels."""
+    """Name of the Python package that compiles the kernels, such as `triton`."""
     device: Callable[[Any], str]
-    """From a device to the name under which its launches are kept."""
+    """Returns the name of a device under which tuned launches are cached."""
     check: Callable[[Any], None]
-    """Raises a UsageError where a device has no kernels."""
+    """Raises a `UsageError` if a device cannot run the backend's kernels."""
     gradients_too_long: Callable[[Any], str | None]
-    """Why the gradients of a `GradientStep` compile for too long unless a kernel is asked for; None if not."""
+    """Returns the reason why the kernel of a `GradientStep` would take too long to compile unless the user asks
+    for it, or None."""
     hopeless: Callable[[Pressure], str | None]
-    """Why a step is not worth compiling unless requested, or None if it is."""
+    """Returns the reason why a rollout kernel is not worth compiling unless the user asks for it, or None."""
     timed_repeats: int
-    """Rollouts, or epochs, that are timed at once: enough that the device never waits for the host."""
+    """Number of rollouts or epochs in one timing, enough to keep the device from waiting for the host."""
     has_lanes: bool
-    """Whether a kernel computes several trainings at once; without, it is called for one after the other."""
+    """Whether one kernel can compute several runs at once. Otherwise it is called for each run in turn."""
     unroll: int
-    """Minibatches, of one epoch or of several, that are compiled as one turn of a loop."""
+    """Maximum number of minibatches compiled into one iteration of the minibatch loop."""
     rollouts: KernelKind
     gradients: KernelKind
 
 
 def check_package(backend: Backend) -> None:
-    """Checks that the package of a backend is installed. A `UsageError` has the command that installs it."""
+    """Raises a `UsageError` with an install command if the backend's Python package is missing."""
     if importlib.util.find_spec(backend.package) is None:
         raise UsageError(f"kernels need {backend.package}, which is not installed: {install_command('fusion')}")
 
 
 def many_products(pressure: Pressure) -> str | None:
-    """Returns why a program compiles for minutes on any device, or None if it does not."""
+    """Returns a warning if a program has so many matrix products that compiling it takes minutes,
+    otherwise None.
+    """
     if pressure.products <= MAX_PRODUCTS:
         return None
     return (

@@ -1,1 +1,1 @@
-"""Kernels for NVIDIA GPUs, as Triton source."""
+"""Kernels for NVIDIA GPUs, generated as Triton source."""

@@ -1,7 +1,7 @@
-"""Compiles several kernels at once, each in a process of its own.
+"""Compiles several Triton kernels in parallel, in separate processes.
 
-The Triton front end is Python and holds the GIL, so threads would mostly compile one kernel after the other.
-Processes fill the Triton cache, where `compile.call` finds the kernels.
+Triton's front end is Python code that holds the GIL, so threads would mostly compile one kernel after the other.
+The processes fill Triton's cache, where `compile.call` finds the kernels.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ from rollmill.fusion.backends.triton.compile_file import Compilation
 
 @contextlib.contextmanager
 def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
-    """Fills the Triton cache in the background. Yields a function that waits, and cancels the rest at the end.
+    """Compiles kernels into Triton's cache in the background.
 
-    A kernel that fails here is compiled again by its caller, which raises the error.
+    Yields a function that waits for all of them. On exit, compilations that are still running are cancelled. If a
+    kernel does not compile here, its caller compiles it again and raises the error.
     """
     count = min(usable_cores(), len(compilations))
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""Writes programs as Triton source.
+"""Generates the Triton source of programs.
 
-Rows are padded to the next power of two columns. Padding is zero wherever it could be read.
+Rows are padded to the next power of two columns. The padding is zero wherever it may be read.
 """
 
 import math
@@ -32,24 +32,25 @@ from rollmill.fusion.opt.skinny_matmul import (
 )
 
 Beside: TypeAlias = Callable[[KernelSource, Sequence[str]], str]
-"""Makes a row of scalars with these names, as many as a power of two."""
+"""Function that emits a row built from the scalars with these names. Their number is a power of two."""
 
 MAX_SUMMED = 8
-"""Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
+"""Exact matrix products with at most this many rows or columns are computed as sums outside of tensor cores, which
+is cheaper than padding them."""
 
 
 class MemoryPlace(NamedTuple):
-    """A large array of the state in memory."""
+    """A large array of the environment state that stays in memory."""
 
     pointer: str
     row: str
-    """Offset of each environment's elements, or of those of one."""
+    """Expression for the offset of each environment's elements, or of one environment's elements."""
     size: int
-    """Elements of an environment."""
+    """Number of elements per environment."""
 
 
 class TritonWriter:
-    """Writes programs as lines of a kernel's source."""
+    """Writes programs as lines of a kernel's Triton source."""
 
     def __init__(
         self,
@@ -76,9 +77,9 @@ class TritonWriter:
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
 
     def write(self, schedule: Schedule, inputs: Sequence[str], *, add_sum: AddSum | None = None) -> list[str]:
-        """Writes a program with these names of inputs, and returns the names of its outputs.
+        """Writes a scheduled program whose inputs have these names, and returns the names of its outputs.
 
-        `add_sum` writes each sum that the program is scheduled with.
+        `add_sum` is called where the schedule accumulates a sum over samples, and writes that addition.
         """
         nodes, outputs = schedule.program.nodes(), schedule.program.outputs
         self._find_products(nodes, outputs)
@@ -87,14 +88,16 @@ class TritonWriter:
         return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """Maps names to inputs, some constant or duplicates of others."""
+        """Returns the names of a program's inputs, some of which are constants or duplicates of other inputs."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
     # --- one node -------------------------------------------------------------------------------------
 
     def node(self, node: Node, operands: list[str]) -> str:
-        """Writes a node with these operands, and returns its name or the names of its elements."""
+        """Writes the source of a node, and returns its name, or the joined names of its results if it has
+        several.
+        """
         match node.op:
             case "constant":
                 return self._constant(node)
@@ -135,7 +138,7 @@ class TritonWriter:
         return name
 
     def shape(self, node: Node) -> str:
-        """Returns the shape of the tensor that a node becomes."""
+        """Returns the shape of a node's Triton tensor, such as `[BLOCK, 64]`."""
         return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
 
     def _expression(self, node: Node, operands: list[str]) -> str:
@@ -191,7 +194,7 @@ class TritonWriter:
     # --- rows ------------------------------------------------------------------------------------------
 
     def masked(self, row: Node, name: str, other: str) -> str:
-        """Returns a row whose padding columns are `other`."""
+        """Returns an expression for a row with `other` in its padding columns."""
         width = row.width or 0
         whole = f"tl.broadcast_to({name}, {self.shape(row)})"
         return (
@@ -238,7 +241,7 @@ class TritonWriter:
         return permute_to_mma_order(self.masked(row, name, "0.0"), row.width or 0, self.source.numerics)
 
     def product(self, left: str, right: str, *, onto: str = "") -> str:
-        """Returns the product of two matrices, added to an optional third."""
+        """Returns an expression for a matrix product, optionally added to the matrix `onto`."""
         more = f", {onto}" if onto else ""
         if self.source.numerics == "bfloat16":
             return f"tl.dot({left}.to(tl.bfloat16), {right}.to(tl.bfloat16){more})"
@@ -272,7 +275,7 @@ class TritonWriter:
         return self._assign(self.product(self.beside(scalars), matrix))
 
     def beside(self, scalars: Sequence[str]) -> str:
-        """Returns a row of these scalars, padded with zeros. Equal rows are built once."""
+        """Returns the name of a row built from scalars and padded with zeros. Equal rows are built once."""
         key = tuple(scalars)
         if key not in self.tiles:
             self.tiles[key] = self._beside(self.source, [*key, *[ZERO] * (columns(len(key)) - len(key))])

@@ -1,4 +1,4 @@
-"""Keeps the source of kernels in files, as Triton needs it, and calls or compiles them."""
+"""Compiles Triton kernels and calls them from JAX. Triton requires their source to be in files."""
 
 import functools
 import hashlib
@@ -32,46 +32,47 @@ from triton.language.extra import libdevice
 
 
 def entry(name: str) -> str:
-    """Returns the end of a kernel's source, which selects the function to compile.
+    """Returns the line that ends a kernel's source, and selects the function to compile.
 
-    Kernels have the name in traces of profilers, too.
+    Profilers show the kernel under the name of this function.
     """
     return f"kernel = {name}\n"
 
 
 class Kernel(NamedTuple):
-    """A kernel's source, and how it is launched."""
+    """The source of a Triton kernel, and how to launch it."""
 
     source: str
-    """A decorated function, without imports, and the assignment that names it `kernel`."""
+    """A decorated Triton function, without imports, followed by an assignment of it to the name `kernel`."""
     programs: int
-    """Programs of the grid's first axis."""
+    """Number of programs along the first axis of the grid."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
-    """The outputs, to which the last pointers point."""
+    """Shapes and dtypes of the outputs, whose pointers are the last ones that the kernel takes."""
     constants: dict[str, Any]
-    """Arguments known at compile time."""
+    """Compile-time arguments of the kernel, by name."""
     num_warps: int
     uniforms: int = 0
-    """Number of trailing uniform arrays. XLA may pass slices of larger buffers, so no alignment is assumed."""
+    """Number of uniform arrays at the end of the inputs. XLA may pass slices of larger buffers for them, so their
+    alignment is unknown."""
     num_stages: int = 1
     registers: int = 0
-    """Maximum registers of a thread. 0 leaves it to the compiler."""
+    """Maximum number of registers per thread. 0 lets the compiler decide."""
     lanes: int = 1
-    """Number of trainings that the kernel computes at once, along the second axis of the grid."""
+    """Number of runs that the kernel computes at once, along the second axis of the grid."""
     aliases: Mapping[int, int] = {}
-    """Arrays that are changed in place, with the outputs that they become."""
+    """Maps inputs that are updated in place to the outputs that they become, by index."""
 
 
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
-    """Adds a kernel to the traced program, to run on an NVIDIA GPU, and returns its outputs.
+    """Calls a Triton kernel from traced JAX code, and returns its outputs.
 
-    The launch is a typed XLA foreign function, so consecutive launches become one CUDA graph.
+    The launch is a typed XLA custom call, so XLA combines consecutive launches into one CUDA graph.
     """
     return _launched(kernel, arrays)
 
 
 def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
-    """Launches a kernel inside `jax.vmap`, once for all mapped lanes."""
+    """Calls a Triton kernel inside `jax.vmap`, with one launch for all lanes."""
 
     @jax.custom_batching.custom_vmap
     def launch(*arrays: Array) -> list[Array]:
@@ -91,12 +92,12 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
 
 def in_lanes(kernel: Kernel, shapes: Sequence[tuple[int, ...]], batched: Sequence[bool], lanes: int) -> Kernel:
-    """Returns a kernel that computes several lanes, each with the same numbers as one launch.
+    """Returns a kernel that computes several lanes in one launch, with the same results as one launch per lane.
 
     Args:
-        kernel: for one lane.
-        shapes: shapes of its arrays, with a leading axis `lanes` if they differ between lanes.
-        batched: which arrays differ between lanes.
+        kernel: the kernel for a single lane.
+        shapes: shapes of its inputs. Inputs that differ between lanes have a leading axis `lanes`.
+        batched: for each input, whether it differs between lanes.
         lanes: number of lanes.
     """
     sizes = [math.prod(shape[1:]) if own else 0 for shape, own in zip(shapes, batched, strict=True)]
@@ -165,22 +166,22 @@ def _check_shared_memory(name: str, needed: int, capability: int) -> None:
 
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
-    """Compiles a kernel for a compute capability (90 for 9.0), without a GPU."""
+    """Compiles a kernel for GPUs of a compute capability, such as 90 for 9.0. No GPU is needed."""
     return _compiled(compilation_of(kernel, arrays, capability))
 
 
 def capability_here() -> int:
-    """Returns the compute capability of the GPU that is here."""
+    """Returns the compute capability of this machine's first GPU, such as 90 for 9.0."""
     from jaxlib import gpu_triton
 
     return gpu_triton.get_compute_capability(0)
 
 
 def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Compilation:
-    """Writes the kernel's source to a file, and returns everything on which the compiled kernel depends.
+    """Writes a kernel's source to a file, and returns everything that determines the compiled kernel.
 
-    Of `arrays`, the kernel's inputs or their shapes, only the dtypes and the number count. `capability` is the
-    GPU's compute capability, such as 90 for 9.0.
+    `arrays` are the kernel's inputs or their shapes. `capability` is the GPU's compute capability, such as 90 for
+    9.0.
     """
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
@@ -212,10 +213,10 @@ def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
 
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-"""Shared memory of a block, by compute capability, from the specifications in the CUDA programming guide."""
+"""Shared memory that a block may use, by compute capability, as listed in the CUDA programming guide."""
 
 ALIGNED = 16
-"""Bytes that XLA's buffers are aligned to, at least."""
+"""Minimum alignment of XLA buffers in bytes."""
 
 _TYPES = {
     "bool": "i1",

@@ -1,6 +1,6 @@
-"""Compiles the kernel in a file. As a program, it compiles the files named on its input.
+"""Compiles the Triton kernel in a file. Run as a script, it compiles the kernels described on standard input.
 
-It imports neither Rollmill nor JAX, so processes that only compile start in a second or two.
+It imports neither Rollmill nor JAX, so the processes that compile kernels start in a second or two.
 """
 
 import contextlib
@@ -14,28 +14,28 @@ from typing import Any, NamedTuple
 
 
 class Compilation(NamedTuple):
-    """All that a compiled kernel depends on, besides versions."""
+    """Everything that determines a compiled kernel, except the versions of the compilers."""
 
     file: str
-    """A file of Python source, with the function `kernel`."""
+    """Path of a Python file that defines the function `kernel`."""
     pointers: tuple[tuple[str, int], ...]
-    """Types of its pointers, and their alignments in bytes, 0 if unknown."""
+    """Types of the pointer arguments, each with its alignment in bytes, or 0 if unknown."""
     constants: tuple[tuple[str, Any], ...]
     options: tuple[tuple[str, Any], ...]
-    """Triton's."""
+    """Options of the Triton compiler."""
     capability: int
-    """Compute capability of NVIDIA's chip, 90 for 9.0."""
+    """Compute capability of the GPU, such as 90 for 9.0."""
 
     @classmethod
     def from_json(cls, text: str) -> "Compilation":
-        """Returns the compilation whose fields are a JSON list."""
+        """Parses a compilation from a JSON list of its fields."""
         file, pointers, constants, options, capability = json.loads(text)
         pairs = lambda items: tuple(tuple(item) for item in items)
         return cls(file, pairs(pointers), pairs(constants), pairs(options), capability)
 
 
 def compile_file(compilation: Compilation) -> Any:
-    """Returns the compiled kernel, which Triton also keeps in its cache."""
+    """Compiles a kernel, and returns it. Triton also stores it in its cache."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -60,7 +60,9 @@ def _module(file: str) -> ModuleType:
 
 
 def main() -> None:
-    """Compiles a kernel for each line of input. Errors are ignored, since the kernel's call raises them again."""
+    """Compiles one kernel for each line of standard input. Errors are ignored, because calling the kernel raises
+    them again.
+    """
     for line in sys.stdin:
         with contextlib.suppress(Exception):
             compile_file(Compilation.from_json(line))

@@ -11,41 +11,43 @@ from rollmill.fusion.ir import Loop, Node
 from rollmill.fusion.opt.schedule import Accumulate, Emit, EmitLoop, If, Item, Schedule, Segment
 
 SEPARATOR = "; "
-"""Between names of which a node has several."""
+"""Separates the names of a node that has several results."""
 
 Names: TypeAlias = Mapping[Node, str]
-"""Names of the nodes that are written."""
+"""Maps the nodes written so far to their names in the source."""
 
 AddSum: TypeAlias = Callable[[int, Names], None]
-"""Adds one of a schedule's sums, by its number, whose nodes have these names."""
+"""Function that writes the addition to one of a schedule's sums, given the sum's number and the names of nodes."""
 
 ALWAYS = "tl.num_programs(0) > 0"
-"""A condition that is true, which LLVM proves and Triton does not, so that LLVM drops the branch."""
+"""A condition that is always true. LLVM can prove this and drops the branch, whereas Triton keeps it."""
 
 
 @runtime_checkable
 class NodeWriter(Protocol):
-    """Writes one node at a time."""
+    """Protocol for writing nodes as Triton source, as this module needs it. `TritonWriter` implements it."""
 
     source: KernelSource
     tiles: dict[Any, str]
-    """Names shared by several nodes. Names from a branch end with it."""
+    """Names of values that several nodes share. Names defined inside a branch are dropped when it ends."""
 
     def node(self, node: Node, operands: list[str]) -> str:
-        """Writes a node with these names of operands, and returns its name."""
+        """Writes the source of a node whose operands have these names, and returns its name."""
         ...
 
     def shape(self, node: Node) -> str:
-        """Returns the shape of the tensor that a node becomes."""
+        """Returns the shape of a node's Triton tensor, such as `[BLOCK, 64]`."""
         ...
 
     def write(self, schedule: Schedule, inputs: Sequence[str]) -> list[str]:
-        """Writes a program with these names of inputs, and returns the names of its outputs."""
+        """Writes a scheduled program whose inputs have these names, and returns the names of its outputs."""
         ...
 
 
 def write_items(writer: NodeWriter, items: Sequence[Item], names: Names, add_sum: AddSum | None = None) -> Names:
-    """Writes items given the names of earlier nodes, and returns all names defined after them."""
+    """Writes the items of a schedule, given the names of earlier nodes. Returns the names of all nodes
+    after that.
+    """
     known = dict(names)
     for item in items:
         match item:

@@ -1,4 +1,4 @@
-"""The gradients of a minibatch as one kernel on a GPU."""
+"""Computes the gradients of a minibatch in one GPU kernel."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,23 +29,24 @@ from rollmill.fusion.opt.schedule import schedule_of
 
 
 class GradientLaunch(NamedTuple):
-    """Launch of a kernel for the gradients of a minibatch."""
+    """Launch configuration of a gradient kernel on a GPU."""
 
     programs: int
-    """Each goes through its part of the minibatch block by block."""
+    """Number of programs. Each computes a share of the minibatch, block by block."""
     block: int = 64
-    """Samples in a block, a power of two from 16 on."""
+    """Samples per block, a power of two of at least 16."""
     num_warps: int = 4
     reads_again: int = 0
-    """1 to read the matrices of a step of a sequence anew in every step, so that they take no shared memory."""
+    """1 to reload weight matrices in every step of a sequence, so that they do not occupy shared memory
+    throughout."""
 
 
 def run_gradients_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics, lanes: int = 1
 ) -> Float[Array, " size"]:
-    """Computes all samples in one kernel on a GPU, and the sum over its parts, always in the same order.
+    """Computes the mean gradients of a minibatch in one GPU kernel, adding partial sums in a fixed order.
 
-    Inside `jax.vmap` if there are several `lanes`.
+    With several `lanes`, call it inside `jax.vmap`.
     """
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     (sums,) = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
@@ -55,7 +56,7 @@ def run_gradients_kernel(
 def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
-    """Returns the kernel of a minibatch, and the arrays that it takes."""
+    """Returns the gradient kernel of a minibatch, and the arrays that it takes."""
     packed, num_rows, turns = minibatch.packed, minibatch.num_rows, minibatch.turns
     conditioned = minibatch.shuffled.conditioned
     given = KernelArguments()
@@ -112,21 +113,22 @@ def gradient_source(
     numerics: Numerics,
     reads_again: bool = False,
 ) -> str:
-    """Returns the function `kernel` of a minibatch's gradients.
+    """Generates the source of a gradient kernel.
 
-    Its arguments are pointers to the packed table, to the rows of all minibatches `[M, N]`, to the number of this
-    one, `pointers`, then to the sums of each program `[PROGRAMS, SIZE]`; and `N` samples, or sequences of `T`
-    steps that lie `STRIDE` rows apart, `W` words of a row of the table, `SIZE`, `PROGRAMS` and `BLOCK`. What a
-    block needs is read while the block before is computed.
+    The kernel takes pointers to the packed batch, to the rows of all minibatches `[M, N]`, to the number of the
+    current minibatch, to the arrays in `pointers`, and to the output, the partial sums `[PROGRAMS, SIZE]`.
+    Compile-time arguments are `N` samples (or sequences of `T` steps that are `STRIDE` rows apart), `W` words per
+    row of the packed batch, `SIZE`, `PROGRAMS` and `BLOCK`. Each iteration prefetches the samples of the next
+    block.
 
     Args:
         step: the program of one sample.
-        places: places of the sample's leaves.
+        places: where each leaf of the samples is stored.
         slots: pointers to the program's uniform arrays.
-        pointers: the arguments that places and slots need.
+        pointers: names of the arguments used by `places` and `slots`.
         whole_blocks: whether every block is full.
-        numerics: of products.
-        reads_again: whether each step of a sequence reads its matrices anew.
+        numerics: precision of matrix products.
+        reads_again: whether weight matrices are reloaded in every step of a sequence.
     """
     # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
     plan = _plan_of(step)
@@ -154,7 +156,7 @@ def gradient_source(
 
 
 def gradient_operations(step: GradientStep) -> int:
-    """Returns the operations that the kernel of a step's gradients contains."""
+    """Returns the number of operations in the gradient kernel of a step."""
     return _operations(step, _plan_of(step))
 
 
@@ -180,7 +182,8 @@ class _Common(NamedTuple):
 
 
 MAX_NODES_BY_TRITON = 1_000
-"""Nodes of a program up to which Triton places what it reads: 900 compile in a minute, 1,700 in hours."""
+"""Maximum number of nodes of a program that uses Triton's own loads. A program of 900 nodes compiles in a minute,
+and one of 1,700 in hours."""
 
 
 def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:

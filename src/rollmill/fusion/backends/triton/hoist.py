@@ -1,7 +1,7 @@
-"""Loads of uniform scalars, rows and matrices, hoisted before a kernel's loop.
+"""Loads uniform scalars, rows and matrices before the main loop of a kernel.
 
-They stay in registers or in shared memory for the whole loop. Rows are padded to the next power of two. The
-padding of a matrix is zero.
+They stay in registers or shared memory throughout the loop. Rows are padded to the next power of two columns, and
+matrices are padded with zeros.
 """
 
 import math
@@ -15,16 +15,16 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, ColumnDots
 
 MIN_COLUMNS = 16
-"""Tensor cores take no narrower operand."""
+"""Minimum number of columns of an operand of tensor cores."""
 
 
 def columns(width: int) -> int:
-    """Columns of a row in a kernel."""
+    """Returns the padded number of columns of a row with `width` columns."""
     return max(MIN_COLUMNS, 2 ** math.ceil(math.log2(width)))
 
 
 class Hoisted:
-    """Lines before a kernel's loop, each written once."""
+    """The lines of a kernel before its main loop. Each value is computed once."""
 
     def __init__(
         self,
@@ -46,18 +46,20 @@ class Hoisted:
         self._names: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
-        """Returns the name of an expression, written once for each key."""
+        """Returns the name of an expression. It is written only the first time that its key is used."""
         if key not in self._names:
             self._names[key] = self._fresh()
             self.lines.append(f"    {self._names[key]} = {text}")
         return self._names[key]
 
     def columns(self, width: int) -> str:
-        """Returns the column indices of a row."""
+        """Returns the name of the column indices of a row."""
         return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
 
     def mma_order(self, width: int) -> str:
-        """Returns the column indices of a row in the order of an MMA product. See `permute_to_mma_order`."""
+        """Returns the name of the column indices of a row, in the order of tensor-core products. See
+        `permute_to_mma_order`.
+        """
         column = self.columns(width)
         if self._numerics != "tf32":
             return column
@@ -66,7 +68,7 @@ class Hoisted:
         )
 
     def uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
-        """Returns a number broadcast over a block, or a row."""
+        """Loads a uniform row, or a uniform scalar broadcast over the block, and returns its name."""
         if width is not None:
             return self.row(slot, place, width)
         load = f"tl.load({self._slots[slot]} + {place})"
@@ -74,7 +76,7 @@ class Hoisted:
         return self.once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
 
     def row(self, slot: int, place: int, width: int, stride: int = 1) -> str:
-        """Numbers of a uniform array, so far apart."""
+        """Loads `width` elements of a uniform array, `stride` elements apart, as a row, and returns its name."""
         column = self.columns(width)
         check = [] if columns(width) == width else [f"{column}[None, :] < {width}"]
         step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
@@ -84,10 +86,10 @@ class Hoisted:
     def matrix(
         self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool, of_scalars: bool
     ) -> str:
-        """Loads columns of a uniform matrix, which is stored as `[rows, size]`, or as `[size, rows]` if
-        transposed.
+        """Loads columns of a uniform matrix, stored as `[rows, size]`, or as `[size, rows]` if `transposed`, and
+        returns its name.
 
-        Its rows are in the order of MMA products, or in their original order for products with scalars.
+        Its rows are in the order of tensor-core products, or in their original order if `of_scalars` is set.
         """
         row, column = self.columns(rows) if of_scalars else self.mma_order(rows), self.columns(width)
         # A transposed matrix is read with exchanged strides; nothing is moved in memory.
@@ -100,7 +102,7 @@ class Hoisted:
         return self.once(("matrix", slot, rows, start, width, transposed, of_scalars), text)
 
     def heads(self, head: ColumnDots) -> str:
-        """Uniform rows as the columns of a matrix."""
+        """Loads uniform rows as the columns of a matrix, and returns its name."""
         width = head.row.width or 0
         along, across = self.mma_order(width), f"tl.arange(0, {head.columns})"
         dtype = "tl.bfloat16" if self._numerics == "bfloat16" else "tl.float32"
@@ -114,16 +116,20 @@ class Hoisted:
         return matrix
 
     def ones(self) -> str:
-        """Returns a row for each sample of a block, with a one in the first column and zeros elsewhere."""
+        """Returns the name of a row with a one in the first column and zeros elsewhere, for every sample of a
+        block.
+        """
         row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
 
 
 def permute_to_mma_order(row: str, width: int, numerics: Numerics) -> str:
-    """Returns a row as the left side of a product whose matrix has its rows in the order of `Hoisted.mma_order`.
+    """Returns an expression for a row with its columns in the order of `Hoisted.mma_order`, as the left operand of
+    a product.
 
-    A thread gets neighbouring columns out of a product. Into one of bfloat16 it takes neighbours too, but into one
-    of tf32 columns that are four apart. In the order 0 2 4 6 1 3 5 7 of each eight, no number changes its thread.
+    A tensor-core product leaves adjacent columns in a thread. A bfloat16 product also takes adjacent columns from
+    a thread, but a tf32 product takes columns that are four apart. Permuting each group of eight columns to 0 2 4
+    6 1 3 5 7 avoids moving values between threads.
     """
     if numerics != "tf32":
         return row

@@ -1,4 +1,4 @@
-"""Launches of kernels that are worth trying on a GPU, and kernels that are not."""
+"""Launch configurations worth timing on a GPU, and estimates of which kernels are not worth compiling."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,44 +21,47 @@ from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.opt.segments import needs_segments
 
 KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]
-"""`(launch, *task) -> kernel, the arrays that it takes`."""
+"""Function that returns the kernel for a launch and a task, and the arrays that the kernel takes."""
 
 MIN_CAPABILITY = 8.0
-"""Compute capability of a chip: from Ampere on."""
+"""Minimum compute capability of a GPU: Ampere."""
 
 ROLLOUTS = (
     *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
     *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
 )
 LONG_ROLLOUTS = (Launch(16, 1), Launch(32, 1))
-"""The fastest of five for TagContinuous-Small-v0, and of three for robots:Ant; each compiles for a minute."""
+"""Launches for steps with many operations, whose kernels take a minute each to compile. They were the fastest of
+five for TagContinuous-Small-v0, and of three for robots:Ant."""
 MAX_NODES = 20_000
-"""Nodes of a step whose kernel compiles in two minutes or less, on one core."""
+"""Maximum number of nodes of a step whose kernel compiles in two minutes on one core."""
 MAX_GRADIENT_OPERATIONS = 3_000
-"""Operations of a gradient kernel that compiles in a minute or less, on one core."""
+"""Maximum number of operations of a gradient kernel that compiles in a minute on one core."""
 REGISTER_ROOM = 160
-"""Numbers of a step at a time that find registers beside the network's and the addresses, about."""
+"""Approximate number of values of a step that fit in registers, besides the network and addresses."""
 INSTRUCTION_CACHE = 8_192
-"""Instructions of a kernel that is still faster than XLA where its numbers do not find registers.
+"""Maximum number of instructions with which a kernel is still faster than XLA if its values do not fit in
+registers.
 
-Measured on an H200 by benchmarks/fusion_limits.py: with 7,600 a kernel is 1.5 times as fast, with 12,000 0.7.
-"""
+Measured on an H200 by benchmarks/fusion_limits.py: with 7,600 instructions the kernel is 1.5 times as fast as XLA,
+and with 12,000 it is 0.7 times as fast."""
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
-"""Launches for exact products, which use no tensor cores and need more registers."""
+"""Launches for float32 matrix products, which use no tensor cores and need more registers."""
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
-"""Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
+"""Launches of gradient kernels: programs per multiprocessor, samples per block, and warps per block."""
 
 FEW_SAMPLES = ((1, 16, 4), (1, 16, 2), (1, 32, 4))
-"""The same where larger blocks would leave most of the chip idle."""
+"""Launches of gradient kernels for small minibatches, with which larger blocks would leave most of the GPU
+idle."""
 SEQUENCES = ((1, 16, 4, 0), (2, 16, 4, 1), (2, 32, 4, 1))
-"""The same for sequences with a memory. The last number is 1 if matrices are reloaded in every step.
+"""Launches of gradient kernels for recurrent policies. The last number is 1 if matrices are reloaded in every
+step.
 
-Kept on the chip, a GRU of 64 takes 218 KB of shared memory.
-"""
+If matrices stay on the chip, a GRU with 64 units takes 218 KB of shared memory."""
 
 
 def triton_kernels(numerics: Numerics) -> Backend:
-    """Kernels as Triton source."""
+    """Returns the Triton backend, with matrix products in the precision `numerics`."""
     rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
     gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
     return Backend(
@@ -94,13 +97,12 @@ def triton_kernels(numerics: Numerics) -> Backend:
 
 
 def hopeless_on_gpu(pressure: Pressure) -> str | None:
-    """Returns why a kernel would be slower than XLA or take too long to compile, or None if no reason is known.
+    """Returns the reason why a rollout kernel would be slower than XLA or take too long to compile, or None.
 
-    In each step, one program executes all instructions of a kernel, with a scheduler to itself. Numbers that do
-    not fit into registers are kept in the data cache, and instructions that do not fit into the instruction cache
-    are fetched anew in every step. Spilled numbers alone do not make a kernel slower than XLA, but together with
-    that many instructions they do. Instructions in loops are an exception: XLA launches every operation again in
-    every iteration, and the kernel of robots:Ant is ten times as fast.
+    Values that do not fit in registers are spilled to the data cache. Instructions that do not fit in the
+    instruction cache are fetched again in every step. Spilling alone does not make a kernel slower than XLA, but
+    both together do. Loops are an exception, because XLA launches their operations again in every iteration: the
+    kernel of robots:Ant is ten times as fast.
     """
     if pressure.operations > MAX_NODES:
         size = f"{pressure.operations:,} operations"
@@ -119,9 +121,9 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
 
 
 def gradients_too_long_on_gpu(step: GradientStep) -> str | None:
-    """Returns why a kernel of these gradients compiles for too long; None if it does not.
+    """Returns the reason why a gradient kernel would take too long to compile, or None.
 
-    Agents that share weights count once.
+    The computation of agents that share weights is counted once.
     """
     size = gradient_operations(step)
     if size <= MAX_GRADIENT_OPERATIONS:

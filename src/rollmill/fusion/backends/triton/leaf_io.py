@@ -1,4 +1,4 @@
-"""Loads and stores the leaves of a tree for a block of environments, as Triton source."""
+"""Generates Triton loads and stores of pytree leaves, for a block of environments."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from rollmill.fusion.kernels.leaves import Leaf
 
 
 class Word(NamedTuple):
-    """How numbers of a size are moved by an instruction, through registers of 32 bits."""
+    """PTX access to elements of one size, which pass through 32-bit registers."""
 
     kind: str
     out: str
-    """Suffix that turns a register into a number of `{type}`."""
+    """Source suffix that converts a register to an element of type `{type}`."""
     into: str
-    """Suffix that turns a number into a register."""
+    """Source suffix that converts an element to a register."""
 
 
 WORDS = {
@@ -28,18 +28,18 @@ WORDS = {
     2: Word("b16", ".to(tl.int16).to({type}, bitcast=True)", ".to(tl.int16, bitcast=True).to(tl.int32)"),
     4: Word("b32", ".to({type}, bitcast=True)", ".to(tl.int32, bitcast=True)"),
 }
-"""Moves of numbers, by their bytes."""
+"""PTX accesses by element size in bytes."""
 
 
 class LeafIO(NamedTuple):
-    """Loads and stores of leaves for a block of environments."""
+    """Loads and stores pytree leaves for a block of environments, as Triton source."""
 
     source: KernelSource
     mask: str
-    """Mask of environments that exist. Empty if all do."""
+    """Name of the mask of environments that exist, or an empty string if every block is full."""
 
     def load(self, pointer: str, row: str, leaf: Leaf) -> list[str]:
-        """Returns the names of a leaf's elements or rows."""
+        """Writes the loads of a leaf, and returns the names of its elements or rows."""
         if self._are_many(leaf):
             return self._load_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf)
         names = []
@@ -49,7 +49,7 @@ class LeafIO(NamedTuple):
         return names
 
     def store(self, pointer: str, row: str, leaf: Leaf, names: Sequence[str]) -> None:
-        """Stores a leaf into rows of an array, coalescing adjacent elements."""
+        """Writes the stores of a leaf into rows of an array, coalescing adjacent elements."""
         if self._are_many(leaf):
             self._store_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names)
         elif leaf.width is None and len(names) in (2, 4):

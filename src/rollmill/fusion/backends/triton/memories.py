@@ -1,8 +1,8 @@
-"""Stores of a step to the large arrays of the state: single elements of each environment, whole arrays of a few.
+"""Generates a step's writes to large arrays of the environment state.
 
-A whole array is written by a function of its own, whose block is neighbouring elements of one environment: it is
-called for one environment after the other, and all threads work on it. Loads and stores are in the order in which
-they are written, and barriers stand between those of different threads.
+A write replaces one element per environment, or the whole array of the environments that need it. A whole array is
+written by a function of its own, called for one environment after the other, in which all threads write adjacent
+elements. Barriers between loads and stores of different threads keep them in order.
 """
 
 import math
@@ -19,13 +19,13 @@ from rollmill.fusion.lower.large import memories_read
 from rollmill.fusion.opt.schedule import schedule_of
 
 ELEMENTS_TOGETHER = 256
-"""Neighbouring elements of one environment that are written at once."""
+"""Number of adjacent elements of one environment that are written at once."""
 
 BARRIER = "tl.debug_barrier()"
 
 
 class StepStores:
-    """The stores at the end of a step."""
+    """Writes of a step to large arrays, generated at the end of the step."""
 
     def __init__(self, writer: TritonWriter, leaves: Sequence[Leaf], mask: str) -> None:
         """Prepares the stores of leaves, in this order. `mask` is that of environments that exist, or empty."""
@@ -34,7 +34,9 @@ class StepStores:
         self._writer, self._leaves, self._mask = writer, leaves, mask
 
     def write(self, nodes: Sequence[Node], names: Sequence[str]) -> None:
-        """Writes the stores. `nodes` are the outputs of a step's program, with their names."""
+        """Generates the writes, given the outputs of the step's program (`nodes`) and their names in the
+        source.
+        """
         if not self._leaves:
             return
         # Threads share environments, and none may store what another has not loaded yet.

@@ -1,8 +1,8 @@
-"""Loads and stores as Triton source, by Triton operations or inline PTX.
+"""Generates loads and stores, as Triton operations or as inline PTX instructions.
 
-Kernels are faster with Triton loads and stores, which Triton schedules well. But for each of them it analyses
-everything in the kernel that depends on it, which takes hours for a long program. An inline instruction is an
-expression like any other to that analysis.
+Triton schedules its own loads and stores well. But for each of them it analyses everything in the kernel that
+depends on it, which takes hours for a long program. An inline instruction is an ordinary expression to that
+analysis.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """Reads and writes memory at pointers, with masks for valid ones."""
+    """Generators of loads and stores at pointers, with masks."""
 
     read: Callable[[str, Sequence[str]], str]
-    """`(places, checks)`: an expression, zero where a check fails."""
+    """Returns an expression that loads values, `read(pointers, masks)`. It is zero if any mask is false."""
     write: Callable[[str, str, Sequence[str]], str]
-    """`(places, numbers, checks)`: a statement."""
+    """Returns a statement that stores values where all masks are true, `write(pointers, values, masks)`."""
     few: int
-    """Numbers of a leaf that are read and written so; more of them are moved side by side by instructions."""
+    """Maximum number of scalars of a leaf to load or store one by one. Larger leaves use vector instructions."""
     four: str | None = None
-    """Function that reads four words at each place as four numbers. None reads a row."""
+    """Name of the function that loads four consecutive words as four scalars, or None to load them as a row."""
 
 
 def _load(places: str, checks: Sequence[str]) -> str:
@@ -44,7 +44,7 @@ EVERYWHERE = "tl.full([1, 1], True, tl.int1)"
 
 BY_TRITON = Memory(_load, _store, few=4)
 BY_INSTRUCTIONS = Memory(_read, _write, few=0, four="read_four")
-"""Memory of 32-bit numbers by instructions. Triton handles other types."""
+"""Access by inline PTX instructions to 32-bit elements. Other types use Triton operations."""
 
 HELPERS = """\
 @triton.jit
@@ -129,4 +129,4 @@ def write_where(pointers, numbers, inside):
     else:
         tl.store(pointers, numbers, mask=inside)
 """
-"""Functions that `BY_INSTRUCTIONS` calls."""
+"""Source of the Triton functions that `BY_INSTRUCTIONS` calls."""

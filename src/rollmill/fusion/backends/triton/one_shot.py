@@ -1,13 +1,13 @@
-"""The mean over the GPUs of a host by one kernel, in which each GPU reads the numbers of all others.
+"""One-shot all-reduce: a kernel that averages a vector over the GPUs of a host.
 
-A one-shot all-reduce: every number crosses between GPUs as often as there are others, and nothing waits for more
-than one exchange of messages. It is meant for small vectors, for which latency dominates bandwidth.
+Each GPU reads the vectors of all others directly, so no GPU waits for more than one exchange of messages. This is
+fastest for small vectors, for which latency matters more than bandwidth.
 
-A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.programs`).
-A program of the grid copies its lane there, tells all others by a flag in *their* memory, waits for the flags in
-its own, and sums the lanes of all in the order of ranks, so that all get the same bits. Flags hold the number of
-the exchange. A lane is double-buffered: no GPU begins exchange n + 2 before all others have announced exchange n +
-1, and so have read exchange n.
+A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.programs`). A program
+of the grid copies its lane there, sets a flag in the memory of every other GPU, and waits for the flags in its
+own. Then it sums the lanes of all GPUs in the order of ranks, so that all get bitwise equal results. Flags hold
+the number of the exchange. Lanes are double-buffered: no GPU begins exchange n + 2 before all others have
+announced exchange n + 1, and so have finished reading exchange n.
 """
 
 import jax
@@ -17,9 +17,9 @@ from jaxtyping import Array, Float, UInt32
 from rollmill.fusion.backends.triton.compile import Kernel, call, capability_here, compiled, entry
 
 LANE = 1024
-"""Numbers of a lane."""
+"""Number of vector elements in a lane."""
 FLAG_BYTES = 256
-"""Bytes at the beginning of a lane: the number of its last exchange, and a flag of each rank."""
+"""Bytes at the beginning of a lane, which hold the number of its last exchange and a flag for each rank."""
 LANE_BYTES = FLAG_BYTES + 2 * 4 * LANE
 MAX_RANKS = FLAG_BYTES // 4 - 1
 
@@ -75,23 +75,23 @@ def lanes_of(size: int) -> int:
 def one_shot_mean(
     vector: Float[Array, " N"], addresses: UInt32[Array, " A"], *, ranks: int, first_lane: int
 ) -> Float[Array, " N"]:
-    """Returns the mean of a float32 vector over all GPUs, in the program that is being traced.
+    """Returns the mean of a float32 vector over all GPUs, inside a traced function.
 
-    All of the `ranks` GPUs, at most `MAX_RANKS`, have to come to their means in the same order. `addresses` are
-    the shared memory's addresses on each GPU, as low and high 32 bits, followed by this GPU's rank. No other mean
-    may use the lanes from `first_lane` on at the same time.
+    All `ranks` GPUs (at most `MAX_RANKS`) must take their means in the same order. `addresses` holds the address
+    of the shared memory on each GPU, as low and high 32 bits, followed by this GPU's rank. The lanes from
+    `first_lane` on must not be used by another mean at the same time.
     """
     return call(mean_kernel(vector.size, ranks, first_lane), [vector, addresses])[0]
 
 
 def compile_one_shot_mean(size: int, ranks: int) -> None:
-    """Compiles the kernel for the GPU that is here. Raises `CannotFuse` if that is not possible."""
+    """Compiles the one-shot all-reduce for this machine's GPU. Raises `CannotFuse` if it does not compile."""
     arrays = [jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((2 * ranks + 1,), jnp.uint32)]
     compiled(mean_kernel(size, ranks, 0), arrays, capability_here())
 
 
 def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
-    """Returns the kernel for the mean of a vector of `size` elements."""
+    """Returns the one-shot all-reduce kernel for a vector of `size` elements."""
     constants = {"SIZE": size, "RANKS": ranks, "FIRST": first_lane}
     return Kernel(
         SOURCE + entry("one_shot_mean"),

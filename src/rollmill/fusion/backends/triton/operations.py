@@ -1,7 +1,8 @@
-"""The arithmetic of nodes as Triton source, one expression per operation.
+"""Generates the arithmetic of programs as Triton source, with one expression per operation.
 
-Scalars are tensors `[BLOCK]`, rows `[BLOCK, columns]`, padded to the next power of two. Operations with two forms
-are `exact`, as in JAX, or `fast`, on the special-function units, for rows of a policy that may be inexact.
+Scalars are tensors `[BLOCK]`. Rows are tensors `[BLOCK, columns]`, padded to the next power of two. Some
+operations have two forms: `exact`, with the results of JAX, and `fast`, which uses the GPU's special-function
+units. The fast form is only for rows of a policy.
 """
 
 from collections.abc import Sequence
@@ -207,10 +208,10 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 
 
 def of_type(text: str, op: str, dtype: np.dtype) -> str:
-    """Returns an expression of exactly this type.
+    """Returns an expression that converts another to exactly this type.
 
-    Triton reads a literal as int32 or float32, and widens the other operand. Sums of short integers and booleans
-    become int32, too.
+    This is needed because Triton reads literals as int32 or float32 and widens the other operand, and because sums
+    of short integers and booleans become int32.
     """
     if op in COMPARISONS or dtype == np.float32:
         return text
@@ -222,7 +223,9 @@ KNOWN = "_by"
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
-    """Returns the name of an integer operation, without checks made needless by a constant second operand."""
+    """Returns the name of an integer operation, without run-time checks that its constant second operand makes
+    needless.
+    """
     if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
         return op
     if op.startswith("shift"):
@@ -235,7 +238,7 @@ SELECT_APART = "select_apart"
 
 
 def is_extreme(node: Node) -> bool:
-    """Returns whether LLVM may take a selection for the larger or smaller of two short integers."""
+    """Returns whether LLVM might replace a selection by a maximum or minimum of two short integers."""
     condition, *values = node.operands
     if condition.op not in COMPARISONS or any(value.dtype.kind not in "iu" for value in values):
         return False
@@ -256,11 +259,11 @@ def _unconverted(node: Node) -> Node:
 
 
 def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
-    """Returns an operation on named tensors of one shape; `of_type` gives it the requested type.
+    """Returns an expression for an operation on named tensors of one shape. `of_type` then converts it to `dtype`.
 
-    `op` is in `operations.OPERATIONS` or `operations.TYPED`. `dtype` is the type of the result, and `operand` the
-    type of the first operand, or of the second for `select`. `fast` allows the special-function units. Raises a
-    `KeyError` if there is no such operation on this type.
+    `op` is a key of `operations.OPERATIONS` or `operations.TYPED`. `operand` is the type of the first operand, or
+    of the second for `select`. `fast` allows the special-function units. Raises a `KeyError` if the operation does
+    not exist for this type.
     """
     if op == "convert":
         return _converted(names[0], operand, dtype)

@@ -1,4 +1,4 @@
-"""Scalars packed into the rows that matrix products take, and columns of rows as scalars again."""
+"""Packs scalars into rows for matrix products, and extracts columns of rows as scalars."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,13 +9,17 @@ ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
 
 def pack_row(source: KernelSource, parts: Sequence[str]) -> str:
-    """Returns a row of scalars, in the type that products take, that stays in the registers of its thread."""
+    """Builds a row from scalars without moving values between threads, in the type that products take, and returns
+    its name.
+    """
     cast = ".to(tl.bfloat16)" if source.numerics == "bfloat16" else ""
     return interleave(source, [part + cast for part in parts])
 
 
 def interleave(source: KernelSource, parts: Sequence[str]) -> str:
-    """Returns a row of scalars, as many as a power of two, that stays in the registers of its thread."""
+    """Builds a row from scalars without moving values between threads, and returns its name. The number of scalars
+    is a power of two.
+    """
     if len(parts) == 1:
         return parts[0]
     # `tl.join` puts two tensors side by side in the last axis, so even and odd parts come in turns again.
@@ -26,9 +30,9 @@ def interleave(source: KernelSource, parts: Sequence[str]) -> str:
 
 
 def pack_by_select(source: KernelSource, parts: Sequence[str], onto: tuple[str, int] | None = None) -> str:
-    """Returns a row of scalars, each selected by its column: it lies as tensor cores take it.
+    """Builds a row by selecting each scalar into its column, in the layout of tensor cores, and returns its name.
 
-    `onto` is a row that has the first of them already, and how many.
+    `onto` is an optional row that already holds the first scalars, with their number.
     """
     column = source.before.columns(len(parts))
     tile, known = onto or (f"tl.zeros([BLOCK, {len(parts)}], tl.float32)", 0)
@@ -44,14 +48,14 @@ def pack_by_select(source: KernelSource, parts: Sequence[str], onto: tuple[str, 
 
 
 class LayoutChange(NamedTuple):
-    """Changes of layout between rows and scalars, as expressions."""
+    """Expressions that convert between the layouts of rows and scalars."""
 
     scalar: Callable[[str], str]
-    """From a number that was computed from each row to a scalar."""
+    """Converts a value computed from each row to the layout of scalars."""
     column: Callable[[str, int, int], str]
-    """`(rows, how many columns they have, which one)`."""
+    """Extracts a column of rows as scalars: `column(rows, num_columns, index)`."""
     into: Callable[[str], str] = str
-    """From a scalar to one that is repeated in the columns of a row."""
+    """Converts a scalar to the layout in which it can be combined with rows."""
 
 
 def _chosen(rows: str, columns: int, column: int) -> str:
@@ -68,19 +72,17 @@ def _gathered(rows: str, columns: int, column: int) -> str:
 
 
 KEEP_LAYOUT = LayoutChange(str, _chosen)
-"""Scalars stay where a product of matrices leaves them: with four threads each, beside the rows they came from."""
+"""Leaves scalars where a matrix product put them: each in four threads, next to the row that it came from."""
 
 ENV_PER_THREAD = LayoutChange(_one_each, _gathered)
-"""Scalars are moved to where each thread has those of its own environments alone.
+"""Moves scalars so that each thread holds only those of its own environments.
 
-All that is computed from them, which is the whole environment, would else be computed four times over. Gathering
-changes where they lie and nothing else.
-"""
+Otherwise everything computed from them, the whole environment, would be computed four times. A gather moves the
+values without changing them."""
 
 ENV_PER_THREAD_BOTH_WAYS = LayoutChange(_one_each, _gathered, _one_each)
-"""Like `ENV_PER_THREAD`, with a gather before scalars go into rows as well.
+"""Like `ENV_PER_THREAD`, and also gathers scalars before they are put into rows.
 
-Products on the ordinary units may take their left side with all rows of a block in every warp. Triton 3.6
-rematerialises the scalars in the rows' layout, with all that they come from: the whole environment, 32 times over.
-It does not rematerialise through `tl.gather`.
-"""
+Matrix products outside of tensor cores may need all rows of a block in every warp. Triton 3.6 would then recompute
+the scalars in the layout of the rows, and with them the whole environment, 32 times. It does not recompute through
+`tl.gather`."""

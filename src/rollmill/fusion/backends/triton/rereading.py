@@ -1,7 +1,7 @@
-"""Rereads uniform arrays in each iteration of a loop with matrices too large for shared memory.
+"""Reloads uniform arrays in each iteration of a loop whose matrices are too large for shared memory.
 
-Triton keeps a matrix read before a loop in shared memory until the loop ends. A matrix read just before its
-product takes shared memory only for that product.
+Triton keeps a matrix loaded before a loop in shared memory until the loop ends. A matrix loaded just before a
+product occupies shared memory only during that product.
 """
 
 import re
@@ -11,33 +11,38 @@ from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.ir import Node
 
 MAX_MATRIX_BYTES = 212_992
-"""Matrices of a loop that find room in shared memory beside all else, on a Hopper chip."""
+"""Maximum size of a loop's matrices that fit in the shared memory of a Hopper GPU, besides everything else."""
 
 AGAIN = "again"
-"""Zero, as a loop computes it: an address with it cannot be hoisted."""
+"""Name of a variable that is zero but computed in the loop, so that an address that contains it cannot be
+hoisted."""
 
 FAR = "FAR: tl.constexpr = 1 << 30  # more turns than there are"
 
 
 def matrices_fit(nodes: Iterable[Node]) -> bool:
-    """Returns whether shared memory has room for all matrices that these nodes multiply by."""
+    """Returns whether all matrices that these nodes multiply by fit in shared memory."""
     matrices = {(*node.attributes, node.width) for node in nodes if node.op == "dot"}
     needed = sum(4 * columns(summed) * columns(width or 1) for _, summed, *_, width in matrices)
     return needed <= MAX_MATRIX_BYTES
 
 
 def slots_read_again(slots: Sequence[str]) -> list[str]:
-    """Returns pointers to uniform arrays that depend on the loop index, so that the compiler reads them again."""
+    """Returns pointers to uniform arrays that formally depend on the loop index, so that the compiler reloads
+    them.
+    """
     return [f"({slot} + {AGAIN})" for slot in slots]
 
 
 def read_where_used(uniforms: Sequence[str], lines: Sequence[str], turn: str) -> tuple[list[str], list[str]]:
-    """Returns the lines before and inside a loop, with uniform arrays read at their uses.
+    """Moves loads of uniform arrays from before a loop to their first use inside it.
+
+    Returns the lines before the loop and the lines inside it.
 
     Args:
-        uniforms: definitions of uniform values.
-        lines: the statements of the loop.
-        turn: an expression that counts turns, with no bounds that a compiler could see.
+        uniforms: lines that define uniform values.
+        lines: lines of the loop.
+        turn: expression for the index of the iteration, whose bounds the compiler must not know.
     """
     waiting: dict[str, str] = {}
     before: list[str] = []

@@ -1,4 +1,4 @@
-"""A whole rollout as one kernel on a GPU."""
+"""Computes a whole rollout in one GPU kernel."""
 
 import math
 from collections.abc import Sequence
@@ -29,17 +29,18 @@ from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 
 MAX_REGISTERS = 255
-"""Registers of a thread. Without this limit a compiler may give large kernels a quarter of them."""
+"""Maximum number of registers per thread. Without an explicit limit, the compiler may give large kernels only a
+quarter of them."""
 
 
 class Launch(NamedTuple):
-    """The launch of a rollout's kernel."""
+    """Launch configuration of a rollout kernel on a GPU."""
 
     block: int = 64
-    """Environments computed together, a power of two from 16 on."""
+    """Environments per block, a power of two of at least 16."""
     num_warps: int = 4
     registers: int = 0
-    """Limit of registers for each thread: with fewer, more blocks run at once. 0 allows the maximum."""
+    """Maximum number of registers per thread. With fewer, more blocks run at once. 0 allows the maximum."""
 
 
 def run_kernel(
@@ -53,7 +54,7 @@ def run_kernel(
     numerics: Numerics,
     lanes: int = 1,
 ) -> tuple[list[Array], list[Array]]:
-    """Computes all steps in one kernel on a GPU. Called under `jax.vmap` if there are several `lanes`."""
+    """Computes a whole rollout in one GPU kernel. With several `lanes`, call it inside `jax.vmap`."""
     kernel, arrays = rollout_kernel(step, uniforms, carried, keys, num_steps, launch=launch, numerics=numerics)
     found = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
     return unpack(step, uniforms, found, carried, num_steps)
@@ -95,10 +96,11 @@ def rollout_kernel(
 
 @lru_cache(maxsize=64)  # launches that differ in warps share it, and so does the program that is compiled at last
 def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
-    """Returns the function `kernel` of a rollout; its arguments are pointers, and `N`, `T` and `BLOCK`.
+    """Generates the source of a rollout kernel.
 
-    Pointers: the collector's leaves, the keys, uniform arrays; then leaves after the rollout that have changed,
-    and the leaves of the trajectory.
+    The kernel takes pointers to the collector's leaves, the random keys and the uniform arrays, then to its
+    outputs: the collector's changed leaves, and the leaves of the trajectory. `N`, `T` and `BLOCK` are
+    compile-time arguments.
     """
     program, slots = step.program, range(step.prologue.num_slots)
     leaves = [*step.carried, *step.fixed]

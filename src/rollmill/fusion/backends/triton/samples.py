@@ -1,4 +1,4 @@
-"""Prefetches the samples of a minibatch, one block ahead."""
+"""Prefetches the samples of a minibatch one block ahead of the computation."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,17 +18,18 @@ ONE_TURN = SampleTurns()
 
 
 class SamplePlace(NamedTuple):
-    """The memory that a leaf of the samples is read from."""
+    """Where a kernel reads one leaf of the samples from."""
 
     pointer: str
     first: int | None
-    """Its first word in a row of the table, or None for a separate array."""
+    """Index of the leaf's first word in a row of the packed batch, or None if the leaf has an array of its own."""
     shuffled: bool
-    """Whether it lies in the order of the batch, and not of the minibatch."""
+    """Whether samples are stored in the order of the batch, and so must be looked up by row, rather than in the
+    order of the minibatch."""
 
 
 class SamplePrefetch:
-    """Reads the samples of the next block while one is computed: words of the table four at a time."""
+    """Generates the loads of the next block's samples, four words of the packed batch at a time."""
 
     def __init__(
         self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON, turns: SampleTurns = ONE_TURN
@@ -43,7 +44,7 @@ class SamplePrefetch:
         """Words of the table, and how far apart those of two turns are."""
 
     def read(self, leaf: Leaf, place: SamplePlace, wanted: Sequence[int]) -> list[str]:
-        """Returns the names of these elements or rows of a leaf."""
+        """Returns the names of the elements or rows of a leaf with the indices `wanted`."""
         strides = [self._turns.strides.get(leaf.places[n], 0) for n in wanted]
         if place.first is not None and leaf.width is None:
             words = zip(wanted, strides, strict=True)
@@ -51,7 +52,9 @@ class SamplePrefetch:
         return [self._load(leaf, place, n, stride) for n, stride in zip(wanted, strides, strict=True)]
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
-        """Returns a row of scalars. Adjacent scalars of the table are read as one row."""
+        """Returns the name of a row built from scalars. Scalars that are adjacent in the packed batch are loaded
+        as one row.
+        """
         # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
         # into their columns one by one.
         numbers = [self._numbers.get(part, (-1, 0)) for part in parts]
@@ -68,7 +71,7 @@ class SamplePrefetch:
     # --- ahead of the block that is computed -----------------------------------------------------------------
 
     def opening(self) -> list[str]:
-        """Lines that read the first block's samples."""
+        """Returns the lines that load the samples of the first block."""
         first = ["spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)", self._row()]
         fetches = [f"{', '.join(names)} = {expression}" for names, expression in self._fetched]
         begin, after = first, self._next()
@@ -77,14 +80,14 @@ class SamplePrefetch:
         return [f"    {line}" for line in (*begin, "at = row.to(tl.int64) * W", *fetches, *after)]
 
     def ahead(self) -> list[str]:
-        """Lines that read the next block's samples."""
+        """Returns the lines that load the samples of the next block."""
         later = lambda names: ", ".join(f"next_{name}" for name in names)
         fetches = [f"{later(names)} = {expression}" for names, expression in self._fetched]
         after = self._next() if self._in_turns is None else self._in_turns("(count + 2)")
         return [f"        {line}" for line in ("at = row.to(tl.int64) * W", *fetches, *after)]
 
     def over(self) -> list[str]:
-        """Lines that advance to the prefetched block."""
+        """Returns the lines that make the prefetched block the current one."""
         return [f"        {name} = next_{name}" for names, _ in self._fetched for name in names]
 
     def _fetch(self, expression: str) -> str:

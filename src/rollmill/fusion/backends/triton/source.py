@@ -1,4 +1,4 @@
-"""The source of a kernel while it is written."""
+"""Collects the source of a kernel while it is generated."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
 
 class KernelSource:
-    """Lines of a kernel: before its loop, and in the current part."""
+    """The lines of a kernel: those before its main loop, and those of the part that is being written."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class KernelSource:
         self.lines.append("    " * self._indent + text)
 
     def deeper(self, by: int = 1) -> None:
-        """Indents the lines that follow."""
+        """Indents the following lines by more levels."""
         self._indent += by
 
     def fresh(self) -> str:
-        """Returns a name that nothing has yet."""
+        """Returns a variable name that is not used yet."""
         self._count += 1
         return f"{self._prefix}{self._count}"
