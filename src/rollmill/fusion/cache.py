@@ -1,7 +1,7 @@
-"""Files of the cache.
+"""Reads and writes the compiler's cache.
 
-`kernels/` holds the source of kernels, `code/` machine code for CPUs, `launches/` the fastest launches, and
-`means/` the fastest ways to take means.
+`kernels/` holds the source of Triton kernels, `code/` machine code for CPUs, `launches/` the fastest launch
+configurations, and `means/` the fastest all-reduces.
 """
 
 import contextlib
@@ -24,15 +24,18 @@ T = TypeVar("T")
 
 
 def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str] = ()) -> Path:
-    """Returns the file of a result that depends on these values, on JAX and on packages, by their versions."""
+    """Returns the cache file of a result that depends on the values `known`, on JAX, and on the versions of
+    `packages`.
+    """
     versions = [version(name) for name in ("jax", "jaxlib", *packages)]
     name = hashlib.sha256(json.dumps([*known, versions]).encode()).hexdigest()[:24]
     return cache_root() / folder / f"{name}.json"
 
 
 def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
-    """Reads a file's JSON with `read`. Returns None if the file does not exist or is damaged, and removes a
-    damaged file.
+    """Reads a JSON file of the cache, and converts its content with `read`.
+
+    Returns None if the file does not exist or is damaged. A damaged file is removed.
     """
     folder = folder_in_cache(file)
     try:
@@ -46,7 +49,10 @@ def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
 
 
 def stored_code(known: Sequence[object], compile: Callable[[], bytes], *, packages: Sequence[str]) -> bytes:
-    """Returns machine code for these values and packages, from the cache or newly compiled."""
+    """Returns machine code from the cache, or compiles and stores it.
+
+    `known` and the versions of `packages` identify the code.
+    """
     file = cached_file("code", known, packages=packages)
     folder, name = folder_in_cache(file), file.stem
     with contextlib.suppress(OSError, CheckpointError):
@@ -66,7 +72,7 @@ def _digest(code: bytes) -> bytes:
 
 
 def write_once(file: Path, text: str) -> None:
-    """Writes a file, whole or not at all, unless it is there.
+    """Writes a cache file atomically, unless it exists.
 
     Raises an `OSError` if it cannot be written, and a `CheckpointError` if its folder is a link.
     """
@@ -76,7 +82,7 @@ def write_once(file: Path, text: str) -> None:
 
 
 def write_exactly(file: Path, text: str) -> None:
-    """Writes a file, whole or not at all, unless it has this very content: what is imported may be nothing else.
+    """Writes a cache file atomically, unless it already has exactly this content. Python imports these files.
 
     Raises an `OSError` if it cannot be written, and a `CheckpointError` if its folder is a link.
     """

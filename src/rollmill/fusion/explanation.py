@@ -1,4 +1,6 @@
-"""Whether policy and environment fuse, what the kernel needs, and how fast it could be at best."""
+"""Explains whether policy and environment fuse, which resources their kernel needs, and how fast it could be at
+best.
+"""
 
 import re
 import struct
@@ -26,50 +28,50 @@ from rollmill.fusion.opt.passes import PASSES
 
 WARP = 32
 REGISTERS = 65536
-"""Registers of a multiprocessor, 32 bits each."""
+"""Number of 32-bit registers of a multiprocessor."""
 
 
 class Resources(NamedTuple):
-    """Resources that a compiled kernel takes."""
+    """Resources that a compiled kernel uses."""
 
     registers: int
-    """Registers of a thread."""
+    """Registers per thread."""
     spilled: int
-    """Bytes of a thread that found no register."""
+    """Bytes per thread that did not fit in registers."""
     shared: int
-    """Bytes on the chip of one program."""
+    """Bytes of shared memory per program."""
     code: int
-    """Bytes of its instructions."""
+    """Size of the machine code in bytes."""
 
 
 class Explanation(NamedTuple):
-    """A rollout's kernel, before anything is run."""
+    """Description of a rollout kernel, derived without compiling or running it."""
 
     pressure: Pressure
-    """Register pressure and size of a step's program."""
+    """Estimated register pressure and size of a step's program."""
     state: int
-    """Bytes of an environment that are carried from step to step."""
+    """Bytes per environment that are carried from step to step."""
     written: int
-    """Bytes of the trajectory that a step writes."""
+    """Bytes per environment that each step writes to the trajectory."""
     costs: Costs
     bounds: dict[str, float]
-    """Environment steps a second at most, by what limits them."""
+    """Upper bounds on environment steps per second, by the resource that limits them."""
     launch: Launch
     kernel: Kernel
     arrays: list[jax.ShapeDtypeStruct]
-    """Arrays that the kernel takes."""
+    """Shapes and dtypes of the arrays that the kernel takes."""
 
     @property
     def hopeless(self) -> str | None:
-        """Why XLA is faster, or the kernel too long to compile, as far as is known."""
+        """The reason why the kernel would be slower than XLA or take too long to compile, or None."""
         return hopeless_on_gpu(self.pressure)
 
 
 def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:
-    """Explains a graph's rollout kernel on a chip, without compiling and without a GPU.
+    """Describes the rollout kernel of a graph on a GPU, without compiling it. No GPU is needed.
 
     Raises:
-        CannotFuse: it cannot be fused, with the reason and the line.
+        CannotFuse: policy and environment cannot be fused. The message gives the reason and the source line.
     """
     launch, num_envs = launch or Launch(), graph.loops.num_envs
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((num_envs,), jnp.int32))
@@ -91,14 +93,14 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
 
 
 def envs_per_multiprocessor(resources: Resources, launch: Launch) -> int:
-    """Returns how many environments a multiprocessor can hold at once, limited by its registers."""
+    """Returns how many environments a multiprocessor can run at once, as limited by its registers."""
     return REGISTERS // (resources.registers * launch.num_warps * WARP) * launch.block
 
 
 def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
-    """Compiles an explained kernel for a chip. Returns its resources, or None if Triton is not installed.
+    """Compiles the kernel of an explanation for a GPU, and returns the resources it uses, or None without Triton.
 
-    A kernel of 18,000 operations takes half a minute of a core.
+    A kernel of 18,000 operations takes half a minute on one core.
     """
     try:
         from triton import knobs
@@ -117,14 +119,16 @@ def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
 
 
 class CompilerStage(NamedTuple):
-    """A program after one of the compiler's stages."""
+    """The text of a program after one of the compiler's stages."""
 
     name: str
     text: str
 
 
 def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
-    """A function after each stage: its jaxpr, its prologue and its program, and the results of all passes."""
+    """Returns a lowered function after each stage of the compiler: the jaxpr, the prologue, the program, and the
+    results of all passes.
+    """
     return [
         CompilerStage("jaxpr", str(lowered.jaxpr)),
         CompilerStage("prologue", str(lowered.prologue.closed)),

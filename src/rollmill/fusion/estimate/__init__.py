@@ -1,1 +1,1 @@
-"""Estimates costs, register pressure and a chip's bounds from a program, before compilation."""
+"""Estimates a program's cost, register pressure and maximum speed on a GPU, before compiling it."""

@@ -1,4 +1,4 @@
-"""Peak rates of GPUs, from white papers, and the resulting bounds."""
+"""Peak rates of GPUs from NVIDIA white papers, and the speed limits that follow from them."""
 
 from typing import NamedTuple
 
@@ -10,25 +10,28 @@ from rollmill.fusion.estimate.cost import Cost
 
 
 class Chip(NamedTuple):
-    """A GPU. Rates are per multiprocessor and clock."""
+    """Peak rates of a GPU, per multiprocessor and clock cycle unless stated otherwise."""
 
     capability: int
-    """Compute capability, 90 for 9.0."""
+    """Compute capability, such as 90 for 9.0."""
     processors: int
     clock: float
-    """Hz, boosted."""
+    """Boost clock in Hz."""
     bandwidth: float
-    """Bytes a second."""
+    """Memory bandwidth in bytes per second."""
     tensor: float
-    """Operations on short floats with float32 sums. Half as many on tf32."""
+    """Tensor-core operations on 16-bit floats with float32 accumulation. The rate for tf32 is half of it."""
     floats: float = 128.0
     integers: float = 64.0
     special: float = 16.0
     instructions: float = 128.0
-    """Lanes that four schedulers issue for."""
+    """Instructions issued by the four schedulers, counted per thread."""
 
     def bounds(self, cost: Cost, num_bytes: int, numerics: Numerics) -> dict[str, float]:
-        """Returns upper bounds on executions per second at this cost, by the resource that limits them."""
+        """Returns upper bounds on executions per second, by the resource that limits them.
+
+        `cost` and `num_bytes` are the operations and the memory traffic of one execution.
+        """
         tensor = {"bfloat16": self.tensor, "tf32": self.tensor / 2, "float32": 2 * self.floats}[numerics]
         clocks = self.processors * self.clock
         limits = {
@@ -53,9 +56,10 @@ CHIPS = {
 
 
 def find_chip(name: str | None) -> tuple[str, Chip]:
-    """Returns a chip by name. Default: the chip of this machine, or the first known chip if it is not recognised.
+    """Returns the name and the rates of a GPU.
 
-    Raises a `UsageError` for an unknown name.
+    Without a name, returns this machine's GPU, or the H200 if there is no GPU or it is not recognised. Raises a
+    `UsageError` for an unknown name.
     """
     if name is None:
         kinds = [device.device_kind for device in jax.devices() if device.platform == "gpu"]

@@ -1,4 +1,4 @@
-"""Operations of a program for one environment, counted by the unit of a GPU that executes them."""
+"""Counts the operations of a program for one environment, by the GPU unit that executes them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,50 +25,51 @@ SPECIAL = {
     "erfc": (2, 16),
     "erf_inv": (2, 12),
 }
-"""Operations of a function on the special-function units, and on the ordinary ones around them, about."""
+"""Approximate operations of a function: on the special-function units, and on the ordinary units around them."""
 
 OTHER_FUNCTION = (2, 24)
 FUNCTIONS = ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt", "rem")
 DIVISION = (1, 7)
 
 FREE = ("input", "constant", "uniform", "item", "splat", "stack", "column", "bitcast")
-"""Nothing is computed for these, or no more than is hidden in what reads them."""
+"""Operations that compute nothing, or so little that it is hidden in the operations that read them."""
 
 
 class Cost(NamedTuple):
-    """Operations of one environment."""
+    """Numbers of operations for one environment, by GPU unit."""
 
     floats: int = 0
-    """On the ordinary units, comparisons and choices among them."""
+    """Operations on the floating-point units, including comparisons and selections of floats."""
     integers: int = 0
     special: int = 0
-    """On the special-function units."""
+    """Operations on the special-function units, such as exponentials."""
     tensor: int = 0
-    """Multiplications and additions of matrix products."""
+    """Multiplications and additions in matrix products."""
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> "Cost":
-        """Returns a multiple of this cost."""
+        """Returns this cost multiplied by `count`."""
         return Cost(*(x * count for x in self))
 
     @property
     def instructions(self) -> int:
-        """Number of instructions of one lane, excluding matrix products."""
+        """Number of instructions for one environment, without matrix products."""
         return self.floats + self.integers + self.special
 
 
 class Costs(NamedTuple):
-    """Operations of a step."""
+    """Operations of one environment step: those of every step, and those that only some steps need."""
 
     always: Cost
     sometimes: Cost
-    """Behind branches that a block takes where one of its environments needs it, as at an episode's end."""
+    """Operations behind branches. A block takes a branch only if one of its environments needs it, for example
+    when an episode ends."""
 
 
 def costs_of(program: Program) -> Costs:
-    """Estimates the cost of a program. Loops of unknown length count once."""
+    """Estimates the cost of a program. The body of a loop of unknown length counts once."""
     nodes = program.nodes()
     guarded = {node for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
     return Costs(
@@ -108,11 +109,13 @@ def _arithmetic(node: Node) -> Cost:
 
 
 MMA = 8 * 8
-"""Weights that one instruction of a tensor core multiplies 16 vectors with, in tf32."""
+"""Matrix elements per tensor-core instruction in tf32, which multiplies them with 16 vectors."""
 
 
 def instructions_of(node: Node, lanes: int) -> int:
-    """Returns the instructions per thread of a node other than a loop, with `lanes` lanes per row."""
+    """Estimates the instructions per thread of a node that is not a loop, with `lanes` threads sharing
+    each row.
+    """
     if node.op == "dot":
         return -(-node.attributes[1] * (node.width or 1) // MMA)
     cost = _cost(node).instructions
@@ -127,5 +130,5 @@ def _loop_cost(loop: Loop) -> Cost:
 
 
 def bytes_of(shapes: Sequence[tuple[tuple[int, ...], np.dtype]]) -> int:
-    """Returns the bytes of one environment's arrays."""
+    """Returns the total size in bytes of arrays with these shapes and dtypes."""
     return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in shapes)

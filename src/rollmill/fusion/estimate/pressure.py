@@ -1,6 +1,6 @@
-"""Estimates register pressure and code size of a program on a GPU from its nodes, before compilation.
+"""Estimates the register pressure and code size of a program on a GPU, before compiling it.
 
-Both are per thread, with 16 environments per warp: a scalar is one register, and a row of `width` columns is
+Both are per thread, with 16 environments per warp. A scalar takes one register, and a row of `width` columns takes
 `width / 2` registers.
 """
 
@@ -13,31 +13,33 @@ from rollmill.fusion.opt.branches import guarded_regions
 from rollmill.fusion.opt.segments import segments_of
 
 IN_MEMORY = ("constant", "uniform")
-"""Operations whose results are read where they are needed, and so take no register in between."""
+"""Operations whose results are read from memory where they are needed, and so occupy no registers in between."""
 
 LANES_OF_A_NUMBER = 2
-"""Lanes of a warp for each of its 16 environments."""
+"""Threads of a warp for each of its 16 environments."""
 
 
 class Pressure(NamedTuple):
-    """Estimates for one thread of a rollout's kernel."""
+    """Estimated size of a rollout kernel, per thread."""
 
     operations: int
-    """Nodes of a step's program, those in the bodies of loops once."""
+    """Number of nodes of a step's program, counting loop bodies once."""
     live: int
-    """Registers that hold what is still read, where they are most."""
+    """Maximum number of registers whose values are still needed at one point of the program."""
     instructions: int
-    """Instructions that every step executes. The body of a loop counts once."""
+    """Number of instructions that every step executes, counting loop bodies once."""
     products: int
-    """Matrix products with rows, which take compilers longest."""
+    """Number of matrix products with rows, which take longest to compile."""
     guarded: int
-    """Instructions behind branches that a block takes where one of its environments needs it."""
+    """Number of instructions behind branches. A block takes a branch only if one of its environments needs it."""
     looped: int = 0
-    """Those of `instructions` in the bodies of loops."""
+    """Number of `instructions` in loop bodies."""
 
 
 def pressure_of(program: Program) -> Pressure:
-    """Returns the register pressure and the code size of a program, in the order in which it is written."""
+    """Estimates the register pressure and code size of a program, for the order in which its kernel computes the
+    nodes.
+    """
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))

@@ -1,7 +1,7 @@
-"""The intermediate representation of programs.
+"""Intermediate representation of programs.
 
-`node` defines the data structures, `operations` each operation by a JAX function, `fold` the simplifications of
-new operations, and `region` the builder. `interpret` runs a program as the reference for kernels, and `text`
+`node` defines the data structures, `operations` the meaning of each operation, `fold` the simplification of new
+operations, and `region` the builder. `interpret` runs a program with JAX as the reference for kernels, and `text`
 prints it.
 """
 

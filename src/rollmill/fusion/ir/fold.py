@@ -1,6 +1,6 @@
-"""Folds operations before they are made: to a constant if all operands are constant, or to an unchanged operand.
+"""Simplifies operations before their nodes are created, to a constant or to one of the operands.
 
-Only identities that hold for every float are used: `x + 0` is not one, for it turns -0 into 0.
+Only identities that hold for every float are used. For example, `x + 0` is kept, because it turns -0 into 0.
 """
 
 import math
@@ -28,10 +28,11 @@ NEUTRAL: dict[str, tuple[Any, bool]] = {
     "shift_right_logical": (0, False),
     "shift_right_arithmetic": (0, False),
 }
-"""The right operand that changes nothing, -1 for all bits; and whether that holds of floats as well."""
+"""The right operand that leaves the left one unchanged, and whether this holds for floats too. -1 stands for all
+bits."""
 
 ABSORBING = {"and": 0, "or": -1, "mul": 0}
-"""The operand that alone determines the result, for types other than floats."""
+"""The operand that determines the result on its own. Not for floats."""
 
 OF_ITSELF: dict[str, Any] = {
     "eq": True,
@@ -43,7 +44,7 @@ OF_ITSELF: dict[str, Any] = {
     "xor": 0,
     "sub": 0,
 }
-"""The result of an operation on two equal operands, for types other than floats."""
+"""The result of an operation on two equal operands. Not for floats."""
 
 COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -66,34 +67,35 @@ EXACT: dict[str, Callable[..., Any]] = {
     "not": np.bitwise_not,
     "select": np.where,
 }
-"""Operations that NumPy rounds, or wraps around, as JAX does; the others are asked of JAX, which takes longer."""
+"""Operations with bitwise equal results in NumPy and JAX. All others are evaluated by JAX, which is slower."""
 
 
 @runtime_checkable
 class Maker(Protocol):
-    """Creates the nodes that replace an operation. `Region` implements it."""
+    """Protocol for creating the nodes that replace an operation. `Region` implements it."""
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """Returns a constant."""
+        """Returns a node for a constant."""
         ...
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
-        """Returns a scalar, or a row, read from a uniform array."""
+        """Returns a node that reads a scalar or a row from a uniform array."""
         ...
 
     def emit(
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
-        """Returns the result of an operation."""
+        """Returns a node for the result of an operation."""
         ...
 
 
 def folded(
     region: Maker, op: str, operands: tuple[Node, ...], attributes: tuple, dtype: np.dtype, width: int | None
 ) -> Node | None:
-    """Returns an equal constant or existing node, or None if the operation is needed.
+    """Returns a constant or an existing node that equals the result of an operation, or None if there is none.
 
-    If a row is requested, a scalar stands for a row with this value in all columns.
+    If the operation's result is a row, a scalar may be returned, which stands for a row with that value in all
+    columns.
     """
     if op in ("convert", "bitcast") and operands[0].dtype == dtype:
         return operands[0]
@@ -211,12 +213,12 @@ def _in(number: int | float, dtype: np.dtype) -> Any:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Returns whether a type is a float. Unlike in NumPy, bfloat16 is one."""
+    """Returns whether a dtype is a float. Unlike in NumPy, bfloat16 counts."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 
 def is_short_float(dtype: np.dtype) -> bool:
-    """Returns whether a type is a float of 16 bits, which is computed in float32 and then rounded."""
+    """Returns whether a dtype is a 16-bit float. Programs compute these in float32 and round each result."""
     return is_float(dtype) and dtype.itemsize == 2
 
 

@@ -1,4 +1,4 @@
-"""Runs a program with JAX functions, as the reference for kernels on any device."""
+"""Runs a program with JAX functions on any device, as the reference for kernels."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
 
 
 class Arrays(NamedTuple):
-    """Arrays that a program reads."""
+    """The arrays that a program reads."""
 
     inputs: Sequence[Array]
     uniforms: Sequence[Array]
@@ -31,11 +31,10 @@ def evaluate(
     precision: Any = None,
     memories: Sequence[Array] = (),
 ) -> list[Array]:
-    """Returns the outputs for a block of environments, one array for each, in the shapes of the inputs.
+    """Returns the outputs of a program for a block of environments, as arrays `[block]` or `[block, width]`.
 
-    An input of the program is `[block]`, or `[block, width]` for a row. `uniforms` are the arrays that nodes read
-    by slot, and `memories` large arrays of the state, `[block, size]`. `precision` is passed to `jax.lax.dot` for
-    matrix products.
+    `inputs` have these shapes too. `uniforms` are the arrays that nodes read by slot, and `memories` are large
+    arrays of the environment state, `[block, size]`. `precision` is passed to `jax.lax.dot`.
     """
     results: dict[Node, Any] = {}
     arrays = Arrays(inputs, uniforms, memories, block)

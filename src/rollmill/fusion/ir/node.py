@@ -1,8 +1,8 @@
-"""Programs over the scalars of ONE environment, each standing for a block of environments.
+"""Programs over the scalars of ONE environment, which kernels run for a block of environments.
 
-A node is a scalar of each environment, in a kernel a vector `[block]`; or a row, `[block, width]`, as read and
-written by matrix products. Nothing else exists: arrays are gone by the time that nodes are made. Values that all
-environments have in common, such as weights, are *uniform*: computed before the kernel starts, and read from
+A node is a scalar of each environment, in a kernel a vector `[block]`, or it is a *row*, `[block, width]`, for
+matrix products. No other values exist: all arrays have been taken apart when nodes are made. Values that are equal
+for all environments, such as weights, are *uniform*. They are computed before the kernel starts and read from
 memory.
 """
 
@@ -15,25 +15,25 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Node:
-    """One operation, and its result."""
+    """An operation of a program, and its result."""
 
     op: str
-    """A name in `operations.OPERATIONS`, or one of `STRUCTURAL`."""
+    """Name of the operation, a key of `operations.OPERATIONS`, `TYPED`, `ROWS` or `STRUCTURAL`."""
     operands: tuple["Node", ...]
     attributes: tuple[Any, ...]
-    """Hashable parameters of the operation other than nodes."""
+    """Hashable parameters of the operation other than its operands."""
     dtype: np.dtype
     width: int | None = None
-    """Numbers of a row. None for a scalar."""
+    """Number of columns of a row, or None for a scalar."""
     region: Any = None
-    """The `Region` that it was made in; None where it belongs everywhere, as constants do."""
+    """The `Region` in which the node was made, or None for nodes that are valid everywhere, such as constants."""
 
     def __repr__(self) -> str:
         return f"{self.op} {self.dtype.name}{'' if self.width is None else f'[{self.width}]'}"
 
     @property
     def value(self) -> Any:
-        """The number that a constant is."""
+        """Value of a constant."""
         return self.attributes[0]
 
 
@@ -47,28 +47,28 @@ STRUCTURAL = {
     "condition does",
     "item": "(n): the n-th carried number after a loop",
 }
-"""Operations that are no arithmetic, and their attributes."""
+"""Operations other than arithmetic, with their attributes."""
 
 
 ANYWHERE = ("input", "constant", "uniform")
-"""Operations whose results are there before the first node."""
+"""Operations whose results are available before the first node is computed."""
 
 OF_UNIFORMS = ("uniform", "table", "dot")
-"""Operations whose first attribute is a slot."""
+"""Operations whose first attribute is the slot of a uniform array."""
 
 
 class Program(NamedTuple):
-    """Returns the nodes that outputs need, operands before their users."""
+    """A program: its inputs and its outputs. The outputs refer to all nodes in between."""
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
 
     def nodes(self) -> list[Node]:
-        """The used inputs and all nodes computed from them, operands first."""
+        """Returns the inputs in use and all nodes that the outputs depend on, operands before their users."""
         return list(toposort(self.outputs))
 
     def slots(self) -> set[int]:
-        """Slots of the uniform arrays read, including in loops."""
+        """Returns the slots of all uniform arrays that the program reads, including in loops."""
         slots: set[int] = set()
         for node in self.nodes():
             if node.op in OF_UNIFORMS:
@@ -80,25 +80,29 @@ class Program(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """The body and the condition of a loop. Both take the carried values, then the values read from outside."""
+    """The body and the condition of a loop, as programs.
+
+    Both take the values carried from one iteration to the next, followed by values from outside the loop.
+    """
 
     body: Program
-    """Gives the carried numbers after one turn."""
+    """Computes the carried values after one iteration."""
     condition: Program | None
-    """Gives one boolean: whether another turn follows, each environment for itself; None for a counted loop."""
+    """Computes a boolean for each environment, whether it needs another iteration. None for a counted loop."""
     turns: int | None
-    """Iterations of a counted loop. None if the condition decides."""
+    """Number of iterations of a counted loop, or None for a loop with a condition."""
 
 
 def total_of(nodes: Sequence[Node]) -> int:
-    """Returns the number of nodes, those in the bodies and conditions of loops among them, once."""
+    """Returns the number of nodes, counting those in bodies and conditions of loops once."""
     loops = [node.attributes[0] for node in nodes if node.op == "loop"]
     inside = [part for loop in loops for part in (loop.body, loop.condition) if part is not None]
     return len(nodes) + sum(total_of(part.nodes()) for part in inside)
 
 
 def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:
-    """Returns these nodes and everything that they are computed from, except known nodes and their inputs.
+    """Yields `roots` and all nodes that they depend on, operands first. `known` nodes and their operands are
+    skipped.
 
     The order is depth-first. There is no recursion, because programs are deeper than the Python stack.
     """

@@ -1,7 +1,7 @@
-"""The arithmetic of nodes: the meaning of each operation, by JAX functions.
+"""Defines the meaning of every operation of programs, as JAX functions.
 
-Operands are `[block]`, or `[block, width]` if the result is a row. Scalars are broadcast to all columns. A
-kernel's source says each of these in its own language.
+Operands are `[block]`, or `[block, width]` if the result is a row. Scalars are broadcast to all columns. Each
+backend generates its own code for these operations.
 """
 
 from collections.abc import Callable
@@ -77,13 +77,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     # choice: `select(condition, where True, where False)`
     "select": lambda condition, chosen, other: jnp.where(condition, chosen, other),
 }
-"""Operations whose operands are all of one type; the result has the dtype of the node."""
+"""JAX functions of operations whose operands have one type. The result has the dtype of the node."""
 
 TYPED = {
     "convert": "the operand in the node's dtype",
     "bitcast": "the bits of the operand, read as the node's dtype",
 }
-"""Operations that need the node's dtype."""
+"""Operations that convert their operand to the dtype of the node."""
 
 ROWS = {
     "splat": "() scalar: the same number in all columns",

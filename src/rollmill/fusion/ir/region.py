@@ -1,6 +1,7 @@
-"""Regions, in which nodes are made: the same operation on the same operands is the same node.
+"""Regions, which build the nodes of programs.
 
-Nodes that are never read are not in the `Program` of a region.
+Within a region, the same operation on the same operands is the same node. Nodes that no output depends on are not
+part of the `Program`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from rollmill.fusion.ir.node import Node, Program
 
 
 class Region:
-    """Builds nodes. The body of a loop has its own region."""
+    """Builds the nodes of a program. The body of each loop is built in a region of its own."""
 
     def __init__(self, outer: "Region | None" = None) -> None:
         self.outer = outer
@@ -22,13 +23,13 @@ class Region:
         self._captured: dict[Node, Node] = {}
 
     def input(self, dtype: Any, width: int | None = None) -> Node:
-        """Returns a new input, a scalar or a row."""
+        """Returns a node for a new input of the program, a scalar or a row."""
         node = Node("input", (), (len(self.inputs),), np.dtype(dtype), width, self)
         self.inputs.append(node)
         return node
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """Returns a constant. Integers wrap around as the dtype does."""
+        """Returns a node for a constant. Integers wrap around as in their dtype."""
         if self.outer is not None:
             return self.outer.constant(value, dtype)
         dtype = np.dtype(dtype)
@@ -38,7 +39,7 @@ class Region:
         return self._once(key, lambda: Node("constant", (), (number,), dtype))
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
-        """Returns a number or a row of a uniform array, which all environments share."""
+        """Returns a node that reads a scalar or a row from a uniform array, which all environments share."""
         if self.outer is not None:
             return self.outer.uniform(slot, place, dtype, width)
         dtype = np.dtype(dtype)
@@ -49,7 +50,7 @@ class Region:
     def emit(
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
-        """Returns the result of an operation, hoisted out of a loop if it does not depend on it."""
+        """Returns a node for the result of an operation, hoisted out of loops that it does not depend on."""
         # An element of a large array is computed where it is read, which may be inside a loop that began later.
         for operand in operands:
             if operand.region is not self and operand.region is not None and operand.region.is_inside(self):
@@ -70,14 +71,14 @@ class Region:
         return self._once(key, lambda: Node(op, inside, attributes, dtype, width, self))
 
     def is_inside(self, other: "Region") -> bool:
-        """Returns whether this is a region in a loop of the other one."""
+        """Returns whether this region belongs to a loop within another region."""
         outer = self.outer
         while outer is not None and outer is not other:
             outer = outer.outer
         return outer is other
 
     def inside(self, node: Node) -> Node:
-        """Returns the node as this region may use it."""
+        """Returns the node that stands for a node in this region. A node from outside becomes an input."""
         if node.region is None or node.region is self:
             return node
         # The outer node itself stays unknown here; a loop's program reads it through an input of its own.
@@ -87,16 +88,18 @@ class Region:
 
     @property
     def captures(self) -> list[Node]:
-        """Nodes of outer regions used here, in the order of their inputs."""
+        """Returns the nodes of outer regions used in this region, in the order of the inputs that stand
+        for them.
+        """
         return list(self._captured)
 
     @property
     def size(self) -> int:
-        """Nodes made here, used or not."""
+        """Number of nodes made in this region, used or not."""
         return len(self._made)
 
     def is_same(self, one: Node, other: Node) -> bool:
-        """Returns whether two nodes are the same node from inside this region."""
+        """Returns whether two nodes stand for the same node inside this region."""
         return self._captured.get(one, one) is self._captured.get(other, other)
 
     def program(self, outputs: Sequence[Node]) -> Program:

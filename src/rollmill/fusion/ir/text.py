@@ -1,7 +1,7 @@
-"""Programs as readable text: one line for each node, with names in the order of the nodes.
+"""Prints programs, one line per node, with names in the order of the nodes.
 
-Equal programs have equal text. Constants and uniform arrays are written inline: `2.5`, `slot3[7]` for a scalar,
-`slot3[7:71]` for a row. Types follow a colon: `f32`, or `f32[64]` for a row of 64 columns.
+Equal programs have equal text. Constants and uniform values are written inline: `2.5`, `slot3[7]` for a scalar,
+and `slot3[7:71]` for a row. Types follow a colon, such as `f32`, or `f32[64]` for a row of 64 columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from rollmill.fusion.ir.node import OF_UNIFORMS, Loop, Node, Program
 INDENT = "  "
 
 SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
-"""Kind of a type to the letters that stand for it, before its bits."""
+"""Short forms of dtype names, to which the number of bits is appended."""
 
 
 class NodeNames:
-    """Names of a program's nodes."""
+    """Names of a program's nodes in its text."""
 
     def __init__(self, program: Program) -> None:
         self._names: dict[Node, str] = {}
@@ -29,7 +29,7 @@ class NodeNames:
                 self._names[node], count = f"v{count}", count + 1
 
     def of(self, node: Node) -> str:
-        """Returns the text of an operand."""
+        """Returns the text of a node as an operand: its name, or its value if it is written inline."""
         match node.op:
             case "constant":
                 return str(node.value)
@@ -43,17 +43,17 @@ class NodeNames:
         return self._names[node]
 
     def all_of(self, nodes: Sequence[Node]) -> str:
-        """Several nodes."""
+        """Returns the text of several nodes, separated by commas."""
         return ", ".join(map(self.of, nodes))
 
     def line(self, node: Node) -> str:
-        """Returns the line that computes a node, without a loop's program."""
+        """Returns the line that defines a node. It does not include the body of a loop."""
         name, operands = f"{self.of(node)}:{type_text(node)}", self.all_of(node.operands)
         return f"{name} = {node.op}{_attributes_text(node)} {operands}".rstrip()
 
 
 def program_text(program: Program) -> str:
-    """Returns a program, with its inputs first and its outputs last."""
+    """Returns the text of a program, with its inputs first and its outputs last."""
     return "\n".join(_program_lines(program))
 
 
@@ -78,7 +78,9 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
 
 
 def inputs_line(program: Program, names: NodeNames) -> str:
-    """Returns the inputs of a program with their types, naming constants and repetitions."""
+    """Returns the line that lists a program's inputs with their types, or with the constant or input that each
+    equals.
+    """
     shown = []
     for place, node in enumerate(program.inputs):
         own = node.op == "input" and node.attributes[0] == place
@@ -87,7 +89,9 @@ def inputs_line(program: Program, names: NodeNames) -> str:
 
 
 def type_text(node: Node) -> str:
-    """Returns the type of a node, such as `f32` or `i32[4]`, or the types of a loop's carry."""
+    """Returns the type of a node as text, such as `f32` or `i32[4]`, or the types of the values that a loop
+    carries.
+    """
     if node.op == "loop":
         return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"
     return _dtype_text(node.dtype) if node.width is None else f"{_dtype_text(node.dtype)}[{node.width}]"
