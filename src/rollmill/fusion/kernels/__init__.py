@@ -1,4 +1,4 @@
-"""The computations of kernels, for any backend: rollouts, gradients of a minibatch, and epochs.
+"""The computations that kernels perform, for any backend: rollouts, gradients of a minibatch, and epochs.
 
-Each has a reference that runs the same program by JAX functions.
+Each has a reference that runs the same program with JAX functions.
 """

@@ -1,8 +1,8 @@
-"""Accumulators of sums over samples: few tiles for tensor cores, kept while a kernel goes through its samples.
+"""Plans the accumulators of a gradient kernel: a few matrix tiles that tensor cores update sample by sample.
 
-An outer product per sample, summed over samples, is a product of two tall matrices. Vectors of
-single numbers are skinny, and lie on the left of a tile beside others that are multiplied by the same row: the sum
-of that row is its product with one. Shape letters: `N` samples, `I` and `O` rows and columns of a tile.
+An outer product per sample, summed over samples, is one product of two tall matrices. Results with few rows share
+a tile if they are multiplied by the same row. A plain sum of rows is a product with ones. Shape letters: `N`
+samples, `O` rows and `I` columns of a tile.
 """
 
 import math
@@ -15,32 +15,32 @@ from rollmill.fusion.kernels.sums import Sum
 from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY
 
 Side = tuple[Node | None, ...]
-"""One row; or numbers side by side, of which None stands for one."""
+"""One side of an outer product: a single row, or scalars side by side. None stands for the constant one."""
 
 
 class TilePart(NamedTuple):
-    """A part of a tile, which belongs to one result."""
+    """The part of a tile that belongs to one result."""
 
     offset: int
-    """The place of the result's first number in the vector of all results."""
+    """Index of the result's first element in the vector of all results."""
     first_row: int
     rows: int
     columns: int
     stride: int
-    """Numbers from a row of the result to the next."""
+    """Number of elements between consecutive rows of the result."""
     turned: bool = False
-    """Whether it is the transposed result."""
+    """Whether the tile holds the transposed result."""
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Numbers of the result from a row of the part, and from a column, to the next."""
+        """Numbers of result elements between consecutive rows, and between consecutive columns, of this part."""
         return (1, self.stride) if self.turned else (self.stride, 1)
 
 
 class TileTerm(NamedTuple):
-    """The two sides of a product, `[O, N] x [N, I]`.
+    """The two sides of a matrix product `[O, N] x [N, I]`, summed over samples.
 
-    The skinny side is on the left: a tensor core's first operand has many rows.
+    The side with fewer elements is on the left.
     """
 
     left: Side
@@ -48,40 +48,42 @@ class TileTerm(NamedTuple):
 
     @property
     def nodes(self) -> list[Node]:
-        """Returns the nodes of both sides."""
+        """The nodes of both sides."""
         return [node for node in (*self.left, *self.right) if node is not None]
 
 
 class Tile(NamedTuple):
-    """`[O, I]`: the sum of products of two sides over samples, and over positions in each sample."""
+    """A matrix `[O, I]` that accumulates products of two sides over samples, and over positions within each
+    sample.
+    """
 
     terms: list[TileTerm]
-    """One for each place inside of a sample, all of the same widths."""
+    """One product for each position within a sample. All have the same widths."""
     parts: list[TilePart]
 
     @property
     def rows(self) -> int:
-        """Numbers of the left sides."""
+        """Number of rows, the width of the left sides."""
         return width_of(self.terms[0].left)
 
     @property
     def columns(self) -> int:
-        """Numbers of the right sides."""
+        """Number of columns, the width of the right sides."""
         return width_of(self.terms[0].right)
 
 
 class Accumulators(NamedTuple):
-    """All sums of a kernel."""
+    """All sums that a gradient kernel accumulates."""
 
     tiles: list[Tile]
     numbers: list[tuple[int, Node]]
-    """Offsets of single numbers."""
+    """Scalar sums: the index in the vector of all results, and the node that is summed."""
     size: int
-    """Numbers of the vector of all results."""
+    """Number of elements in the vector of all results."""
 
 
 def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulators:
-    """Returns the accumulators for the sums of a program's outputs."""
+    """Returns the accumulators for sums over samples of a program's outputs."""
     offsets, size = [], 0
     for each in sums:
         # In the order of the results. Those that nothing computes take no place in the vector.
@@ -119,12 +121,12 @@ def _add_blocks(tiles: "_Tiles", offset: int, each: Sum, outputs: Sequence[Node]
 
 
 def is_row(side: Side) -> bool:
-    """Returns whether a side is a row, rather than scalars."""
+    """Returns whether one side of an outer product is a row rather than scalars."""
     return len(side) == 1 and side[0] is not None and side[0].width is not None
 
 
 def width_of(side: Side) -> int:
-    """Numbers of each sample."""
+    """Returns the number of elements on one side of an outer product."""
     node = side[0]
     return node.width if node is not None and node.width is not None else len(side)
 

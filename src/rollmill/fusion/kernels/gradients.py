@@ -1,15 +1,15 @@
-"""Gradients of a minibatch as one kernel: forward pass, loss and backward pass for one sample after another, with
-sums kept on the chip.
+"""Gradients of a minibatch as one kernel.
 
-It computes what an algorithm's fragment `gradients` computes, from the same loss of one sample. Samples are read
-in place, in the order of the shuffle, so no shuffled batch is written.
+The kernel computes forward pass, loss and backward pass sample by sample, and keeps the sums on the chip. Its
+results are those of the algorithm's `gradients` fragment, from the same loss of one sample. Samples are read in
+place, in shuffled order, so no shuffled batch is written.
 
-Losses of sequences are sums over steps. Memories, and constants such as the targets of V-trace, are computed
-before the kernel, forward in time. Steps without memory are then ordinary samples. Steps with memory are processed
-from the last to the first, and carry the gradient with respect to the memory.
+Losses of sequences are sums over steps. Memories of a recurrent policy, and constants such as V-trace targets, are
+computed before the kernel, forward in time. Without a memory, each step is then an ordinary sample. With a memory,
+steps are processed from the last to the first, carrying the gradient with respect to the memory.
 
-Shape letters: `R` samples of a batch, `E` sequences of it, `T` steps of each, `N` samples, or sequences, of a
-minibatch, `M` minibatches of an epoch.
+Shape letters: `R` samples of a batch, `E` sequences of a batch, `T` steps of a sequence, `N` samples or sequences
+of a minibatch, `M` minibatches of an epoch.
 """
 
 from collections.abc import Callable
@@ -53,19 +53,21 @@ from rollmill.fusion.lower.values import Output, is_output
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GradientStep:
-    """Gradients and metrics of ONE sample as a program: lowered once, for any number of kernels."""
+    """Program for the gradients and metrics of ONE sample. It is lowered once for all kernels of a run."""
 
     lowered: LoweredFunction
     sample: list[Leaf]
-    """The sample's leaves with their places among the inputs, including a sequence's constants and memory."""
+    """Leaves of the sample, with their positions among the program's inputs. For sequences they include constants
+    and the policy's memory."""
     sums: list[Sum]
-    """Results that are summed over samples: gradients, then metrics."""
+    """Results that are summed over samples, the gradients first and then the metrics."""
     results: PyTree[Output]
-    """The summed results in their structure."""
+    """The summed results as the pytree that the algorithm returns."""
     carried: list[Leaf]
-    """Leaves that the next step hands back, with their places among the inputs. Zero after the last step."""
+    """Leaves that the following step of a sequence hands back, with their positions among the inputs. They are
+    zero for the last step."""
     handed_back: list[Leaf]
-    """The same leaves for the step before, with their places among the outputs."""
+    """The leaves of `carried` for the preceding step, with their positions among the outputs."""
 
     def __repr__(self) -> str:
         return f"GradientStep({self.lowered})"
@@ -77,72 +79,73 @@ class GradientStep:
 
     @property
     def handed_on(self) -> dict[int, Node]:
-        """The outputs carried to the next step, by input position."""
+        """The outputs that become inputs of the step processed next, by input position."""
         pairs = zip(self.carried, self.handed_back, strict=True)
         places = [pair for one, other in pairs for pair in zip(one.places, other.places, strict=True)]
         return {place: self.program.outputs[output] for place, output in places}
 
     @property
     def prologue(self) -> Prologue:
-        """From the learner to the arrays that the program reads."""
+        """Computes the arrays that the program reads, from the learner state."""
         return self.lowered.prologue
 
 
 class Shuffled(NamedTuple):
-    """The rows of an epoch's minibatches, and the leaves that depend on a whole minibatch."""
+    """The shuffled rows of an epoch, and the leaves that depend on a whole minibatch."""
 
     rows: UInt32[Array, "*epochs M N"]
-    """Rows of each minibatch."""
+    """Indices of the samples of each minibatch."""
     conditioned: dict[int, Array]
-    """Leaves `[*epochs, M, N, ...]` that were changed by conditioning a whole minibatch, by leaf number.
-    Sequences have `[*epochs, M, T, N, ...]`."""
+    """Leaves changed by conditioning on the whole minibatch, `[*epochs, M, N, ...]`, by leaf number. Those of
+    sequences are `[*epochs, M, T, N, ...]`."""
 
 
 class PackedBatch(NamedTuple):
-    """A batch, laid out to be read by kernels."""
+    """A batch in the layout that kernels read."""
 
     packed: Packed
-    """All samples."""
+    """All samples, packed into a table of 32-bit words where possible."""
     sequences: PyTree[Array]
-    """Leaves `[E, ...]` that belong to whole sequences."""
+    """Leaves `[E, ...]` with one value per sequence."""
 
 
 class Minibatch(NamedTuple):
-    """A minibatch of an epoch."""
+    """A minibatch as kernels read it: its number within the epoch, and the data of the whole epoch."""
 
     number: Int[Array, ""]
     packed: Packed
-    """All samples."""
+    """All samples of the batch."""
     shuffled: Shuffled
     """The shuffled rows of the epoch."""
     uniforms: UniformArrays
-    """Arrays that the program of a sample reads."""
+    """Arrays that the program of a sample reads, such as the weights."""
     vector: Vector | None = None
-    """The network, where it is held as one vector."""
+    """The network as one vector, if it is held that way."""
     turns: int = 1
-    """Steps of a sequence, computed in order. More than 1 if rows are sequences."""
+    """Number of steps that each row holds: 1 for a sample, more for a sequence, whose steps are computed
+    in order."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of each minibatch: samples, or sequences with a memory."""
+        """Number of rows of a minibatch: samples, or sequences of a recurrent policy."""
         return self.shuffled.rows.shape[-1]
 
     @property
     def num_samples(self) -> int:
-        """Samples of each minibatch."""
+        """Number of samples of a minibatch."""
         return self.num_rows * self.turns
 
     @property
     def stride(self) -> int:
-        """Distance in table rows between the steps of a sequence."""
+        """Number of table rows between consecutive steps of a sequence."""
         return len(self.packed.table) // self.turns
 
 
 def lower_gradients(graph: Graph) -> GradientStep:
-    """Lowers the program of one sample for the shapes of a graph's initial state, without computing.
+    """Lowers a graph's loss and gradients for one sample to a program, without computing anything.
 
     Raises:
-        CannotFuse: the program contains an unsupported operation. The message gives its line.
+        CannotFuse: an operation is not supported. The message gives its source line.
     """
     kernel_gradients(graph)  # refuses what has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
@@ -159,16 +162,16 @@ def gradient_step(
     sample: PyTree[jax.ShapeDtypeStruct],
     sequence: PyTree[jax.ShapeDtypeStruct] = (),
 ) -> GradientStep:
-    """Returns the program of one sample, or of one step of a sequence.
+    """Lowers the gradients of one sample, or of one step of a sequence, to a program.
 
     Args:
-        graph: what is trained.
-        learner: shapes of the learner, or arrays of these shapes.
+        graph: the training graph.
+        learner: the learner state, or its shapes.
         sample: shapes of ONE sample.
-        sequence: shapes of what belongs to ONE whole sequence.
+        sequence: shapes of the values that belong to ONE whole sequence.
 
     Raises:
-        CannotFuse: the program contains an unsupported operation. The message gives its line.
+        CannotFuse: an operation is not supported. The message gives its source line.
     """
     gradients, learner = kernel_gradients(graph), jax.eval_shape(partial(settle, graph), learner)
     if isinstance(gradients, SequenceGradients):
@@ -211,10 +214,11 @@ def _ahead(
 
 
 def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
-    """Returns the graph's gradients if they are a mean over samples or over the steps of sequences.
+    """Returns the graph's `gradients` fragment if a kernel can compute it: a mean over samples or over steps of
+    sequences.
 
     Raises:
-        CannotFuse: they are not.
+        CannotFuse: the gradients need a whole minibatch or another kind of sequence.
     """
     if isinstance(graph.gradients, SequenceGradients) and graph.replay is None:
         return graph.gradients
@@ -232,7 +236,10 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
-    """Returns learner and batch of the first iteration, or a minibatch's shapes with a replay memory."""
+    """Returns the learner state and the batch of the first iteration.
+
+    With an experience store, the batch is a random minibatch of the right shapes.
+    """
     collector = state.collector
     _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
     learner, batch = prepare(graph, state.learner, trajectory, collector.index)
@@ -259,18 +266,18 @@ def _made_up_leaf(key: Key, like: jax.ShapeDtypeStruct) -> Array:
 
 
 Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
-"""The means over a minibatch of a step's results that are computed, one after the other."""
+"""Function that computes the means of a step's results over a minibatch, concatenated into one vector."""
 
 
 def pack_batch(batch: Batch) -> PackedBatch:
-    """Lays out a batch to be read by kernels."""
+    """Converts a batch to the layout that kernels read."""
     return PackedBatch(pack(flat_samples(batch)), batch.sequences)
 
 
 def shuffle_samples(
     graph: Graph, batch: PackedBatch, rows: UInt32[Array, "epochs M N"], reduce: Reduce
 ) -> Shuffled:
-    """Returns the rows of all epochs, with the leaves that conditioning a minibatch changes."""
+    """Returns the rows of all epochs, with the leaves that conditioning on a minibatch changes."""
     condition = partial(_conditioned_leaves, graph, batch, reduce=reduce)
     return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
 
@@ -284,9 +291,7 @@ def minibatch_of(
     number: Int[Array, ""],
     vector: Vector | None = None,
 ) -> Minibatch:
-    """Returns a minibatch in the form that kernels read. For sequences, computes everything that precedes the
-    kernel.
-    """
+    """Returns a minibatch as kernels read it. For sequences, computes everything that must precede the kernel."""
     learner = settle(graph, learner)
     gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
     if not isinstance(gradients, SequenceGradients):
@@ -315,7 +320,10 @@ def _swapped(tree: PyTree[Array]) -> PyTree[Array]:
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
-    """Computes `dataflow.gradients_of_rows` by `run`. Default `step`: the graph's, lowered here."""
+    """Returns a function that computes `dataflow.gradients_of_rows` with a kernel.
+
+    `run` calls the kernel. `step` is the graph's lowered program, lowered here by default.
+    """
     own = pack_batch(batch)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
@@ -331,7 +339,7 @@ def fused_gradients(
 def results_of(
     step: GradientStep, uniforms: UniformArrays, means: Float[Array, " size"]
 ) -> tuple[Weights, Metrics]:
-    """Returns gradients and metrics from the means that a kernel computes."""
+    """Splits the vector of means that a kernel computes into gradients and metrics."""
     results, first = [], 0
     for each in step.sums:
         if each.is_computed:
@@ -345,7 +353,7 @@ def results_of(
 
 
 def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " size"]) -> PyTree[Array]:
-    """Returns the gradients as a slice of a kernel's means, or unchanged if the kernel does not compute all of
+    """Returns all gradients as one slice of a kernel's means, or unchanged if the kernel does not compute all of
     them.
     """
     sums = step.sums[: len(jax.tree.leaves(gradients))]
@@ -376,7 +384,10 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
 def run_gradients_reference(
     step: GradientStep, minibatch: Minibatch, *, precision: Any = None
 ) -> Float[Array, " size"]:
-    """Computes all samples at once in JAX. Sequences are computed step by step from the last."""
+    """Computes the gradients of a minibatch with JAX functions, as the reference for kernels.
+
+    All samples are computed at once, and sequences step by step from the last.
+    """
     count, turns, uniforms = minibatch.num_rows, minibatch.turns, minibatch.uniforms
     rows = minibatch.shuffled.rows[minibatch.number]
     computed = [each for each in step.sums if each.is_computed]

@@ -1,6 +1,6 @@
-"""Maps the leaves of a tree to inputs and outputs of a program.
+"""Maps the leaves of pytrees to inputs and outputs of programs.
 
-A leaf in memory is `[E, *shape]`. A program has one node for each element or row, in row-major order.
+A leaf in memory is `[E, *shape]`. A program has one node for each of its elements or rows, in row-major order.
 """
 
 import math
@@ -31,7 +31,7 @@ from rollmill.fusion.lower.values import (
 
 
 class CellStore(NamedTuple):
-    """A write of one element, by places among a program's outputs."""
+    """A write to one element of a large array, as positions among a program's outputs."""
 
     place: int
     value: int
@@ -39,10 +39,10 @@ class CellStore(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """A write of all elements, by places among a program's outputs."""
+    """A write to all elements of a large array, computed element by element."""
 
     program: Program
-    """From an element's place in row-major order and what is captured to the element."""
+    """Computes an element from its row-major index and the captured values."""
     captures: tuple[int, ...]
     condition: int | None
 
@@ -51,23 +51,23 @@ LeafWrite: TypeAlias = CellStore | Fill
 
 
 class Leaf(NamedTuple):
-    """An array of each environment."""
+    """One array per environment, as inputs or outputs of a program."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     places: tuple[int, ...]
-    """Its numbers, or rows, among a program's inputs or outputs."""
+    """Positions of its elements or rows among the program's inputs or outputs."""
     width: int | None
-    """Columns of its rows. None if it is held number by number."""
+    """Number of columns of its rows, or None if it is held element by element."""
     same: np.ndarray | PrologueOutput | None = None
-    """Its value where no program computes it, for all environments share it."""
+    """Its value if all environments share it, so that no program computes it."""
     memory: int | None = None
-    """Its number among the arrays in memory, if it is one: a program loads its elements."""
+    """Its number among the large arrays in memory, or None. A program loads elements of such arrays."""
     writes: tuple["LeafWrite", ...] = ()
-    """What is stored in its memory at the end of a step, in order."""
+    """Writes to its memory at the end of a step, in order."""
 
     def split(self, array: Array) -> list[Array]:
-        """Returns an array `[E, *shape]` as inputs of a program."""
+        """Splits an array `[E, *shape]` into the inputs of a program."""
         # Row-major: the places of a leaf follow each other as its numbers, or rows, do.
         if self.memory is not None:
             return []
@@ -76,20 +76,20 @@ class Leaf(NamedTuple):
         return [flat[:, n] for n in range(len(self.places))]
 
     def join(self, outputs: Sequence[Array], uniforms: UniformArrays, num_envs: int) -> Array:
-        """Outputs of a program as an array `[E, *shape]`."""
+        """Joins outputs of a program to an array `[E, *shape]`."""
         if not self.places:
             return self.repeated(uniforms, num_envs)
         numbers = jnp.stack([outputs[place] for place in self.places], axis=1)
         return numbers.reshape(num_envs, *self.shape)
 
     def repeated(self, uniforms: UniformArrays, *axes: int) -> Array:
-        """Returns an array `[*axes, *shape]` of a leaf that all environments share."""
+        """Broadcasts the value of a leaf that all environments share to an array `[*axes, *shape]`."""
         shared = uniforms.outputs[self.same.number] if isinstance(self.same, PrologueOutput) else self.same
         return jnp.broadcast_to(jnp.asarray(shared, self.dtype), (*axes, *self.shape))
 
 
 def input_leaves(lowered: LoweredFunction, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
-    """Returns the leaves that a function's first inputs belong to."""
+    """Returns the leaves that a lowered function's first inputs belong to."""
     leaves, first = [], 0
     kinds = jax.tree.leaves(lowered.inputs, is_leaf=is_output)
     for struct, kind in zip(jax.tree.leaves(structs), kinds, strict=False):
@@ -105,7 +105,7 @@ def input_leaves(lowered: LoweredFunction, structs: PyTree[jax.ShapeDtypeStruct]
 
 
 def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
-    """Returns the leaves of each output of a function."""
+    """Returns the leaves of each output of a lowered function."""
     first, parts = 0, []
     for part in lowered.outputs:
         parts.append(leaves_of_outputs(part, first))
@@ -114,7 +114,7 @@ def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
 
 
 def leaves_of_outputs(part: PyTree[Output], first: int = 0) -> list[Leaf]:
-    """Returns the leaves of results. Their nodes start at output `first` of a program."""
+    """Returns the leaves of a pytree of results, whose nodes begin at output number `first` of a program."""
     leaves = []
     for value in jax.tree.leaves(part, is_leaf=is_output):
         leaves.append(output_leaf(value, first))
@@ -133,7 +133,7 @@ def _num_nodes(write: LeafWrite) -> int:
 
 
 def output_leaf(value: Output, first: int) -> Leaf:
-    """Returns a result's leaf, starting at this output of a program."""
+    """Returns the leaf of one result, whose nodes begin at output number `first` of a program."""
     if isinstance(value, Const | PrologueOutput):
         return Leaf(value.shape, value.dtype, (), None, value.array if isinstance(value, Const) else value)
     if isinstance(value, MemoryArray):
@@ -163,18 +163,20 @@ def _writes(value: MemoryArray, first: int) -> tuple[LeafWrite, ...]:
 
 
 def to_raw(tree: PyTree) -> list[Any]:
-    """Returns the leaves of a tree of arrays or of shapes: typed keys as their data, complex numbers as pairs."""
+    """Returns the leaves of a pytree of arrays or shapes, with random keys as their data and complex numbers as
+    pairs.
+    """
     return [_raw(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def from_raw(like: PyTree, leaves: Sequence[Array]) -> PyTree:
-    """Returns a tree again, in the structure of `like`."""
+    """Rebuilds a pytree with the structure and types of `like` from the leaves that `to_raw` returns."""
     known, structure = jax.tree.flatten(like)
     return jax.tree.unflatten(structure, map(_whole, known, leaves))
 
 
 def each_struct(tree: PyTree[Any]) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of ONE environment, from arrays, or shapes, of all."""
+    """Returns the shapes for ONE environment, by dropping the first axis of every leaf."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 
@@ -197,13 +199,13 @@ def _whole(like: Any, raw: Any) -> Any:
 
 
 class KernelArguments:
-    """Arrays in an order, each once."""
+    """Collects the arrays that a kernel takes, each of them once."""
 
     def __init__(self, arrays: Sequence[Any] = ()) -> None:
         self.arrays = list(arrays)
 
     def index_of(self, array: Any) -> int:
-        """Adds an array to the arguments, and returns its position."""
+        """Adds an array unless it is already an argument, and returns its position."""
         # By identity, for tracers cannot be compared; each array is one pointer of the kernel, however often it is
         # used.
         for number, known in enumerate(self.arrays):

@@ -1,7 +1,7 @@
-"""Splits a kernel's loop over samples: sums that use the same matrix products share a loop.
+"""Splits a kernel's loop over samples into several loops. Sums that use the same matrix products share one.
 
-An actor and a critic with a torso each would need the registers of both at once. They share only the loss, a sum
-of losses. So the kernel goes through its samples once for each network.
+For example, an actor and a critic without a shared torso would need the registers of both at once. They share only
+the loss, which is a sum, so the kernel goes through the samples once for each network.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,47 +14,47 @@ from rollmill.fusion.kernels.accumulators import Accumulators, Tile
 NOTHING: Mapping[int, Node] = MappingProxyType({})
 
 CHEAP = ("input", "uniform", "splat", "stack")
-"""Rows that cost nothing to have twice."""
+"""Operations on rows that cost nothing to repeat."""
 
 
 class Term(NamedTuple):
-    """A number of each sample, times a factor."""
+    """A scalar of each sample, times a factor."""
 
     factor: float
     node: Node
 
 
 class SampleTurns(NamedTuple):
-    """The parts of a sample that a loop processes in turn."""
+    """How a loop processes equal parts of a sample, such as agents, one after the other."""
 
     count: int = 1
     strides: Mapping[int, int] = MappingProxyType({})
-    """Numbers of a leaf, or rows, from an input of the first part to that of the next, by its place; other inputs
-    are those of all parts."""
+    """Distance between the inputs of consecutive parts, in elements or rows of a leaf, by input position. All
+    parts share the inputs that are not listed."""
 
 
 class SampleLoop(NamedTuple):
-    """The sums that one loop over the samples accumulates."""
+    """One loop over the samples, and the sums that it accumulates."""
 
     tiles: dict[int, Tile]
-    """Tiles by their numbers in the accumulators."""
+    """Matrix sums, by their numbers among the kernel's tiles."""
     numbers: list[Node]
     carried: list[int]
-    """Places of the inputs that it hands from each turn to the next."""
+    """Positions of the inputs that each iteration hands to the next."""
     turns: SampleTurns = SampleTurns()
-    """Its sums are those of the first part."""
+    """Equal parts of a sample that are processed one after the other. The sums are written for the first part."""
 
 
 class FissionPlan(NamedTuple):
-    """The loops of a kernel, and the positions of scalar sums."""
+    """The loops of a gradient kernel, and the scalar results that they add up to."""
 
     loops: list[SampleLoop]
     numbers: list[tuple[int, list[Term]]]
-    """Offsets in the vector of all results, and the sums that each is made of."""
+    """Scalar results: the index in the vector of all results, and the terms of the sum."""
 
 
 def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int, Node] = NOTHING) -> FissionPlan:
-    """Returns the minimum number of loops over the samples for these sums.
+    """Splits the accumulators of a kernel into loops over the samples that share no matrix products.
 
     `carried` maps the index of an input to the node that becomes this input in the next iteration.
     """

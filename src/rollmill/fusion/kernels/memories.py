@@ -1,7 +1,8 @@
-"""Large arrays of the state during a rollout: the order of writes to them, and the writes themselves by JAX.
+"""Large arrays of the environment state in a rollout: the order of the writes to them, and the writes as JAX
+functions.
 
-A step loads elements as they were when it began. So all loads come before the first store, but for a fill, which
-loads elements while it stores others: it comes before the writes to every other array that it reads.
+A step loads elements as they were when it began, so all loads precede the first store. A fill loads elements while
+it stores others, so it precedes the writes to every other array that it reads.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,11 @@ from rollmill.fusion.lower.large import memories_read
 
 
 def in_order_of_writes(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Returns the leaves in memory that a step writes to, in the order in which it does.
+    """Returns the leaves in memory that a step writes to, in an order in which nothing is overwritten before it is
+    read.
 
     Raises:
-        CannotFuse: each of several arrays is replaced by elements of the next.
+        CannotFuse: there is no such order, because several arrays are replaced by elements of each other.
     """
     waiting = [leaf for leaf in leaves if leaf.writes]
     read = {leaf.memory: _read_by_fills(leaf) for leaf in waiting}
@@ -46,16 +48,16 @@ def _read_by_fills(leaf: Leaf) -> set[int]:
 
 
 class StepResults(NamedTuple):
-    """The results of a step's program, and all that it read."""
+    """The outputs of a step's program, and the arrays that it read."""
 
     outputs: Sequence[Array]
     memories: Sequence[Array]
-    """Before the step, `[E, size]`."""
+    """Large arrays as they were before the step, `[E, size]`."""
     uniforms: Sequence[Array]
 
 
 def written(leaf: Leaf, step: StepResults) -> Array:
-    """Returns a memory `[E, size]` after the writes of a step."""
+    """Returns a large array `[E, size]` after the writes of a step."""
     assert leaf.memory is not None
     now = step.memories[leaf.memory]
     each = jnp.arange(len(now))

@@ -1,9 +1,9 @@
-"""Epochs of which each minibatch is one kernel and one step of the optimiser.
+"""Epochs in which each minibatch is one gradient kernel and one optimiser step.
 
-If the optimiser is element-wise, the network is carried as one vector from the first minibatch to the last. The
-kernel reads its weights there, and the optimiser takes one step instead of one for each leaf.
+If the optimiser is element-wise, the network is carried through the epoch as one vector. The kernel then reads its
+weights from this vector, and the optimiser makes one step instead of one for each leaf.
 
-Shape letters: `M` minibatches of an epoch, `N` rows of each.
+Shape letters: `M` minibatches of an epoch, `N` rows of a minibatch.
 """
 
 from typing import Any, NamedTuple
@@ -46,16 +46,17 @@ from rollmill.fusion.kernels.gradients import (
 from rollmill.fusion.kernels.vector import Vector, as_vector, can_be_vector, cut
 
 UNROLLED = 4
-"""Minibatches that are compiled as one turn of the loop: a turn costs about as much as a launch."""
+"""Number of minibatches compiled into one iteration of the loop. An iteration costs about as much as a kernel
+launch."""
 
 
 def fused_minibatch_loop(
     graph: Graph, reduce: Reduce, *, run: Run, step: GradientStep | None = None, unroll: int = UNROLLED
 ) -> MinibatchLoop:
-    """Returns the loop over minibatches whose gradients are computed by `run`.
+    """Returns the loop over minibatches, with gradients computed by a kernel.
 
-    `step` is the lowered program of a sample. By default, the graph's is lowered here. Up to `unroll` minibatches
-    are compiled as one iteration of the loop over epochs.
+    `run` calls the kernel. `step` is the graph's lowered program, lowered here by default. Up to `unroll`
+    minibatches are compiled into one iteration of the loop.
     """
     own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
     return MinibatchLoop(
@@ -66,7 +67,7 @@ def fused_minibatch_loop(
 def example_minibatch(
     graph: Graph, step: GradientStep, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> Minibatch:
-    """Returns the first minibatch of an epoch, as the loop hands it to a kernel."""
+    """Returns the first minibatch of an epoch, as the loop passes it to a kernel."""
     packed, carried = pack_batch(batch), _carried(graph)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     learner, vector = carried.learner(carried.begin(learner))
@@ -76,7 +77,9 @@ def example_minibatch(
 def epoch_inputs(
     graph: Graph, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> tuple[Learner, PackedBatch, Shuffled]:
-    """Computes the inputs of an epoch's gradient kernels: settled learner, packed batch and shuffled rows."""
+    """Computes the inputs of an epoch's gradient kernels: the settled learner state, the packed batch and the
+    shuffled rows.
+    """
     packed = pack_batch(batch)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     return settle(graph, learner), packed, shuffled
@@ -91,7 +94,9 @@ def kernel_sums(
     packed: PackedBatch,
     shuffled: Shuffled,
 ) -> Float[Array, " size"]:
-    """Computes the sums of the kernels of these minibatches, all with the weights of the learner."""
+    """Runs the gradient kernels of several minibatches with the same weights, and returns the sum of their
+    results.
+    """
     carried = _carried(graph)
 
     def turn(begun: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " size"]]:

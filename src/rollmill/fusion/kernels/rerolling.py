@@ -1,7 +1,7 @@
-"""Rerolls equal computations on parts of a sample, such as agents with shared weights, into one loop.
+"""Turns equal computations on parts of a sample, such as agents with shared weights, back into a loop.
 
-The gradient of shared weights is a sum with a term for each part. If all terms are the same program with other
-inputs, a kernel contains it once and loops over the inputs.
+The gradient of shared weights is a sum with one term for each part. If all terms are the same program with
+different inputs, the kernel contains the program once and loops over the inputs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,16 +13,17 @@ from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, SampleTurns, Term
 
 Positions: TypeAlias = Mapping[int, tuple[Sequence[int], int]]
-"""The places of the leaf that each input belongs to, and the input's position among them."""
+"""Maps each input to the positions of its leaf, and to its index among them."""
 
 
 class PartsDiffer(Exception):
-    """The parts of a sample are not the same program with other inputs."""
+    """Raised if the parts of a sample are not the same program with different inputs."""
 
 
 def reroll(plan: FissionPlan, program: Program, leaves: Sequence[Leaf]) -> FissionPlan:
-    """Returns the plan with as many unrolled loops as possible turned into loops again. `leaves` are the leaves of
-    a sample.
+    """Returns the plan of a kernel with as many repeated computations as possible turned into loops.
+
+    `leaves` are the leaves of a sample.
     """
     positions = {place: (leaf.places, n) for leaf in leaves for n, place in enumerate(leaf.places)}
     loops, sums = list(plan.loops), dict(plan.numbers)

@@ -1,8 +1,8 @@
-"""A whole rollout as one kernel: policy and environment, step after step, for a block of environments each.
+"""A whole rollout as one kernel, which steps policy and environment for blocks of environments.
 
-It computes what `dataflow.collect` computes, from the same functions and the same random keys. The state of the
-environments and the policy's memory stay in registers throughout, but for large arrays, which stay in memory. Each
-step writes its row of the trajectory.
+The kernel computes what `dataflow.collect` computes, from the same functions and the same random keys. Environment
+state and policy memory stay in registers throughout, except for large arrays, which stay in memory. Each step
+writes its row of the trajectory.
 
 Shape letters: `T` steps, `E` environments.
 """
@@ -46,25 +46,25 @@ from rollmill.fusion.lower.large import is_too_large
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 
 MAX_LOWERINGS = 8
-"""Times that a step is lowered, at most, to find what is always true of what it carries."""
+"""Maximum number of times that a step is lowered to find invariants of the values it carries."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RolloutStep:
-    """One step of policy and environment as a program: lowered once, for any number of kernels."""
+    """Program for one step of policy and environment. It is lowered once for all kernels of a run."""
 
     lowered: LoweredFunction
     carried: list[Leaf]
-    """The collector's leaves, with their places among the inputs."""
+    """Leaves of the collector before the step, with their positions among the inputs."""
     fixed: list[Leaf]
-    """Inputs that stay as they are: the environment's key of this rollout."""
+    """Inputs that do not change during a rollout: the environment's random key."""
     after: list[Leaf]
-    """The collector's leaves, with their places among the outputs."""
+    """Leaves of the collector after the step, with their positions among the outputs."""
     step: list[Leaf]
-    """The leaves of the trajectory's step, with their places among the outputs."""
+    """Leaves that the step adds to the trajectory, with their positions among the outputs."""
 
     shapes: PyTree[jax.ShapeDtypeStruct]
-    """Shapes of the trajectory's step, in its structure."""
+    """Shapes of the values that the step adds to the trajectory, as a pytree."""
 
     def __repr__(self) -> str:
         return f"RolloutStep({self.lowered})"
@@ -76,17 +76,19 @@ class RolloutStep:
 
     @property
     def prologue(self) -> Prologue:
-        """From the policy's weights to the arrays that the program reads."""
+        """Computes the arrays that the program reads, from the policy's weights."""
         return self.lowered.prologue
 
     def carries(self, place: int) -> bool:
-        """Whether this number or row is carried from step to step, rather than constant or a repetition."""
+        """Returns whether the input at a position is carried from step to step. Others are constant or equal
+        another input.
+        """
         node = self.program.inputs[place]
         return node.op == "input" and node.attributes[0] == place
 
     @property
     def changed(self) -> list[bool]:
-        """Whether a step may change each of the collector's leaves."""
+        """Whether a step may change each leaf of the collector."""
         program = self.program
 
         def stays(before: Leaf, after: Leaf) -> bool:
@@ -98,10 +100,10 @@ class RolloutStep:
 
 
 def lower_rollout(graph: Graph) -> RolloutStep:
-    """Lowers the program of one step for the shapes of a graph's first state, without computing.
+    """Lowers one step of a graph's policy and environment to a program, without computing anything.
 
     Raises:
-        CannotFuse: the program contains an unsupported operation. The message gives its line.
+        CannotFuse: an operation is not supported. The message gives its source line.
     """
     if isinstance(graph.policy, UnfusedPolicy):
         raise CannotFuse(graph.policy.reason)
@@ -111,15 +113,15 @@ def lower_rollout(graph: Graph) -> RolloutStep:
 
 
 def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
-    """Returns the program of one step.
+    """Lowers one step of policy and environment to a program.
 
     Args:
-        graph: the graph to lower.
-        weights: shapes of the policy's weights, or arrays of these shapes.
-        collector: shapes of ONE environment's.
+        graph: the training graph.
+        weights: the policy's weights, or their shapes.
+        collector: shapes of the collector of ONE environment.
 
     Raises:
-        CannotFuse: the program contains an unsupported operation. The message gives its line.
+        CannotFuse: an operation is not supported. The message gives its source line.
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     t = jax.ShapeDtypeStruct((), jnp.int32)
@@ -164,16 +166,16 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
 
 
 def pressure_of_rollout(graph: Graph) -> Pressure:
-    """Returns the size of a step of policy and environment without compiling, if they can be one kernel.
+    """Estimates the register pressure and size of a graph's rollout kernel, without compiling it.
 
     Raises:
-        CannotFuse: if they cannot, with the source line.
+        CannotFuse: policy and environment cannot be fused. The message gives the source line.
     """
     return pressure_of_step(lower_rollout(graph))
 
 
 def pressure_of_step(step: RolloutStep) -> Pressure:
-    """Returns the size of a step, with the programs that write whole arrays to memory."""
+    """Estimates the register pressure and size of a step, including the programs that fill large arrays."""
     own = pressure_of(step.program)
     fills = [write.program for leaf in step.after for write in leaf.writes if isinstance(write, Fill)]
     return own._replace(operations=own.operations + sum(total_of(fill.nodes()) for fill in fills))
@@ -194,16 +196,17 @@ def _appraised_step(
 
 
 Run = Callable[[RolloutStep, UniformArrays, list[Array], Array, int], tuple[list[Array], list[Array]]]
-"""`(step, uniforms, leaves [E, ...], keys [E, 2], T) -> leaves after, and of the trajectory [T, E, ...]`."""
+"""Function that runs a rollout: `(step, uniforms, leaves [E, ...], keys [E, 2], T) -> (leaves after it, trajectory
+leaves [T, E, ...])`."""
 
 
 def fused_collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run, step: RolloutStep | None = None
 ) -> tuple[Collector, Trajectory]:
-    """Computes `dataflow.collect` by `run`, and adds what `graph.appraise` computes.
+    """Computes `dataflow.collect` with a kernel, including what `graph.appraise` adds to each step.
 
-    The collector must come from `dataflow.start`, because the kernel does not read values that all such collectors
-    share. `step` is the lowered step of the graph. By default, it is lowered here.
+    `run` calls the kernel. The collector must come from `dataflow.start`, because the kernel does not read values
+    that are equal in all such collectors. `step` is the graph's lowered program, lowered here by default.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
     with traced("rollout kernel"):
@@ -215,7 +218,7 @@ def fused_collect(
 def rollout_inputs(
     step: RolloutStep, weights: Weights, collector: Collector, key: Key
 ) -> tuple[UniformArrays, list[Array], Array]:
-    """Computes the arguments of a kernel other than its program and the number of steps."""
+    """Computes the arguments of a rollout kernel: uniform arrays, the collector's leaves, and random keys."""
     # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     return step.prologue(weights), to_raw(collector), jax.random.key_data(keys)
@@ -233,7 +236,7 @@ def run_reference(
     *,
     precision: Any = None,
 ) -> tuple[list[Array], list[Array]]:
-    """Runs step after step by JAX functions."""
+    """Runs a rollout step by step with JAX functions, as the reference for kernels."""
     block = keys.shape[0]
 
     def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
@@ -261,12 +264,12 @@ def run_reference(
 
 
 def written_leaves(step: RolloutStep) -> list[Leaf]:
-    """Returns the collector's leaves that a rollout changes."""
+    """Returns the leaves of the collector that a rollout changes."""
     return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
 
 
 def aliased(step: RolloutStep) -> dict[int, int]:
-    """Returns the numbers of the collector's leaves that a rollout changes in place, with those of its outputs."""
+    """Maps the leaves of the collector that a rollout updates in place to the kernel's outputs, by index."""
     numbers = [n for n, changes in enumerate(step.changed) if changes]
     return {n: output for output, n in enumerate(numbers) if step.carried[n].memory is not None}
 
@@ -274,7 +277,9 @@ def aliased(step: RolloutStep) -> dict[int, int]:
 def unpack(
     step: RolloutStep, uniforms: UniformArrays, written: Sequence[Array], carried: Sequence[Array], num_steps: int
 ) -> tuple[list[Array], list[Array]]:
-    """All results of a rollout: a kernel's outputs, unchanged leaves, and leaves that all environments share."""
+    """Assembles the results of a rollout from the kernel's outputs, unchanged leaves, and leaves that all
+    environments share.
+    """
     rest, num_envs = iter(written), carried[0].shape[0]
     pairs = zip(carried, step.changed, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]

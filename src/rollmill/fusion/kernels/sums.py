@@ -1,7 +1,7 @@
-"""Results of which only the sum over samples is wanted.
+"""Results of which only the sum over samples is needed, such as gradients.
 
-A weight matrix's gradient is a sum of outer products, and so a product of two tall matrices: per-sample gradients
-are never materialised. Shape letters: `N` samples.
+The gradient of a weight matrix is a sum of outer products, and so one product of two tall matrices. Gradients of
+single samples are never materialised. Shape letters: `N` samples.
 """
 
 import functools
@@ -20,23 +20,23 @@ from rollmill.fusion.lower.values import Concat, OuterProducts, Output, is_outpu
 
 
 class LeafPair(NamedTuple):
-    """Two vectors of each sample to multiply, each of one or more leaves side by side."""
+    """The two vectors of an outer product per sample, each made of one or more leaves side by side."""
 
     left: tuple[Leaf, ...]
     right: tuple[Leaf, ...]
 
 
 class Sum(NamedTuple):
-    """One result: the sum over samples of an array or outer products."""
+    """A sum over samples, of an array or of outer products."""
 
     leaves: tuple[Leaf, ...]
-    """The array, or adjacent parts of a vector. None for products."""
+    """The array, as one leaf or as leaves side by side. Empty for outer products."""
     pairs: tuple[LeafPair, ...] = ()
-    """Vectors of the products, which are added."""
+    """Vectors whose outer products are summed."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
+        """Shape of the result."""
         if len(self.leaves) == 1:
             return self.leaves[0].shape
         sides = [self.leaves] if self.leaves else self.pairs[0]
@@ -44,22 +44,22 @@ class Sum(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the result."""
+        """Dtype of the result."""
         return self.leaves[0].dtype if self.leaves else self.pairs[0].left[0].dtype
 
     @property
     def size(self) -> int:
-        """Numbers of the result."""
+        """Number of elements of the result."""
         return math.prod(self.shape)
 
     @property
     def is_computed(self) -> bool:
-        """Whether a program computes it. Otherwise it is uniform."""
+        """Whether a program computes the result. Otherwise it is equal for all samples."""
         return not self.leaves or bool(self.leaves[0].places)
 
 
 def sums_of(results: PyTree[Output], first: int = 0) -> list[Sum]:
-    """Returns the sums of results by leaf, whose first node is output `first` of a program."""
+    """Returns the sums for a pytree of results, whose nodes begin at output number `first` of a program."""
     sums = []
     for value in jax.tree.leaves(results, is_leaf=is_output):
         sums.append(_sum(value, first))
@@ -93,7 +93,7 @@ def _side_by_side(value: Any, first: int) -> tuple[Leaf, ...]:
 def mean_of(
     each: Sum, outputs: Sequence[Array], uniforms: UniformArrays, num_samples: int, precision: Any
 ) -> Array:
-    """Returns the mean over samples from a program's outputs, as the reference for kernels."""
+    """Returns the mean of a result over samples, from a program's outputs, as the reference for kernels."""
     if not each.is_computed:
         return each.leaves[0].repeated(uniforms)
 

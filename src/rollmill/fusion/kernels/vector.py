@@ -1,4 +1,4 @@
-"""A network as one vector, on which an element-wise optimiser takes one step."""
+"""A network as one vector, so that an element-wise optimiser makes one step for all leaves."""
 
 from typing import Any, NamedTuple
 
@@ -8,14 +8,14 @@ from jaxtyping import Array, Float, PyTree
 
 
 class Vector(NamedTuple):
-    """The leaves of a tree, concatenated to one vector."""
+    """The leaves of a pytree concatenated into one vector."""
 
     numbers: Float[Array, " size"]
     leaves: list[Array]
-    """Cut out of `numbers`."""
+    """The leaves, as slices of `numbers`."""
 
     def offset_of(self, array: Any) -> int | None:
-        """Returns the offset of a leaf in the vector, or None for other arrays."""
+        """Returns the index of a leaf's first element in the vector, or None for any other array."""
         first = 0
         for leaf in self.leaves:
             # By identity: a prologue hands on an argument that it does not change as the same object.
@@ -26,12 +26,12 @@ class Vector(NamedTuple):
 
 
 def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
-    """Returns the elements of a tree's leaves as one vector."""
+    """Concatenates the leaves of a pytree into one vector."""
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
 def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
-    """Returns the tree encoded by a vector, and its leaves."""
+    """Splits a vector into a pytree with the shapes of `like`. Also returns the vector with its leaves."""
     leaves, first = [], 0
     for leaf in jax.tree.leaves(like):
         leaves.append(numbers[first : first + leaf.size].reshape(leaf.shape))
@@ -40,6 +40,6 @@ def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> t
 
 
 def can_be_vector(tree: PyTree[Any]) -> bool:
-    """Returns whether all leaves are of float32."""
+    """Returns whether all leaves of a pytree are float32, and there is at least one."""
     leaves = jax.tree.leaves(tree)
     return bool(leaves) and all(leaf.dtype == jnp.float32 for leaf in leaves)
