@@ -1,4 +1,5 @@
-"""Lowers the jaxpr of a function of one environment to a program of nodes.
+"""Lowers the jaxpr of a function of one environment to a program.
 
-`function` is the way in; `jaxpr` reads equation by equation, and `rules` has a rule for each primitive.
+`function` is the entry point. `jaxpr` reads a jaxpr equation by equation, and `rules` has a rule for each
+primitive.
 """

@@ -1,14 +1,14 @@
-"""Columns cut out of rows: the cut is made where a row comes from, for a row in a kernel cannot be cut."""
+"""Slices columns out of rows where the rows are computed, because kernels cannot slice a row."""
 
 from rollmill.fusion.ir import OPERATIONS, TYPED, Node, Region
 from rollmill.fusion.lower.values import LoweringError
 
 
 def slice_row(region: Region, row: Node, first: int, width: int) -> Node:
-    """Returns some columns of a row, as a row.
+    """Returns `width` columns of a row, beginning at column `first`, as a row.
 
-    A product is cut by taking fewer columns of the matrix; arithmetic is cut by cutting its operands. Raises a
-    `LoweringError` if the row was handed in, or comes out of a loop.
+    A matrix product is sliced by using fewer columns of its matrix, and arithmetic by slicing its operands. Raises
+    a `LoweringError` if the row is an input or the result of a loop.
     """
     cuts: dict[Node, Node] = {}
     pending = [row]

@@ -1,6 +1,7 @@
-"""Replaces complex numbers in a jaxpr by pairs of floats, since kernels have no complex type.
+"""Replaces complex numbers in a jaxpr with pairs of floats, because kernels have no complex type.
 
-Arguments and results are not affected: `kernels.leaves.to_raw` gives complex state a last axis of two floats.
+Arguments and results keep their types. Outside of the program, `kernels.leaves.to_raw` represents complex state as
+floats with a last axis of length two.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,25 +22,25 @@ from rollmill.fusion.lower.rules.calls import INLINED
 from rollmill.fusion.lower.values import LoweringError
 
 MAX_LENGTH = 64
-"""Numbers of a Fourier transform, which becomes a matrix product."""
+"""Maximum length of a Fourier transform, which becomes a matrix product."""
 
 
 class ComplexPair(NamedTuple):
-    """Real and imaginary parts of an array of complex numbers."""
+    """The real and imaginary parts of a complex array."""
 
     real: Any
     imag: Any
 
 
 Operand: TypeAlias = Any
-"""An array that is not complex, or a `ComplexPair`."""
+"""A real array, or a `ComplexPair` for a complex one."""
 
 
 def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Returns the jaxpr with pairs of floats instead of complex numbers, or unchanged if it has none.
+    """Returns an equivalent jaxpr that computes with pairs of floats instead of complex numbers.
 
     Raises:
-        CannotFuse: a primitive of complex numbers has no rule.
+        CannotFuse: an operation on complex numbers is not supported.
     """
     if not has_complex_numbers(closed.jaxpr):
         return closed
@@ -56,7 +57,7 @@ def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def has_complex_numbers(jaxpr: core.Jaxpr) -> bool:
-    """Returns whether an equation of a jaxpr, or of one within it, takes or returns complex numbers."""
+    """Returns whether a jaxpr, or one that it calls, computes with complex numbers."""
     for equation in jaxpr.eqns:
         if _is_complex(equation) or any(map(has_complex_numbers, _within(equation))):
             return True
@@ -64,7 +65,7 @@ def has_complex_numbers(jaxpr: core.Jaxpr) -> bool:
 
 
 def is_complex(dtype: Any) -> bool:
-    """Returns whether numbers of a type are complex."""
+    """Returns whether a dtype is complex."""
     return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
@@ -153,7 +154,7 @@ BY_PARTS = {
     *("slice", "dynamic_slice", "dynamic_update_slice", "select_n", "copy", "copy_p"),
     *("neg", "add", "sub", "add_any", "reduce_sum", "cumsum", "stack", "unstack", "tile"),
 }
-"""Primitives that treat real and imaginary parts alike."""
+"""Primitives that apply to real and imaginary parts separately."""
 
 
 # --- control flow ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The context of lowering: makes nodes, and turns values into scalars, rows, or arrays of the prologue."""
+"""The context of lowering: creates nodes, and converts values to scalars, rows, or arrays of the prologue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,19 +31,19 @@ from rollmill.fusion.lower.values import (
 
 
 class Lowering(NamedTuple):
-    """The context that rules lower in."""
+    """The context that lowering rules work in: the region that receives nodes, and the prologue."""
 
     region: Region
     prologue: PrologueBuilder
     read: Callable[..., list[Value]]
-    """`lower_jaxpr`; handed to the rules, which it calls."""
+    """The function `lower_jaxpr`, with which rules lower the jaxprs that a primitive calls."""
 
     def inside(self) -> "Lowering":
-        """For the body of a loop."""
+        """Returns the context for the body of a loop."""
         return self._replace(region=Region(self.region))
 
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
-        """Applies an operation of `operations.OPERATIONS`. The result is a row if an operand is."""
+        """Returns the node of an operation in `operations.OPERATIONS`. It is a row if an operand is a row."""
         width = next((node.width for node in nodes if node.width is not None), None)
         # A bias beside what is known of a product: two uniform rows in a row of additions become one.
         if op == "add" and width is not None:
@@ -66,17 +66,17 @@ class Lowering(NamedTuple):
         return one, other
 
     def uniform_row(self, array: Array) -> Node:
-        """Returns a uniform array `[width]` as one node."""
+        """Returns the node that reads a uniform array `[width]` as a row."""
         return self.region.uniform(self.prologue.slot(array), 0, array.dtype, array.size)
 
     def constant(self, value: Any, dtype: Any) -> Node:
-        """Returns a constant."""
+        """Returns the node of a constant."""
         return self.region.constant(value, dtype)
 
     # --- beside the kernel ------------------------------------------------------------------------------
 
     def array(self, value: Value) -> Any:
-        """Returns a constant or uniform value as an array of the prologue."""
+        """Returns a constant or uniform value as an array for the prologue."""
         match value:
             case Const(array):
                 return array
@@ -87,9 +87,9 @@ class Lowering(NamedTuple):
     # --- as scalars -------------------------------------------------------------------------------------
 
     def scalars(self, value: Value) -> ScalarArray:
-        """Returns a node for each element.
+        """Converts a value to one scalar node per element.
 
-        Raises a `LoweringError` if there are too many elements, or if rows are too wide to split.
+        Raises a `LoweringError` if it has too many elements, or if its rows are too wide to split.
         """
         match value:
             case ScalarArray():
@@ -113,7 +113,7 @@ class Lowering(NamedTuple):
         raise TypeError(f"{type(value).__name__} is written out first")
 
     def scalar(self, value: Value) -> Node:
-        """Returns the node of an array with one element."""
+        """Returns the scalar node of a value with one element."""
         return self.scalars(value).nodes.reshape(-1)[0]
 
     def _uniform_scalars(self, value: Uniform) -> ScalarArray:
@@ -127,41 +127,42 @@ class Lowering(NamedTuple):
         return self.keys(self.scalars(Uniform(data)), value.dtype)
 
     def keys(self, data: ScalarArray, dtype: Any) -> ScalarArray:
-        """Keys from their data `[..., 2]`."""
+        """Converts key data `[..., 2]` to random keys."""
         return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
 
     def key_data(self, value: Value) -> ScalarArray:
-        """Returns the data of keys, `[..., 2]`."""
+        """Converts random keys to their data, `[..., 2]`."""
         nodes = np.empty((int(np.prod(value.shape)), 2), object)
         for place, key in enumerate(self.scalars(value).nodes.flat):
             nodes[place, 0], nodes[place, 1] = key.first, key.second
         return ScalarArray(nodes.reshape((*value.shape, 2)), np.dtype(np.uint32))
 
     def column(self, row: Node, place: int) -> Node:
-        """Returns a number out of a row."""
+        """Returns the node of one column of a row, a scalar."""
         return self.region.emit("column", row, dtype=row.dtype, attributes=(int(place),))
 
     # --- as rows ----------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> RowArray:
-        """Returns a node for each row along the last axis.
+        """Converts a value to one row node for each vector along the last axis.
 
-        Raises a `LoweringError` if rows must be concatenated and are too wide to split.
+        Raises a `LoweringError` if rows would have to be concatenated and are too wide to split.
         """
         if isinstance(value, RowArray):
             return value
         return self.rows_of(self.row_operands(value, value.shape), value.shape[-1], value.dtype)
 
     def rows_of(self, nodes: NodeArray, width: int, dtype: Any) -> RowArray:
-        """Returns rows for these nodes. Scalars are repeated in all columns."""
+        """Converts nodes to an array of rows. Scalars are repeated in all columns."""
         splat = lambda node: self.region.emit("splat", node, dtype=dtype, width=width)
         whole = lambda node: splat(node) if node.width is None else node
         return RowArray(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
 
     def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
-        """Nodes in the shape of all but the last axis, for an operation whose result has this shape.
+        """Returns one node for each vector along the last axis, as an operand of an element-wise operation on
+        rows.
 
-        If all columns of a row are equal, the result is a scalar node, and otherwise a row.
+        The operation's result has the shape `shape`. A vector whose elements are all equal becomes a scalar node.
         """
         if isinstance(value, RowArray):
             nodes = value.nodes
@@ -217,7 +218,7 @@ def _floats(array: np.ndarray) -> np.ndarray:
 
 
 def check_columns(shape: tuple[int, ...]) -> None:
-    """Raises a `LoweringError` if rows are too wide to split."""
+    """Raises a `LoweringError` if rows are too wide to be split into scalars."""
     if shape[-1] > MAX_COLUMNS:
         raise LoweringError(
             f"an array of shape {shape} must be split into single numbers, for which the limit is {MAX_COLUMNS} "
@@ -226,7 +227,7 @@ def check_columns(shape: tuple[int, ...]) -> None:
 
 
 def settled(value: Value) -> Value:
-    """Converts a value made only of constants to a `Const`."""
+    """Converts a value that consists only of constant nodes to a `Const`, and returns other values unchanged."""
     if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)
         if all(node.op == "constant" for node in nodes):

@@ -1,4 +1,5 @@
-"""Blocks of arrays that begin where each environment says: chains of selects, or loads from memory.
+"""Reads blocks of arrays whose position differs between environments, through chains of selects or loads from
+memory.
 
 Letters: `d` an axis of the array.
 """
@@ -24,18 +25,18 @@ from rollmill.fusion.lower.values import (
 )
 
 FEW_PLACES = 8
-"""A shared array in which a block has as many places at most is read by selects, and from memory otherwise."""
+"""Maximum number of positions of a block that is read by selects from an array that all environments share. With
+more, it is loaded from memory."""
 
 MAX_SELECTS = 16384
-"""Selects that one access may cost."""
+"""Maximum number of selects for one access."""
 
 
 def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Start, Node | None]:
-    """Returns the start of a block along an axis, and whether the index, of any integer type, was in bounds.
+    """Returns a start index that is in bounds, and a node for whether the given index was in bounds.
 
-    `most` is the greatest start of a block that is inside. The start is in bounds in any case. With `clamp`, an
-    index out of bounds is clamped. The second result is None with `clamp`, or if the index is known to be in
-    bounds.
+    `most` is the largest start of a block along the axis. With `clamp`, indices out of bounds are clamped, and the
+    second result is None. It is also None if the index is known to be in bounds.
     """
     if index.op == "constant":
         inside = min(max(int(index.value), 0), most)
@@ -56,7 +57,7 @@ def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Sta
 def dynamic_slice_by_select(
     ctx: Lowering, nodes: NodeArray, starts: Sequence[Start], sizes: Sequence[int]
 ) -> NodeArray:
-    """Returns the block of an array of nodes at `starts`, by chains of selects along dynamic axes."""
+    """Returns the block of an array that begins at `starts`, selecting among all possible blocks."""
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         moved = np.moveaxis(nodes, axis, 0)
         if isinstance(start, int):
@@ -93,7 +94,7 @@ def _selected(ctx: Lowering, condition: Node, one: NodeArray, other: NodeArray) 
 
 
 def select(ctx: Lowering, condition: Node, one: Node | KeyPair, other: Node | KeyPair) -> Node | KeyPair:
-    """Selects one of two scalars, rows or keys."""
+    """Returns the node that selects one of two scalars, rows or keys."""
     if isinstance(one, KeyPair):
         assert isinstance(other, KeyPair)
         first = ctx.apply("select", condition, one.first, other.first)
@@ -103,7 +104,7 @@ def select(ctx: Lowering, condition: Node, one: Node | KeyPair, other: Node | Ke
 
 
 def check_selects(count: int) -> None:
-    """Refuses an access that costs too much."""
+    """Raises a `LoweringError` if an access needs too many selects."""
     if count > MAX_SELECTS:
         raise LoweringError(
             f"an index that differs between environments would take {count} selects, more than the limit of "
@@ -115,7 +116,7 @@ def check_selects(count: int) -> None:
 
 
 def is_in_memory(value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> bool:
-    """Returns whether a block is read from memory, because all environments share the array and it has many
+    """Returns whether to load a block from memory: all environments share the array, and the block has many
     positions.
     """
     if not is_shared(value) or is_key(value.dtype):
@@ -131,7 +132,7 @@ def _moves(start: Start) -> bool:
 
 
 def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], sizes: Sequence[int]) -> NodeArray:
-    """Returns the block of a shared array that begins at `starts`, number by number."""
+    """Loads the block of a shared array that begins at `starts`, element by element."""
     slot = ctx.prologue.slot(ctx.array(value))
     strides = [int(np.prod(value.shape[axis + 1 :])) for axis in range(len(value.shape))]
     begin = ctx.constant(0, np.int32)
@@ -148,7 +149,7 @@ def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], s
 
 
 def default_fill(dtype: np.dtype) -> float | int | bool:
-    """Returns the value that JAX reads out of bounds without a fill value."""
+    """Returns the value that JAX uses for elements out of bounds if no fill value is given."""
     if dtype == np.bool_:
         return True
     if is_float(dtype):

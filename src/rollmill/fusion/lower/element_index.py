@@ -1,4 +1,4 @@
-"""Places of elements in arrays too large for nodes, and the arithmetic of indices."""
+"""Indices of elements in large arrays, and arithmetic on them. An index is a known integer or a node."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,9 @@ INDEX = np.dtype(np.int32)
 
 
 class ElementIndex:
-    """The place of an element in an array, along its axes and in row-major order; each is computed when asked."""
+    """Index of an element of an array, in row-major order or along each axis. Each form is computed when
+    needed.
+    """
 
     def __init__(
         self, shape: Sequence[int], *, flat: Start | None = None, axes: Sequence[Start] | None = None
@@ -24,11 +26,11 @@ class ElementIndex:
 
     @property
     def key(self) -> Any:
-        """Returns a hashable key: equal keys are of the same element."""
+        """Returns a hashable key. Indices with equal keys refer to the same element."""
         return self._flat if self._flat is not None else self._axes
 
     def flat(self, ctx: Lowering) -> Start:
-        """Returns the place in row-major order."""
+        """Returns the index in row-major order."""
         if self._flat is None:
             total: Start = 0
             for size, place in zip(self.shape, self._axes or (), strict=True):
@@ -37,7 +39,7 @@ class ElementIndex:
         return self._flat
 
     def axes(self, ctx: Lowering) -> tuple[Start, ...]:
-        """Returns the index along each axis."""
+        """Returns the indices along all axes."""
         if self._axes is None:
             rest, axes = self._flat if self._flat is not None else 0, []
             for size in self.shape[:0:-1]:
@@ -48,12 +50,12 @@ class ElementIndex:
         return self._axes
 
     def reshaped(self, ctx: Lowering, shape: Sequence[int]) -> "ElementIndex":
-        """Returns the same place in row-major order in an array of another shape."""
+        """Returns the index of the same element after the array is reshaped."""
         return self if tuple(shape) == self.shape else ElementIndex(shape, flat=self.flat(ctx))
 
 
 def times(ctx: Lowering, index: Start, factor: int) -> Start:
-    """Returns a multiple of an index."""
+    """Returns an index multiplied by a factor."""
     if isinstance(index, int):
         return index * factor
     return ctx.apply("mul", index, ctx.constant(factor, INDEX))
@@ -67,7 +69,7 @@ def plus(ctx: Lowering, index: Start, other: Start) -> Start:
 
 
 def divided(ctx: Lowering, index: Start, size: int) -> tuple[Start, Start]:
-    """Returns the quotient and the remainder of an index, which is not negative."""
+    """Returns the quotient and remainder of a non-negative index divided by `size`."""
     if size == 1:
         return index, 0
     if isinstance(index, int):
@@ -86,14 +88,14 @@ def node_of(ctx: Lowering, index: Start) -> Node:
 
 
 def is_at(ctx: Lowering, index: Start, other: Start) -> bool | Node:
-    """Returns whether two indices are equal, known or as a node."""
+    """Returns whether two indices are equal, as a bool if both are known and as a node otherwise."""
     if isinstance(index, int) and isinstance(other, int):
         return index == other
     return ctx.apply("eq", node_of(ctx, index), node_of(ctx, other))
 
 
 def held_inside(ctx: Lowering, index: Start, size: int) -> Start:
-    """Returns the nearest index inside an axis."""
+    """Clamps an index to the bounds of an axis."""
     if isinstance(index, int):
         return min(max(index, 0), size - 1)
     least = ctx.apply("max", index, ctx.constant(0, INDEX))

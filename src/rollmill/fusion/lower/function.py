@@ -52,24 +52,25 @@ from rollmill.fusion.lower.values import (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LoweredFunction:
-    """A function of ONE environment as a program and its prologue.
+    """A function of ONE environment, lowered to a program and its prologue.
 
-    It holds no tracer, so it can be kept, printed, and used for any number of kernels.
+    It holds no tracers, so it can be stored, printed, and used for any number of kernels.
     """
 
     jaxpr: core.ClosedJaxpr
     """The jaxpr that was lowered."""
     program: Program
-    """The program, in which the constant or the first equal input replaces an input."""
+    """The program. An input that is constant or equals an earlier input is replaced by that node."""
     prologue: Prologue
-    """From the uniform arguments to the arrays that the program reads by slot."""
+    """Computes the arrays that the program reads by slot, from the uniform arguments."""
     inputs: PyTree
-    """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ. A
-    `MemoryArray` is no input: its elements are loaded."""
+    """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ
+    between environments. A `MemoryArray` stands for a large array, whose elements are loaded rather than
+    passed."""
     outputs: PyTree
-    """One `Output` for each array, in the structure that the function returns. The nodes of `ScalarArray`,
-    `RowArray`, the vectors of `OuterProducts` and the writes of a `MemoryArray` are the program's outputs, in
-    order. Constants and `PrologueOutput`s are not."""
+    """One `Output` per array, in the structure that the function returns. The program's outputs are the nodes of
+    `ScalarArray`s and `RowArray`s, the vectors of `OuterProducts`, and the writes of `MemoryArray`s, in order.
+    Constants and `PrologueOutput`s are not among them."""
 
     def __repr__(self) -> str:
         # Short: JAX prints the arguments of each partial function that it traces.
@@ -77,21 +78,21 @@ class LoweredFunction:
 
 
 class TracedFunction(NamedTuple):
-    """The jaxpr of a function, and how it is to be lowered."""
+    """The jaxpr of a function, with the information needed to lower it."""
 
     closed: core.ClosedJaxpr
     uniform: list[jax.ShapeDtypeStruct]
-    """Shapes of the leaves that all environments share."""
+    """Shapes of the argument leaves that all environments share."""
     each: list[Any]
-    """Shapes of the leaves that differ from environment to environment."""
+    """Shapes of the argument leaves that differ between environments."""
     inputs: Any
-    """The structure of the leaves in `each`."""
+    """Pytree structure of the leaves in `each`."""
     outputs: Any
-    """The structure of the results."""
+    """Pytree structure of the results."""
     carried: int
-    """How many of the first leaves are handed in again."""
+    """Number of leading leaves in `each` that are results of the previous call."""
     summed: bool
-    """Whether only sums of the results are wanted."""
+    """Whether only sums of the results over environments are needed."""
 
 
 def lower_function(
@@ -102,9 +103,9 @@ def lower_function(
     carried: bool = False,
     summed: bool = False,
 ) -> LoweredFunction:
-    """Returns the program of `function(*uniform, *each)`. Takes the arguments of `trace_function`.
+    """Lowers `function(*uniform, *each)` to a program. Takes the arguments of `trace_function`.
 
-    Raises `CannotFuse` for an unsupported primitive, or for arrays that are too large.
+    Raises `CannotFuse` if a primitive is not supported or an array is too large.
     """
     return lower_traced(trace_function(function, each, uniform, carried=carried, summed=summed))
 
@@ -117,15 +118,15 @@ def trace_function(
     carried: bool = False,
     summed: bool = False,
 ) -> TracedFunction:
-    """Traces `function(*uniform, *each)` of one environment.
+    """Traces `function(*uniform, *each)` for one environment.
 
-    Each array of `each`, the shapes of arguments that differ from environment to environment, becomes inputs of
-    the program in row-major order, one input for a number or for a row. A random key is two scalars. `uniform`
-    arguments are common to all environments: shapes, or arrays, of which only the ones in use are read.
+    `each` has the shapes of the arguments that differ between environments. Each of their arrays becomes inputs of
+    the program, one per scalar or row, in row-major order. A random key is two scalars. `uniform` has the
+    arguments that all environments share, as shapes or arrays. The program reads only those that it uses.
 
-    With `carried`, the function returns a tuple whose first part is passed again as the first of `each`. Both then
-    use the same layout, and no part of it is treated as known or uniform. With `summed`, only sums of the results
-    over environments are wanted: products of two vectors, such as gradients of matrices, are left as
+    With `carried`, the first part of the returned tuple is the first `each` argument of the next call. Both then
+    use the same layout, and no part of it is treated as constant or uniform. With `summed`, only sums of the
+    results over environments are needed. Outer products of vectors, such as gradients of matrices, then remain
     `OuterProducts`.
     """
     # Weak types are kept: they decide to which type JAX promotes an operand.
@@ -149,9 +150,9 @@ def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredFunction:
-    """Lowers a traced function, given the constant and equal numbers of its first leaves (`assumed`).
+    """Lowers a traced function, assuming that some elements of its first leaves are constant or equal (`assumed`).
 
-    Raises `CannotFuse` for an unsupported primitive, or for arrays that are too large.
+    Raises `CannotFuse` if a primitive is not supported or an array is too large.
     """
     # Rows that are handed in cannot be cut, which some functions need; scalars can be, and large arrays can lie in
     # memory. Where all fail, the first error is told, with large arrays in memory: it names the operation that the
@@ -167,7 +168,7 @@ def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredF
 
 ROWS, SCALARS, MEMORY = "rows", "scalars", "memory"
 Layouts: TypeAlias = list[str]
-"""How each leaf that differs from environment to environment is held."""
+"""How each argument leaf that differs between environments is held: as scalars, as rows, or in memory."""
 
 
 def _layouts_worth_trying(traced: TracedFunction) -> list[Layouts]:

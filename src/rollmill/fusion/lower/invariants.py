@@ -1,10 +1,10 @@
-"""Invariants of a step's carried values: which are constant, and which are equal.
+"""Finds which values that a step carries are constant, and which are always equal.
 
-An observation often repeats the state that it is made of, beside what never changes, such as an agent's number.
-A kernel that carries all of it from step to step has no registers left for anything else. A property that holds
-initially, and is preserved by every step, always holds. It is found by assuming as much as the beginning allows,
-and giving up what the step does not keep: Wegman and Zadeck, "Constant propagation with conditional branches"
-(TOPLAS 1991); Alpern, Wegman and Zadeck, "Detecting equality of variables in programs" (POPL 1988).
+An observation often repeats parts of the state, and contains values that never change, such as an agent's number.
+A kernel that carried all of them would run out of registers. A property that holds initially, and that every step
+preserves, always holds. The module assumes all properties of the initial state, and drops those that a step does
+not preserve. See Wegman and Zadeck, "Constant propagation with conditional branches" (TOPLAS 1991), and Alpern,
+Wegman and Zadeck, "Detecting equality of variables in programs" (POPL 1988).
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,29 +19,29 @@ from rollmill.fusion.lower.values import Const, Output, ScalarArray
 
 @dataclass(frozen=True, slots=True)
 class ConstLabel:
-    """The label of a constant."""
+    """The label of elements with a known constant value."""
 
     value: bool | int | float = field(compare=False)
     dtype: np.dtype
     text: str = field(init=False, repr=False)
-    """The text that is compared: zeros have signs, and NaN equals itself."""
+    """The value as text for comparisons, in which zeros have signs and NaN equals itself."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", repr(self.value))
 
 
 ValueClasses: TypeAlias = tuple[tuple[Hashable, ...] | None, ...]
-"""A label for each number of each leaf, in row-major order; those with the same label are always equal, and one
-whose label is `ConstLabel` is known. None for a leaf in rows, of which nothing is said."""
+"""A label for each element of each leaf, in row-major order. Elements with the same label are always equal, and a
+`ConstLabel` gives their value. None for a leaf held in rows, about which nothing is assumed."""
 
 
 def labels_of(begun: Sequence[Output]) -> ValueClasses:
-    """Returns the most that can be assumed of leaves that begin as these."""
+    """Returns the strongest assumption that leaves with these initial values allow."""
     return _numbered([_labels(value) for value in begun])
 
 
 def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
-    """Returns the part of an assumption preserved by a step that was lowered under it."""
+    """Returns the part of an assumption that a step preserves. The step was lowered under the assumption."""
     return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
 
 

@@ -1,7 +1,7 @@
-"""Reads a jaxpr equation by equation, each by the rule of its primitive.
+"""Lowers a jaxpr equation by equation, with the rule of each primitive.
 
-Equations independent of the environment become no nodes: constants are folded, and uniform values become part of
-the prologue.
+Equations that do not depend on the environment create no nodes: constants are folded, and uniform values become
+part of the prologue.
 """
 
 from collections.abc import Sequence
@@ -78,12 +78,11 @@ def lower_jaxpr(
     *,
     keeps_products: bool = False,
 ) -> list[Value]:
-    """Returns the results of a jaxpr for these arguments.
+    """Lowers a jaxpr for these arguments, and returns its results.
 
-    Only results in `needed`, by default all, are computed. The others are undefined. With `keeps_products`,
-    results may be products of vectors that are not expanded yet. Branches and bodies of loops pass theirs to rules
-    that expand them. Raises `CannotFuse` if a needed primitive has no rule, and a `LoweringError` if a product of
-    vectors is too large to expand.
+    Only the results in `needed` are computed, by default all. With `keeps_products`, results may remain outer
+    products instead of being expanded. Raises `CannotFuse` if a needed primitive has no rule, and a
+    `LoweringError` if an outer product is too large to expand.
     """
     jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
     consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []

@@ -1,8 +1,8 @@
-"""Arrays too large for nodes: elements are computed or loaded where they are read, and written at a step's end.
+"""Arrays with too many elements for one node each. Elements are computed or loaded where they are read.
 
-An operation on whole arrays gives a `ComputedArray`, which says how one element is computed. A leaf of the state
-that is large is a `MemoryArray`: reading an element is a load, and writing one adds to the writes that are stored
-when the step ends. A select of whole arrays by one condition makes these writes conditional. The first state of a
+An operation on a whole array returns a `ComputedArray`, which knows how to compute one element. A large leaf of
+the environment state is a `MemoryArray`: reading an element is a load, and writing one records a write, which is
+stored at the end of the step. Selecting between whole arrays makes these writes conditional. The first state of a
 new episode is therefore stored, in a loop over all elements, only in environments whose episode has ended.
 """
 
@@ -37,24 +37,25 @@ from rollmill.fusion.lower.values import (
 )
 
 Element = Callable[[Lowering, ElementIndex], Any]
-"""`(where nodes are made, place) -> Node` or `KeyPair`."""
+"""Function that returns the node or `KeyPair` of an element: `(context, index) -> Node`."""
 
 MAX_WRITES = 64
-"""Elements of an array that a step may write one by one: each read compares its place with all of them."""
+"""Maximum number of elements of an array that a step may write one by one. Each read compares its index with all
+of them."""
 
 
 MAX_NODES = 60_000
-"""Nodes of a step, beyond which no more elements of large arrays are computed."""
+"""Maximum number of nodes of a step, beyond which no more elements of large arrays are computed."""
 
 MIN_TURNS, MAX_TURNS = 8, 128
 """Elements that a loop may compute one after the other, holding all of them."""
 
 MAX_WRITTEN_OUT = 1_000
-"""Nodes that the elements of a small array may come to without such a loop."""
+"""Maximum number of nodes for the elements of a small array that is computed without a loop."""
 
 
 def is_too_large(shape: Sequence[int]) -> bool:
-    """Returns whether an array has more elements than are held as nodes."""
+    """Returns whether an array has too many elements for one node each."""
     return int(np.prod(shape)) > MAX_SCALARS
 
 
@@ -67,9 +68,10 @@ def computed(
     *,
     by_loops: bool = False,
 ) -> Value:
-    """Returns an array with these elements, which are computed at once if they are few.
+    """Returns an array whose elements the function `element` computes. The elements of a small array are computed
+    at once.
 
-    `by_loops` is for elements that take a loop each.
+    `by_loops` says that each element takes a loop of its own.
     """
     if is_too_large(shape):
         return ComputedArray(tuple(shape), dtype, element, everywhere)
@@ -117,14 +119,14 @@ def _by_loop(ctx: Lowering, shape: tuple[int, ...], dtype: Any, element: Element
 
 
 def repeated(shape: Sequence[int], dtype: Any, node: Node) -> ComputedArray:
-    """Returns an array with the same node in all places."""
+    """Returns a large array with the same node for all elements."""
     return ComputedArray(tuple(shape), dtype, lambda ctx, index: node, node)
 
 
 def mapped_elements(
     ctx: Lowering, combine: Callable[..., Any], values: Sequence[Value], dtype: Any, shape: tuple[int, ...]
 ) -> Value:
-    """Returns an array whose elements are combined from those of others. Axes of length 1 are repeated."""
+    """Applies `combine` to the elements of several arrays, one of them large. Axes of length 1 are broadcast."""
     nodes = [everywhere(ctx, value) for value in values]
     if all(node is not None for node in nodes):
         return repeated(shape, dtype, combine(*nodes))
@@ -136,7 +138,7 @@ def mapped_elements(
 
 
 def everywhere(ctx: Lowering, value: Value) -> Node | None:
-    """Returns the node of all elements of an array, or None if they differ."""
+    """Returns the node that equals all elements of an array, or None if they differ."""
     if isinstance(value, ComputedArray):
         return value.everywhere
     if isinstance(value, Const) and value.array.size and np.all(value.array == value.array.flat[0]):
@@ -149,7 +151,7 @@ def everywhere(ctx: Lowering, value: Value) -> Node | None:
 
 
 def broadcast_index(ctx: Lowering, index: ElementIndex, shape: tuple[int, ...]) -> ElementIndex:
-    """Returns the place in an array whose axes of length 1 are repeated."""
+    """Converts an index to the corresponding index of an operand whose axes of length 1 were broadcast."""
     if shape == index.shape:
         return index
     if shape == ():
@@ -162,7 +164,7 @@ def broadcast_index(ctx: Lowering, index: ElementIndex, shape: tuple[int, ...]) 
 
 
 def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
-    """Returns the element of a value at an index in bounds: a node, or a `KeyPair`."""
+    """Returns the element of an array at an index that is in bounds, as a node or a `KeyPair`."""
     match value:
         case ComputedArray():
             key = (ctx.region, index.key)
@@ -282,7 +284,7 @@ def _after_write(ctx: Lowering, write: Any, before: Node, index: ElementIndex, f
 
 
 def both(ctx: Lowering, one: Node | bool | None, other: Node | bool | None) -> Node | None:
-    """Returns whether two conditions hold. None is one that always holds."""
+    """Returns the logical AND of two conditions. None stands for a condition that is always true."""
     conditions = [each for each in (one, other) if isinstance(each, Node)]
     if len(conditions) == 2:
         return ctx.apply("and", *conditions)
@@ -295,7 +297,7 @@ def both(ctx: Lowering, one: Node | bool | None, other: Node | bool | None) -> N
 def with_cell(
     ctx: Lowering, value: Value, index: ElementIndex, element: Node, condition: Node | None
 ) -> ComputedArray | MemoryArray:
-    """Returns a large array in which one element is replaced, where a condition holds."""
+    """Returns a large array with one element replaced if a condition is true."""
     write = CellWrite(index.flat(ctx), element, condition)
     if isinstance(value, MemoryArray):
         if len(value.writes) >= MAX_WRITES:
@@ -311,7 +313,9 @@ def with_cell(
 
 
 def chosen_whole(ctx: Lowering, condition: Node, one: Value, other: Value) -> Value | None:
-    """Returns one of two arrays as writes to memory under a condition, or None if neither is in memory."""
+    """Selects between two whole arrays by making their writes conditional. Returns None if neither array is in
+    memory.
+    """
     opposite = ctx.apply("not", condition)
     match one, other:
         case MemoryArray(), MemoryArray():
@@ -346,9 +350,9 @@ def _under(ctx: Lowering, write: Any, condition: Node) -> Any:
 
 
 def stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
-    """Returns a large array as writes to a memory, those of whole arrays as programs.
+    """Converts a large array to writes to the memory that stores it. Writes of whole arrays become programs.
 
-    Raises a `LoweringError` if an array is replaced by what is read of itself in other places.
+    Raises a `LoweringError` if an array is replaced by other elements of itself.
     """
     if not (isinstance(value, MemoryArray) and value.memory == memory):
         value = MemoryArray(memory, value.shape, np.dtype(value.dtype), (WholeWrite(value, None),))
@@ -385,7 +389,7 @@ def _reads(node: Node, memory: int) -> bool:
 
 
 def memories_read(nodes: Sequence[Node]) -> set[int]:
-    """Returns the memories that nodes load elements from, including those in loops."""
+    """Returns the numbers of the memories that nodes load elements from, including in loops."""
     found: set[int] = set()
     for node in nodes:
         if node.op == "cell":

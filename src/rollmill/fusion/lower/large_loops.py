@@ -1,4 +1,4 @@
-"""Loops over the elements of large arrays: reductions, and the places of extremes."""
+"""Loops over the elements of large arrays: reductions, argmax and argmin."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,12 @@ from rollmill.fusion.lower.loops import emit_loop
 from rollmill.fusion.lower.values import Const, ScalarArray, Start, Value, alone
 
 Better = Callable[[Lowering, Node, Node], Node]
-"""`(context, later element, best so far) -> whether it is better`."""
+"""Function that returns whether a later element is better than the best so far, `(context, element, best) ->
+Node`."""
 
 
 def reduced_elements(ctx: Lowering, op: str, value: Value, axes: Sequence[int], neutral: Any) -> Value:
-    """Returns a large array without some axes, its elements along them combined one after the other."""
+    """Reduces a large array along some axes with the operation `op`, element by element."""
     kept = [axis for axis in range(len(value.shape)) if axis not in axes]
     start = Const(np.asarray(neutral).astype(value.dtype))
 
@@ -35,7 +36,7 @@ def reduced_elements(ctx: Lowering, op: str, value: Value, axes: Sequence[int], 
 
 
 def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int, dtype: Any) -> Value:
-    """Returns the places of the first extremes along an axis of a large array."""
+    """Returns the indices of the first maximum or minimum along an axis of a large array."""
     kept = [own for own in range(len(value.shape)) if own != axis]
 
     def element(at: Lowering, index: ElementIndex) -> Node:
@@ -58,7 +59,9 @@ def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int
 def counted(
     ctx: Lowering, turns: int, start: list[Value], turn: Callable[[Lowering, Node, list[Value]], list[Value]]
 ) -> list[Value]:
-    """Returns the carried values after a loop, each turn of which gets its number."""
+    """Emits a loop of `turns` iterations, whose body gets the number of the iteration. Returns the carried values
+    after it.
+    """
 
     def body(at: Lowering, now: list[Value]) -> list[Value]:
         place = at.scalar(now[0])

@@ -1,4 +1,4 @@
-"""Movements of large arrays: an element of the result is an element of an operand at another index."""
+"""Rearranges large arrays: an element of the result is an element of the operand at another index."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
@@ -22,7 +22,8 @@ from rollmill.fusion.lower.large import both, computed, element_of, everywhere
 from rollmill.fusion.lower.values import LoweringError, Start, Value
 
 Source = Callable[[Lowering, tuple[Start, ...], tuple[int, ...], Mapping[str, Any]], Sequence[Start]]
-"""`(context, index in the result, shape of the operand, parameters) -> index in the operand`."""
+"""Function that converts an index of the result to an index of the operand: `(context, index, operand shape,
+parameters) -> index`."""
 
 
 def _of_broadcast(ctx: Lowering, at: tuple[Start, ...], shape: tuple[int, ...], params: Mapping[str, Any]):
@@ -59,11 +60,11 @@ SOURCES: dict[str, Source] = {
     "tile": _of_tile,
 }
 IN_ORDER = ("squeeze", "expand_dims")
-"""Movements that keep the elements in row-major order."""
+"""Primitives that keep the elements in row-major order."""
 
 
 def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], params: Mapping[str, Any]) -> Value:
-    """Returns the result of a movement, with elements computed where they are read."""
+    """Lowers a primitive that rearranges a large array. Elements are computed where they are read."""
     if primitive in IN_ORDER or (primitive == "reshape" and params["dimensions"] is None):
         return reshaped_elements(ctx, value, shape)
     if primitive not in SOURCES:
@@ -78,19 +79,19 @@ def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], p
 
 
 def reshaped_elements(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """Returns the same elements in another shape."""
+    """Returns a large array in another shape."""
     element = lambda at, index: element_of(at, value, index.reshaped(at, value.shape))
     return computed(ctx, shape, value.dtype, element, everywhere(ctx, value))
 
 
 def leading_of(ctx: Lowering, value: Value, place: Start) -> Value:
-    """Returns an element along the first axis, at an index in bounds."""
+    """Returns the part of an array at an index along its first axis. The index is in bounds."""
     within = lambda at, index: ElementIndex(value.shape, axes=[place, *index.axes(at)])
     return computed(ctx, value.shape[1:], value.dtype, lambda at, index: element_of(at, value, within(at, index)))
 
 
 def part_of(ctx: Lowering, value: Value, axis: int, first: int, shape: tuple[int, ...]) -> Value:
-    """Returns a run of elements along an axis."""
+    """Returns a contiguous part of an array along one axis, beginning at index `first`."""
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         axes = list(index.axes(at))
@@ -101,7 +102,7 @@ def part_of(ctx: Lowering, value: Value, axis: int, first: int, shape: tuple[int
 
 
 def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> Value:
-    """Returns the block of an array that begins at an index, all of it in bounds."""
+    """Returns the block of an array that begins at `starts`. All of it is in bounds."""
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         places = [plus(at, start, own) for start, own in zip(starts, index.axes(at), strict=True)]
@@ -111,7 +112,7 @@ def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: 
 
 
 def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
-    """Returns arrays one behind the other along an axis."""
+    """Concatenates arrays along an axis."""
     firsts = np.cumsum([0, *(value.shape[axis] for value in values)]).tolist()
 
     def element(at: Lowering, index: ElementIndex) -> Any:
@@ -136,7 +137,7 @@ def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, 
 def with_padding(
     ctx: Lowering, value: Value, fill: Node, config: Sequence[tuple[int, int, int]], shape: tuple[int, ...]
 ) -> Value:
-    """Returns an array with a number around its elements, and between them."""
+    """Pads an array with the value `fill` around its elements and between them."""
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         places, checks = [], []

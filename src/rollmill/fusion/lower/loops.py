@@ -1,4 +1,4 @@
-"""Lowers loops that remain loops in a program, with carried and invariant values."""
+"""Lowers loops that remain loops in a program, with their carried and invariant values."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,11 +19,11 @@ from rollmill.fusion.lower.values import (
 )
 
 Body = Callable[[Lowering, list[Value]], list[Value]]
-"""`(where nodes are made, carried before the turn) -> carried after it`."""
+"""Function that lowers the body of a loop: `(context, carried values) -> carried values of the next iteration`."""
 
 
 class CarryForm(NamedTuple):
-    """How a carried array is held: as scalars, as rows, or not at all because it is constant."""
+    """How a loop carries an array: as scalars, as rows, or not at all if it does not change."""
 
     changes: bool = False
     in_rows: bool = False
@@ -34,8 +34,8 @@ def emit_loop(
 ) -> list[Value]:
     """Adds a loop to the program, and returns the carried values after its last iteration.
 
-    A counted loop has a fixed number of iterations. Other loops have a condition, which decides from the carried
-    values, initially `start`, whether another iteration follows.
+    A counted loop makes `turns` iterations. Any other loop has a condition, which decides from the carried values,
+    initially `start`, whether another iteration follows.
     """
     held, inside, after = _turn(ctx, body, start)
     changing = [n for n, how in enumerate(held) if how.changes]

@@ -1,4 +1,4 @@
-"""Lowers operations that move elements, such as slicing and transposing."""
+"""Lowers operations that rearrange elements, such as slicing and transposing."""
 
 from typing import NamedTuple
 
@@ -27,13 +27,13 @@ from rollmill.fusion.lower.values import (
 )
 
 MAX_PIECES = 8
-"""Maximum of adjacent pieces of rows, beyond which rows are split into scalars."""
+"""Maximum number of contiguous pieces of rows. With more, rows are split into scalars."""
 
 
 def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None = None) -> Value:
-    """Returns the elements of a value at these row-major indices, in the shape of `places`.
+    """Returns the elements of a value at known row-major indices `places`, in the shape of `places`.
 
-    An index of -1 means `fill`. Raises a `LoweringError` if wide rows must be split.
+    An index of -1 stands for `fill`. Raises a `LoweringError` if rows that are too wide would have to be split.
     """
     if is_large(value):
         return _of_large(ctx, value, places, fill)
@@ -64,31 +64,31 @@ def _of_large(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None
 
 
 def index_columns(ctx: Lowering, value: Value, first: int, width: int) -> Value:
-    """Some columns of a value, along its last axis."""
+    """Returns `width` columns of a value along its last axis, beginning at column `first`."""
     return gather_static(ctx, value, positions(value.shape)[..., first : first + width])
 
 
 def index_leading(ctx: Lowering, value: Value, at: int) -> Value:
-    """Returns an element along the first axis."""
+    """Returns the part of a value at a known index along its first axis."""
     if is_large(value):
         return leading_of(ctx, value, at)
     return gather_static(ctx, value, positions(value.shape)[at, ...])
 
 
 def reshaped(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """Returns the same elements in another shape."""
+    """Returns a value in another shape."""
     if is_large(value):
         return reshaped_elements(ctx, value, shape)
     return gather_static(ctx, value, positions(value.shape).reshape(shape))
 
 
 def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
-    """Returns the same elements with other axes."""
+    """Returns a value with its axes permuted."""
     return gather_static(ctx, value, positions(value.shape).transpose(axes))
 
 
 def joined(ctx: Lowering, values: list[Value]) -> Value:
-    """Values side by side along their last axis."""
+    """Concatenates values along their last axis."""
     parts = [part for value in values for part in (value.parts if isinstance(value, Concat) else (value,))]
     # Empty parts are left out, but for one where there is nothing else: a shape is needed.
     parts = [part for part in parts if part.shape[-1]] or parts[:1]

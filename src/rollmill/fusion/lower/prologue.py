@@ -1,7 +1,7 @@
-"""The prologue of a program: the arrays that it reads by slot, computed once before its kernel starts.
+"""The prologue of a program: computes the arrays that the program reads, once before its kernel starts.
 
-A function's uniform arguments are abstract during lowering. Computation on only them is traced as the prologue. So
-a program holds no tracer. Its prologue is evaluated wherever the kernel is called.
+While a function is lowered, its uniform arguments are abstract. Computation that depends only on them is traced
+into the prologue, so the program itself holds no tracers. The prologue is evaluated wherever the kernel is called.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from rollmill.fusion.lower.values import Uniform
 
 
 class UniformArrays(NamedTuple):
-    """The results of a prologue, as arrays or as their shapes."""
+    """The results of a prologue, as arrays or as shapes."""
 
     slots: list[Any]
-    """Arrays that nodes read by slot."""
+    """Arrays that nodes read, by slot."""
     outputs: list[Any]
-    """Outputs of the function that all environments share; see `PrologueOutput`."""
+    """Results of the function that all environments share. A `PrologueOutput` refers to one of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,7 +32,7 @@ class Prologue:
     """The part of a function that depends only on its uniform arguments."""
 
     closed: core.ClosedJaxpr
-    """From the leaves of the uniform arguments to the slots, then the outputs."""
+    """Computes the arrays of all slots, then the outputs, from the leaves of the uniform arguments."""
     num_slots: int
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class Prologue:
 
     @property
     def shapes(self) -> UniformArrays:
-        """Shapes of the arrays."""
+        """Shapes of the arrays that the prologue computes."""
         avals: Sequence[Any] = self.closed.out_avals
         return self._parts([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
 
@@ -57,7 +57,7 @@ class Prologue:
 
 
 def trace_prologue(make: Callable[[list[Array]], UniformArrays], uniform: Sequence[Any]) -> Prologue:
-    """Returns the prologue that computes what `make` returns for uniform arguments of these shapes."""
+    """Traces `make` into a prologue, for uniform arguments of these shapes."""
     num_slots: list[int] = []
 
     def trace(*leaves: Array) -> list[Array]:
@@ -85,7 +85,7 @@ def _without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 class PrologueBuilder:
-    """Collects the arrays of a prologue while a function is lowered, each by its slot."""
+    """Collects the arrays of a prologue while a function is lowered, and assigns their slots."""
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
@@ -94,7 +94,7 @@ class PrologueBuilder:
         self._computed: dict[Any, Any] = {}
 
     def slot(self, array: Array | np.ndarray) -> int:
-        """Returns the slot of an array, which is the same each time it is asked for."""
+        """Returns the slot of an array. The same array always gets the same slot."""
         key = self._identity(array)
         if key not in self._slots:
             self._slots[key] = len(self.arrays)
@@ -109,9 +109,7 @@ class PrologueBuilder:
         return id(array)
 
     def picked(self, value: Uniform) -> Array:
-        """Returns a uniform array as stored in memory. A selection of another array's elements is computed only
-        once.
-        """
+        """Returns the array of a uniform value. A selection of another array's elements is computed only once."""
         places = value.places
         if places is None:
             return value.array
@@ -120,16 +118,16 @@ class PrologueBuilder:
         return self._once(value.array, key, lambda: _pick(value.array, places))
 
     def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
-        """Returns the transposed matrix, computed once."""
+        """Returns the transpose of a matrix, computed only once."""
         return self._once(matrix, ("turned",), lambda: matrix.T)
 
     def combined(self, rows: Array | np.ndarray, weights: np.ndarray, dtype: Any) -> Array:
-        """Returns the sum of a matrix' rows, each times a number, computed once."""
+        """Returns a weighted sum of a matrix's rows, computed only once."""
         total = lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0).astype(dtype)
         return self._once(rows, ("combined", weights.tobytes(), dtype), total)
 
     def added(self, one: Node, other: Node) -> Array:
-        """Returns the sum of two uniform rows, computed once."""
+        """Returns the sum of two uniform rows, computed only once."""
         # Nodes are unique in their region, and `one` and `other` thus say which rows these are.
         whole = self.arrays[one.attributes[0]]
         return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))

@@ -1,4 +1,4 @@
-"""The interface of rules: the equation of a jaxpr that a rule sees, and the protocol of a rule."""
+"""The interface of lowering rules: the part of a jaxpr equation that a rule sees, and the protocol of a rule."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,31 +10,31 @@ from rollmill.fusion.lower.values import Value
 
 
 class Equation(NamedTuple):
-    """A primitive with its parameters and the types of its outputs."""
+    """One equation of a jaxpr: the primitive, its parameters, and the types of its outputs."""
 
     primitive: str
     params: dict[str, Any]
     outputs: tuple[ShapedArray, ...]
     needed: tuple[bool, ...]
-    """Whether each output is read."""
+    """Whether each output is used."""
 
     @property
     def dtype(self) -> Any:
-        """The type of the first output."""
+        """Dtype of the first output."""
         return self.outputs[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the first output."""
+        """Shape of the first output."""
         return self.outputs[0].shape
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """Lowers one primitive: `(ctx, equation, operands) -> results`.
+    """Lowers one primitive: `(context, equation, operands) -> results`.
 
     Raises:
-        LoweringError: kernels do not support this case.
+        LoweringError: this use of the primitive is not supported in kernels.
     """
 
     def __call__(self, ctx: Lowering, equation: Equation, values: Sequence[Value], /) -> list[Value]:

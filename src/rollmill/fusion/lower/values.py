@@ -1,8 +1,9 @@
-"""Arrays of one environment while its jaxpr is lowered: known, uniform, made of nodes, or too large for nodes.
+"""The values that lowering works on: arrays of one environment that are constant, uniform, made of nodes, or
+large.
 
-NumPy arrays of nodes do what arrays do to shapes: slicing, reshaping, transposing and concatenating them costs
-nothing in the program. Of large arrays, single elements are computed where they are read, or loaded from memory.
-Shape letters: `n` columns of rows.
+An array of nodes is a NumPy array, so slicing, reshaping, transposing and concatenating it costs nothing in the
+program. Elements of large arrays are computed where they are read, or loaded from memory. Shape letters: `n`
+columns of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,23 +32,23 @@ MIN_ROW = 33
 
 
 class LoweringError(Exception):
-    """A rule cannot lower a primitive. The text names the obstacle and a remedy."""
+    """Raised if a rule cannot lower a primitive. The message names the obstacle and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A typed random key of each environment: two nodes of unsigned integers."""
+    """A random key of each environment, as two nodes of unsigned integers."""
 
     first: Node
     second: Node
 
 
 NodeArray: TypeAlias = Any
-"""A NumPy array of nodes, or of `KeyPair`s; NumPy's own types say nothing about objects."""
+"""A NumPy array of nodes or `KeyPair`s. NumPy's type annotations cannot express this."""
 
 
 class Const(NamedTuple):
-    """Constants known during tracing."""
+    """An array of constants, known while a function is lowered."""
 
     array: np.ndarray
 
@@ -58,30 +59,31 @@ class Const(NamedTuple):
 
     @property
     def dtype(self) -> Any:
-        """Data type of the array."""
+        """Dtype of the array."""
         return self.array.dtype
 
 
 class Uniform(NamedTuple):
-    """An array that all environments have in common, while a function is lowered; the prologue computes it."""
+    """An array that all environments share, and that the prologue computes."""
 
     array: Array
     places: np.ndarray | None = None
-    """Which elements of `array`, by their places in row-major order; all, in its shape, where it is left out."""
+    """Row-major indices of the elements of `array` that form this value, in its shape. None for the whole
+    array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array, or of the chosen elements."""
+        """Shape of the value."""
         return self.array.shape if self.places is None else self.places.shape
 
     @property
     def dtype(self) -> Any:
-        """Data type of the array. Typed keys have no NumPy type."""
+        """Dtype of the array, which is not a NumPy dtype for random keys."""
         return self.array.dtype
 
 
 class PrologueOutput(NamedTuple):
-    """An output of a function that all environments share, once the function is lowered."""
+    """A result of a lowered function that all environments share, and that the prologue computes."""
 
     number: int
     """Index into `UniformArrays.outputs`."""
@@ -90,10 +92,10 @@ class PrologueOutput(NamedTuple):
 
 
 class ScalarArray(NamedTuple):
-    """A node for each element, or a `KeyPair` for random keys."""
+    """An array with one scalar node per element, or with one `KeyPair` per random key."""
 
     nodes: NodeArray
-    """In the array's shape."""
+    """Nodes in the shape of the array."""
     dtype: Any
 
     @property
@@ -103,10 +105,10 @@ class ScalarArray(NamedTuple):
 
 
 class RowArray(NamedTuple):
-    """A node for each row along the last axis."""
+    """An array with one row node for each vector along its last axis."""
 
     nodes: NodeArray
-    """In the array's shape without its last axis."""
+    """Nodes in the shape of the array without its last axis."""
     width: int
     dtype: Any
 
@@ -117,7 +119,9 @@ class RowArray(NamedTuple):
 
 
 class Concat(NamedTuple):
-    """Arrays side by side along their last axis, at least one of them of rows: rows cannot be concatenated."""
+    """Arrays concatenated along their last axis, at least one of which has rows. Rows themselves cannot be
+    concatenated.
+    """
 
     parts: tuple["Value", ...]
 
@@ -128,44 +132,44 @@ class Concat(NamedTuple):
 
     @property
     def dtype(self) -> Any:
-        """Data type of each part."""
+        """Dtype of all parts."""
         return self.parts[0].dtype
 
 
 class VectorPair(NamedTuple):
-    """Two vectors for an outer product."""
+    """The two vectors of an outer product."""
 
     left: "Value"
-    """`[f]`"""
+    """Left vector, `[f]`."""
     right: "Value"
-    """`[g]`"""
+    """Right vector, `[g]`."""
 
 
 class OuterProducts(NamedTuple):
-    """A sum of outer products of vectors, not written out.
+    """A sum of outer products of vectors that is not expanded.
 
-    Such is the gradient of a matrix of weights for one sample: one product, or one for each place of an inner axis
-    along which a sample uses the matrix, such as its agents. Where only sums over samples are wanted, it never is
-    written out.
+    The gradient of a weight matrix for one sample has this form. It has one product, or several if the sample uses
+    the matrix several times, for example once for each agent. If only sums over samples are needed, the products
+    are never expanded.
     """
 
     pairs: tuple[VectorPair, ...]
-    """At least one."""
+    """Vectors of the products, at least one pair."""
     dtype: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`(f, g)`"""
+        """Shape of the sum, `(f, g)`."""
         return (*self.pairs[0].left.shape, *self.pairs[0].right.shape)
 
     @property
     def transposed(self) -> "OuterProducts":
-        """The same with `f` and `g` exchanged."""
+        """Returns the transposed sum, with left and right vectors exchanged."""
         return OuterProducts(tuple(VectorPair(right, left) for left, right in self.pairs), self.dtype)
 
 
 Start: TypeAlias = int | Node
-"""An index along an axis: known, or a node of int32 that is in bounds."""
+"""An index along an axis: a known integer, or an int32 node that is in bounds."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -175,49 +179,49 @@ class ComputedArray:
     shape: tuple[int, ...]
     dtype: Any
     element: Callable[[Any, Any], Any]
-    """`(context, ElementIndex) -> Node` or `KeyPair`."""
+    """Returns the node or `KeyPair` of an element: `(context, ElementIndex) -> Node`."""
     everywhere: Node | None = None
-    """The node of all elements, where they are one."""
+    """The node that equals all elements, or None if they differ."""
     read: dict[Any, Any] = field(default_factory=dict)
-    """Elements that were read, so that each is computed once."""
+    """Cache of the elements read so far, so that each is computed only once."""
 
 
 class CellWrite(NamedTuple):
-    """One element of an array is replaced."""
+    """A write that replaces one element of a large array."""
 
     place: Start
-    """In row-major order."""
+    """Row-major index of the element."""
     value: Node
     condition: Node | None
-    """Whether the element is written. None: it always is."""
+    """Whether the element is written. None if it always is."""
 
 
 class WholeWrite(NamedTuple):
-    """All elements of an array are replaced."""
+    """A write that replaces all elements of a large array by those of another value."""
 
     value: Any
-    """A `Value` of the same shape."""
+    """The new elements, as a `Value` of the same shape."""
     condition: Node | None
 
 
 class FillWrite(NamedTuple):
-    """All elements of an array are replaced by the results of a program."""
+    """A write that replaces all elements of a large array by the results of a program."""
 
     program: Program
-    """From an element's place in row-major order and the captured nodes to the element."""
+    """Computes an element from its row-major index and the captured nodes."""
     captures: tuple[Node, ...]
     condition: Node | None
 
 
 class MemoryArray(NamedTuple):
-    """A large array of the state that lies in memory, and what has been written to it since the step began.
+    """A large array of the environment state that stays in memory, with the writes since the step began.
 
-    Nothing is stored before the end of a step, so elements are read as they were, and then replaced by writes to
-    the same place, later ones last.
+    Nothing is stored before the end of a step. A read loads the element as it was before the step, and then
+    applies the writes to the same index, in order.
     """
 
     memory: int
-    """Its number among the arrays in memory."""
+    """Its number among the large arrays in memory."""
     shape: tuple[int, ...]
     dtype: Any
     writes: tuple[CellWrite | WholeWrite | FillWrite, ...] = ()
@@ -226,11 +230,14 @@ class MemoryArray(NamedTuple):
 Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProducts | ComputedArray | MemoryArray
 
 Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | OuterProducts | MemoryArray
-"""A result of a lowered function. Only sums over samples stay concatenations or products."""
+"""A result of a lowered function. Concatenations and outer products remain only if sums over samples are
+needed."""
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
-    """Returns an array of nodes, each made from its index. Raises a `LoweringError` for too many nodes."""
+    """Returns an array of nodes, made by calling `make` with each index. Raises a `LoweringError` if it has too
+    many elements.
+    """
     check_size(shape)
     nodes = no_nodes(shape)
     for at in np.ndindex(*shape):
@@ -239,19 +246,19 @@ def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]],
 
 
 def no_nodes(shape: int | Sequence[int]) -> NodeArray:
-    """Returns an array of nodes with empty entries."""
+    """Returns an uninitialised array of nodes."""
     return np.empty(shape, object)
 
 
 def alone(node: Node) -> NodeArray:
-    """Returns an array without axes that contains one node."""
+    """Returns a zero-dimensional array that contains one node."""
     nodes = no_nodes(())
     nodes[()] = node
     return nodes
 
 
 def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
-    """Raises a `LoweringError` for values with too many elements."""
+    """Raises a `LoweringError` if an array has too many elements for one node each."""
     size = int(np.prod(shape))
     if size > MAX_SCALARS:
         raise LoweringError(
@@ -261,23 +268,25 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
 
 
 def is_large(value: Value) -> bool:
-    """Returns whether elements of an array are computed, or loaded, where they are read."""
+    """Returns whether an array's elements are computed or loaded where they are read."""
     return isinstance(value, ComputedArray | MemoryArray)
 
 
 def is_traced(array: Any) -> bool:
-    """Returns whether the elements of an array are traced, and so not known yet."""
+    """Returns whether an array is a JAX tracer, whose elements are not known yet."""
     return isinstance(array, Tracer)
 
 
 def is_key(dtype: Any) -> bool:
-    """Returns whether elements of this type are random keys."""
+    """Returns whether a dtype is that of random keys."""
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def shared(array: Any) -> Const | Uniform:
-    """Returns a constant array, which all environments share. Random keys are kept as they are, because NumPy has
-    no such type.
+    """Wraps an array that all environments share: as a `Const` if its elements are known, otherwise as a
+    `Uniform`.
+
+    Random keys are always `Uniform`, because NumPy has no such type.
     """
     if is_traced(array) or (isinstance(array, jax.Array) and is_key(array.dtype)):
         return Uniform(array)
@@ -290,17 +299,17 @@ def is_shared(value: Value) -> bool:
 
 
 def positions(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the row-major index of each element of an array."""
+    """Returns an array of the given shape that holds each element's row-major index."""
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
 def is_output(x: Any) -> bool:
-    """Returns whether something in a tree of results is one result of a lowered function."""
+    """Returns whether an object is one result of a lowered function, and so a leaf of the tree of results."""
     return isinstance(x, Output)
 
 
 def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
-    """Returns the nodes of a value in row-major order, both of each key, and those of all its parts."""
+    """Returns all nodes of a value in row-major order, including both nodes of a random key."""
     match value:
         case Const() | Uniform() | PrologueOutput():
             return []
@@ -319,7 +328,7 @@ def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
 
 
 def nodes_of_write(write: CellWrite | WholeWrite | FillWrite) -> list[Node]:
-    """Returns the nodes that a write is made of, the condition last."""
+    """Returns the nodes of a write, with its condition last."""
     condition = [] if write.condition is None else [write.condition]
     match write:
         case CellWrite(place, value):
@@ -330,7 +339,7 @@ def nodes_of_write(write: CellWrite | WholeWrite | FillWrite) -> list[Node]:
 
 
 def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -> bool:
-    """Returns whether two values are surely equal."""
+    """Returns whether two values are certainly equal."""
     match one, other:
         case Const(a), Const(b):
             return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -1,4 +1,4 @@
-"""Lowering rules of primitives, in a module for each group."""
+"""Lowering rules of JAX primitives, grouped into modules by kind."""
 
 from rollmill.core.errors import UsageError
 from rollmill.fusion.lower.rule import Rule
@@ -38,14 +38,14 @@ RULES: dict[str, Rule] = {
 
 
 def register_rule(primitive: str, rule: Rule) -> None:
-    """Registers a custom primitive with the compiler.
+    """Registers the lowering rule of a custom JAX primitive.
 
     Args:
-        primitive: its name in a jaxpr.
-        rule: function from operands to results (`Rule`).
+        primitive: name of the primitive in a jaxpr.
+        rule: function that lowers the primitive (`Rule`).
 
     Raises:
-        UsageError: the primitive has a rule already.
+        UsageError: the primitive already has a rule.
     """
     if primitive in RULES:
         raise UsageError(

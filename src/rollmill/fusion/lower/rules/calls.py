@@ -1,4 +1,4 @@
-"""Lowers calls inline, and computes all branches of a conditional."""
+"""Lowers calls by inlining them, and conditionals by computing all branches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,10 +27,10 @@ INLINED = {
     "checkpoint": "jaxpr",
     "composite": "jaxpr",
 }
-"""Primitive to the parameter that holds what is called."""
+"""Primitives that are inlined, with the name of the parameter that holds the called jaxpr."""
 
 UNNEEDED = Const(np.zeros(0))
-"""Stands for results that nothing reads."""
+"""Placeholder for results that nothing uses."""
 
 
 def _call(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:

@@ -1,4 +1,4 @@
-"""Lowers loops: short loops are unrolled, others become loops of the program."""
+"""Lowers loops: short ones are unrolled, and others become loops of the program."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,16 +27,16 @@ from rollmill.fusion.lower.values import (
 )
 
 SHORT = 8
-"""Loops of as many turns are written out unless their turns are very long."""
+"""Maximum number of iterations of a short loop, which is unrolled unless its body is very long."""
 
 MAX_NODES = 2000
-"""Nodes that a longer loop may come to when it is written out."""
+"""Maximum number of nodes of a longer loop that is unrolled."""
 
 MAX_NODES_SHORT = 10_000
-"""Nodes that a short loop may come to."""
+"""Maximum number of nodes of a short loop that is unrolled."""
 
 MAX_HELD = 128
-"""Numbers of an array that a loop of the program reads or writes one turn after the other."""
+"""Maximum size of an array whose elements a loop of the program reads or writes one iteration at a time."""
 
 
 # --- while ----------------------------------------------------------------------------------------------

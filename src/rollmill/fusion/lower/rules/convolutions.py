@@ -1,7 +1,7 @@
-"""Lowers convolutions to products of patches with the kernel's weights.
+"""Lowers convolutions to products of image patches with the kernel's weights.
 
-Letters: `n` images, `p` places of the kernel (outputs along the spatial axes), `k` its taps, `i` and `o` channels
-of one group.
+Letters: `n` images, `p` positions of the kernel (outputs along the spatial axes), `k` taps of the kernel, `i` and
+`o` input and output channels of one group.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ from rollmill.fusion.lower.values import (
 )
 
 MAX_MULTIPLIED = 8192
-"""Multiplications of one convolution that is written out number by number."""
+"""Maximum number of multiplications of a convolution that is unrolled into scalars."""
 
 MAX_PRODUCTS = 128
-"""Places of a kernel with many channels, each of them a matrix product."""
+"""Maximum number of positions of a kernel with many channels. Each position becomes a matrix product."""
 
 
 class _Taps(NamedTuple):

@@ -1,4 +1,4 @@
-"""Operations on each element: of scalars, of rows, and of mixtures."""
+"""Lowers element-wise operations on scalars, rows, and mixtures of both."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from rollmill.fusion.lower.values import (
 )
 
 Combine = Callable[..., Node]
-"""Nodes of one element, or of one row, to the node of the result."""
+"""Function that returns the node for one element or row of the result, given the operands' nodes."""
 
 
 def mapped(ctx: Lowering, combine: Combine, values: Sequence[Value], dtype: Any) -> Value:
-    """Applies `combine` to each element, or to each row if a value has rows. Axes of length 1 are repeated."""
+    """Applies `combine` to each element, or to each row if a value has rows. Axes of length 1 are broadcast."""
     shape = np.broadcast_shapes(*(value.shape for value in values))
     if any(isinstance(value, Concat) for value in values) and not any(map(is_large, values)):
         return _by_parts(ctx, combine, values, dtype, shape)
@@ -68,13 +68,13 @@ def _by_parts(
 
 
 def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
-    """Returns an operation of `operations.OPERATIONS` on each element."""
+    """Applies an operation of `operations.OPERATIONS` to each element."""
     own = values[op == "select"].dtype if dtype is None else dtype
     return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 
 
 def chosen(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
-    """Selects `one` where the condition is true, and `other` elsewhere. Supports random keys."""
+    """Returns `one` where the condition is true, and `other` elsewhere. Supports random keys."""
     if is_large(one) or is_large(other):
         asked = everywhere(ctx, condition)
         whole = None if asked is None else chosen_whole(ctx, asked, one, other)
@@ -111,12 +111,12 @@ def _by_nodes(combine: Callable[..., Node]) -> Rule:
 
 
 def identity(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Returns the identity, for primitives that change no number."""
+    """Lowers primitives that do not change any value: returns the operands."""
     return list(values)
 
 
 def converted(ctx: Lowering, node: Node, dtype: Any) -> Node:
-    """Returns a number in another type: of floats the integer towards zero, of all but zero True."""
+    """Converts a node to another dtype. Floats are truncated to integers, and any value but zero becomes True."""
     if node.dtype == np.dtype(dtype):
         return node
     if dtype == np.bool_:
@@ -258,7 +258,7 @@ def _in_order(op: str) -> Callable[..., Node]:
 
 
 def ordered_bits(ctx: Lowering, x: Node) -> Node:
-    """Maps floats to integers of the same total order. Integers are returned as they are."""
+    """Maps floats to integers with the same total order. Integers are returned unchanged."""
     if not is_float(x.dtype):
         return x
     kind = np.dtype(f"int{x.dtype.itemsize * 8}")
@@ -274,7 +274,7 @@ def _select_n(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def one_of(ctx: Lowering, which: Value, cases: Sequence[Value]) -> Value:
-    """Selects one of the cases by an integer, or by a boolean (True selects the second)."""
+    """Selects one of several cases by an integer or a boolean, where True selects the second case."""
     result = cases[0]
     for number, case in enumerate(cases[1:], start=1):
         is_case = lambda node, n=number: ctx.apply("eq", node, ctx.constant(n, node.dtype))

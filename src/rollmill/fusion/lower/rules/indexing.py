@@ -1,4 +1,4 @@
-"""Reading blocks of arrays: slices that move, and gathers."""
+"""Lowers dynamic slices and gathers, which read blocks of arrays."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -35,26 +35,28 @@ from rollmill.fusion.lower.values import (
 
 
 class Cells(NamedTuple):
-    """An array with one node per number, or per row if rows are not split."""
+    """The nodes of an array: one per element, or one per row if rows are not split."""
 
     nodes: NodeArray
     width: int | None
     dtype: Any
 
     def again(self, nodes: NodeArray) -> Value:
-        """Returns a value of the same kind with these nodes."""
+        """Returns a value of the same kind with other nodes."""
         return ScalarArray(nodes, self.dtype) if self.width is None else RowArray(nodes, self.width, self.dtype)
 
 
 def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
-    """Returns the nodes of an array. Rows may stay `whole_rows` if nothing happens along the last axis."""
+    """Returns the nodes of an array. With `whole_rows`, rows are not split, because nothing happens along the last
+    axis.
+    """
     if whole_rows and isinstance(value, RowArray):
         return Cells(value.nodes, value.width, value.dtype)
     return Cells(ctx.scalars(value).nodes, None, value.dtype)
 
 
 def is_clamped(mode: Any) -> bool:
-    """Returns whether an index out of bounds is clamped."""
+    """Returns whether a JAX indexing mode clamps indices that are out of bounds."""
     name = getattr(mode, "name", str(mode))
     if name not in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
         raise LoweringError(f"the indexing mode {name} is not supported")
@@ -70,7 +72,7 @@ def _dynamic_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -
 
 
 def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequence[int]) -> Value:
-    """Returns the block of a value that begins at these indices, or as near to them as it fits."""
+    """Returns the block of a value that begins at these indices, clamped so that the block fits."""
     most = [size - block for size, block in zip(value.shape, sizes, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
     if is_large(value) or (isinstance(value, Const | Uniform) and is_too_large(sizes)):
@@ -83,7 +85,7 @@ def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequen
 
 
 def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
-    """Returns the element along the first axis at an index, which is in bounds."""
+    """Returns the part of a value at an index along its first axis. The index is in bounds."""
     if is_large(value) or (is_shared(value) and is_too_large(value.shape[1:])):
         return leading_of(ctx, value, index)
     first = [index] + [ctx.constant(0, np.int32)] * (len(value.shape) - 1)
@@ -164,10 +166,10 @@ def window_start(
     *,
     clamp: bool,
 ) -> tuple[list[Start], Node | None]:
-    """Returns the start of a gather's window in the array, and a node for whether all of it is inside.
+    """Returns where a gather's window begins in the array, and a node for whether all of it is in bounds.
 
-    There is no such node if it is known to be in bounds. `sizes` are the sizes of the window along all axes of the
-    array, `at` is the number of the window, and `index` its index vector. `clamp` moves windows inside.
+    The second result is None if the window is known to be in bounds. `sizes` are the sizes of the window along all
+    axes, `at` is the number of the window, and `index` its index vector. `clamp` moves windows inside the array.
     """
     starts: list[Start] = [0] * len(shape)
     for d, batch in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):

@@ -1,4 +1,4 @@
-"""Small systems of linear equations, written out number by number: factorisations and triangular solves.
+"""Lowers factorisations and triangular solves of small matrices, unrolled into scalars.
 
 Letters: `n` rows of a matrix, `m` columns of a right-hand side. Leading axes are batches.
 """
@@ -16,11 +16,12 @@ from rollmill.fusion.lower.rules.reductions import is_better
 from rollmill.fusion.lower.values import LoweringError, NodeArray, ScalarArray, Value, no_nodes
 
 MAX_MULTIPLIED = 4096
-"""Multiplications of one factorisation or solve, about: one matrix of 16 x 16, or eight of 8 x 8."""
+"""Approximate maximum number of multiplications of a factorisation or solve: one matrix of 16 x 16, or eight of 8
+x 8."""
 
 
 def check_order(primitive: str, shape: Sequence[int], columns: int) -> None:
-    """Raises a `LoweringError` if matrices of `shape` with these columns are too large to unroll."""
+    """Raises a `LoweringError` if a factorisation or solve of matrices of this shape is too large to unroll."""
     *batch, rows, _ = shape
     count = prod(batch) * rows * rows * columns
     if count > MAX_MULTIPLIED:

@@ -1,4 +1,4 @@
-"""Matrix products: of an environment's vectors with shared matrices, and of small matrices of its own.
+"""Lowers matrix products: of an environment's vectors with shared matrices, and of small matrices of its own.
 
 Shape letters: `b` batch, `f` and `g` free axes of the two operands, `c` contracted axes, `n` matrix columns.
 """
@@ -38,14 +38,14 @@ from rollmill.fusion.lower.values import (
 )
 
 MAX_MULTIPLIED = 4096
-"""Multiplications of one product that is written out number by number."""
+"""Maximum number of multiplications of a matrix product that is unrolled into scalars."""
 
 MAX_UNROLLED = 32
-"""Elements of a vector of scalars whose product with few columns is written out."""
+"""Maximum length of a vector of scalars whose product with a narrow matrix is unrolled."""
 
 
 class Sides(NamedTuple):
-    """The axes of an operand, by their part in the product."""
+    """The axes of an operand of a matrix product, grouped by their role."""
 
     batch: tuple[int, ...]
     free: tuple[int, ...]
@@ -72,7 +72,7 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
 
 
 def materialised(ctx: Lowering, value: Value) -> Value:
-    """Expands a product of vectors to elements or rows, and returns other values unchanged."""
+    """Expands outer products to elements or rows, and returns other values unchanged."""
     if not isinstance(value, OuterProducts):
         return value
     side = Sides(batch=(), free=(0,), summed=())
@@ -111,9 +111,10 @@ def _sum(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
 
 
 def one_of_sums(ctx: Lowering, which: Value, cases: Sequence[Value]) -> OuterProducts | None:
-    """Selects a case by an integer if every case is a sum of outer products or zero, and returns None otherwise.
+    """Selects one of several cases that are sums of outer products or zero. Returns None if a case is anything
+    else.
 
-    The result has the pairs of all cases, and the vectors of unselected cases are zero.
+    The result has the vector pairs of all cases, with the vectors of unselected cases set to zero.
     """
     sums = [case for case in cases if isinstance(case, OuterProducts)]
     if not sums or not all(isinstance(case, OuterProducts) or _is_zero(case) for case in cases):
@@ -156,16 +157,16 @@ def _has_free_rows(value: Value, sides: Sides) -> bool:
 
 
 class MatrixOperand(NamedTuple):
-    """A shared matrix `[c, n]`, with its layout in memory."""
+    """A matrix `[c, n]` that all environments share, and its layout in memory."""
 
     array: Any
-    """`[c, n]`, or `[n, c]`."""
+    """The matrix as stored: `[c, n]`, or `[n, c]` if transposed."""
     transposed: bool
     summed: int
     columns: int
 
     def rows(self, first: int, count: int) -> "MatrixOperand":
-        """Returns `count` rows of the contracted axis, from `first` on."""
+        """Returns `count` rows of the matrix, beginning at row `first`."""
         if count == self.summed:
             return self
         # The part stays transposed as the whole is, so that no copy is made.
@@ -173,7 +174,7 @@ class MatrixOperand(NamedTuple):
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
     def chosen(self, prologue: PrologueBuilder, chosen: np.ndarray) -> "MatrixOperand":
-        """Returns the elements `chosen` of the contracted axis, always as the same array."""
+        """Returns the rows of the matrix with these indices, as the same array each time."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
         array = self.array.reshape(-1)[places] if is_known else prologue.picked(Uniform(self.array, places))
@@ -199,7 +200,7 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
 
 
 def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
-    """Returns vectors of one width as an array `[*lead, width]`."""
+    """Combines vectors of one width to an array `[*lead, width]`."""
     # One kind for all: an array is made of rows or of scalars, never of both.
     if any(isinstance(value, RowArray | Concat) for value in vectors):
         nodes = no_nodes(len(vectors))
@@ -233,7 +234,7 @@ def _row_of(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> Value:
-    """Returns a vector `[c]` times a shared matrix `[c, n]`."""
+    """Returns the product of a vector `[c]` and a shared matrix `[c, n]`."""
     if isinstance(vector, Concat):
         return _of_parts(ctx, vector, matrix, dtype)
     # In this order: products that tensor cores cannot take (integers, a handful of numbers), those too narrow for
@@ -372,7 +373,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
 
 
 def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
-    """Returns the dot product of two vectors of nodes, summed sequentially."""
+    """Returns the dot product of two vectors of nodes, summed in order."""
     products = [_product(ctx, a, b, dtype) for a, b in zip(one, other, strict=True)]
     # A sum over nothing, as of a vector without elements, is zero.
     if not products:

@@ -1,6 +1,6 @@
-"""Lowers random keys and bits to Threefry in unsigned integers, bit for bit as in JAX.
+"""Lowers random keys and bits to Threefry on unsigned integers, with bitwise the same results as JAX.
 
-Primitives on keys are traced again on the key data by JAX functions.
+Primitives on keys are traced again as JAX functions of the key data.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ WORD = np.dtype(np.uint32)
 
 
 def check_threefry(dtype: Any) -> None:
-    """Refuses other random generators."""
+    """Raises a `LoweringError` for a random generator other than Threefry."""
     threefry = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
     if dtype != threefry:
         raise LoweringError(
@@ -140,7 +140,7 @@ def _threefry_of_large(ctx: Lowering, shape: tuple[int, ...], values: Sequence[V
 
 
 def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: Node) -> tuple[Node, Node]:
-    """Threefry-2x32 with 20 rounds."""
+    """Computes Threefry-2x32 with 20 rounds."""
     add, xor = (lambda a, b: ctx.apply("add", a, b)), (lambda a, b: ctx.apply("xor", a, b))
     keys = (key_0, key_1, xor(xor(key_0, key_1), ctx.constant(PARITY, WORD)))
     # The key schedule: two words of key, and their parity, added in turns after every four rounds.

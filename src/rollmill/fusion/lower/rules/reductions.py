@@ -1,4 +1,4 @@
-"""Lowers reductions along axes, such as sums and extremes, and cumulative reductions."""
+"""Lowers reductions along axes, such as sums and maxima, and cumulative reductions."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -73,7 +73,7 @@ def _of_lanes(op: str) -> Rule:
 
 
 def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
-    """Returns an array without some axes, its elements along them combined one after the other."""
+    """Reduces an array along some axes with the operation `op`, element by element."""
     if is_large(value):
         return reduced_elements(ctx, op, value, axes, of_none(op, value.dtype))
     last = len(value.shape) - 1
@@ -121,14 +121,14 @@ def _over_columns(ctx: Lowering, op: str, rows: RowArray) -> ScalarArray:
 
 
 def row_total(ctx: Lowering, op: str, row: Node) -> Node:
-    """Returns the columns of a row combined to one number."""
+    """Returns the reduction of a row's columns to one scalar."""
     numbers = converted(ctx, row, np.int32) if row.dtype == np.bool_ else row
     total = ctx.region.emit(OVER_COLUMNS[op], numbers, dtype=numbers.dtype)
     return converted(ctx, total, row.dtype)
 
 
 def of_none(op: str, dtype: Any) -> Any:
-    """Returns the result of a reduction over no elements."""
+    """Returns the result of a reduction over no elements, such as 0 for a sum."""
     limits = jnp.finfo(dtype) if is_float(dtype) else None if dtype == np.bool_ else np.iinfo(dtype)
     match op:
         case "max":
@@ -207,7 +207,9 @@ def _first_best(ctx: Lowering, op: str, nodes: Sequence[Node], dtype: Any) -> No
 
 
 def is_better(ctx: Lowering, op: str, node: Node, best: Node) -> Node:
-    """Returns whether a later number replaces the best so far. `op` is "gt" or "lt". The first NaN is the best."""
+    """Returns a node for whether a later element replaces the best so far. `op` is "gt" or "lt". The first NaN
+    wins.
+    """
     if not is_float(node.dtype):
         return ctx.apply(op, node, best)
     not_worse = ctx.apply("not", ctx.apply({"gt": "le", "lt": "ge"}[op], node, best))  # or either is NaN

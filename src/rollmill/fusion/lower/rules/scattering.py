@@ -1,4 +1,4 @@
-"""Writing blocks of arrays: updates that move, and scatters."""
+"""Lowers dynamic updates and scatters, which write blocks of arrays."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def _dynamic_update_slice(ctx: Lowering, equation: Equation, values: Sequence[Va
 
 
 def with_block(ctx: Lowering, value: Value, block: Value, indices: Sequence[Node]) -> Value:
-    """Returns a value with a block written at these indices, or as near to them as it fits."""
+    """Returns a value with a block written at these indices, clamped so that the block fits."""
     most = [size - own for size, own in zip(value.shape, block.shape, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
     if is_large(value) or is_too_large(value.shape):
@@ -43,7 +43,7 @@ def with_block(ctx: Lowering, value: Value, block: Value, indices: Sequence[Node
 
 
 def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Value:
-    """Returns a value with an element along the first axis written at an index, which is in bounds."""
+    """Returns a value with a part written at an index along its first axis. The index is in bounds."""
     before, after = _alike(ctx, value, element, whole_rows=len(element.shape) > 0)
     nodes = before.nodes.copy()
     start = start_of(ctx, index, len(nodes) - 1, clamp=True)[0]
@@ -106,10 +106,10 @@ def write(
     inside: Node | None,
     combine: Combine,
 ) -> None:
-    """Writes a block into an array of nodes with as many axes, in place, at starts in bounds.
+    """Writes a block into an array of nodes of the same rank, in place. The starts are in bounds.
 
-    `combine` returns an element's new value. A node `inside`, if given, decides whether the block is written at
-    all.
+    `combine(old, new)` returns the new value of an element. If the node `inside` is given, the block is written
+    only where it is true.
     """
     # A start that is known is one candidate; for another, every position is one at which the block fits.
     places = [range(size - own + 1) for size, own in zip(nodes.shape, block.shape, strict=True)]

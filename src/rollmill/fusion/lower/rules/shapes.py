@@ -1,4 +1,4 @@
-"""Operations that only move elements, and so cost nothing."""
+"""Lowers operations that only rearrange or repeat elements, which costs nothing in a kernel."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,7 +67,7 @@ MOVES: dict[str, Move] = {
     "rev": lambda array, *, dimensions, **_: np.flip(array, tuple(dimensions)),
     "tile": lambda array, *, reps, **_: np.tile(array, tuple(reps)),
 }
-"""Primitives that put elements in other places, or repeat them."""
+"""Primitives that rearrange or repeat elements."""
 
 
 def _by_move(move: Move) -> Rule:
@@ -158,7 +158,7 @@ def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
 
 
 def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """Returns indices of the padded array, with -1 for padding. Negative padding crops."""
+    """Pads an array of indices with -1, which stands for the padding value. Negative padding crops."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]
         # Interior padding first, then padding at both ends, and last what negative padding cuts off.
@@ -196,7 +196,9 @@ MAX_PICKED = 64
 
 
 def is_moved_here(value: Value) -> bool:
-    """Returns whether the elements of a shared array are put in other places while tracing."""
+    """Returns whether the elements of a shared array are rearranged during lowering rather than by the
+    prologue.
+    """
     if isinstance(value, Uniform) and value.places is None:
         return value.array.ndim <= 1 or value.array.size <= MAX_PICKED
     return True

@@ -1,4 +1,4 @@
-"""Sorting, as a fixed network of exchanges."""
+"""Lowers sorting to a fixed network of comparisons and exchanges."""
 
 from collections.abc import Callable, Iterator, Sequence
 

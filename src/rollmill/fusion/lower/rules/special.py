@@ -1,6 +1,6 @@
-"""Lowers special functions and random draws that use them, expanded as by XLA.
+"""Lowers special functions, and random draws that use them, with the expansions that XLA uses.
 
-What they compute is traced anew by JAX, so that a draw that is accepted by a comparison is accepted here as there.
+They are traced again by JAX, so that a draw by rejection accepts the same values as in JAX.
 """
 
 import math
@@ -38,7 +38,7 @@ FEW_DRAWS = 4
 
 
 def log_gamma(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns the logarithm of the gamma function's absolute value, in the order in which XLA computes it."""
+    """Returns the logarithm of the gamma function's absolute value, computed in the same order as by XLA."""
     below = x < 0.5
     z = jnp.where(below, -x, x - 1)
     series, offset = _lanczos(z), LANCZOS + 0.5

@@ -1,4 +1,4 @@
-"""Lowers pooling: reductions over sliding windows."""
+"""Lowers pooling, which reduces sliding windows."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -38,7 +38,7 @@ def windows(
 
 
 def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> np.ndarray:
-    """Pads indices with -1 around them, and between them if `dilation` is greater than one."""
+    """Pads an array of indices with -1 around them, and between them if `dilation` is greater than one."""
     pairs = zip(padding, dilation, strict=True)
     return padded(places, [(low, high, step - 1) for (low, high), step in pairs])
 
