@@ -1,8 +1,8 @@
-"""Fusion: functions of ONE environment as programs for kernels.
+"""Fusion: compiles functions of ONE environment into kernels that step many.
 
-A function is traced once by JAX (a jaxpr), and then lowered to nodes (`lower_function`), each a scalar or a row
-per environment of a block. The resulting program is a value, made once for all kernels of a run. It can also be
-run by JAX functions (`evaluate`), as the reference on any device.
+JAX traces a function once into a jaxpr, which `lower_function` converts to a program of nodes. Each node is a
+scalar or a vector (a *row*) for every environment of a block. A program is a value: the same program serves all
+kernels of a run, and `evaluate` runs it with JAX functions on any device as the reference.
 """
 
 # Names are imported at their first use: most trainings need few of them.

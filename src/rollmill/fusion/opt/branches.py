@@ -1,7 +1,7 @@
 """Finds nodes that only some environments need, so that a block without such environments can skip them.
 
-For example, the first state of a new episode is needed only where the last episode has ended, which in most blocks
-is nowhere.
+For example, the first state of a new episode is needed only if the last episode has ended. In most steps, no
+environment of a block needs it.
 """
 
 from collections.abc import Sequence
@@ -10,23 +10,24 @@ from typing import NamedTuple
 from rollmill.fusion.ir import ANYWHERE, Node
 
 MIN_COST = 64
-"""Operations that are worth a branch."""
+"""Minimum number of operations that are worth a branch."""
 
 
 class GuardedRegion(NamedTuple):
-    """Nodes read only if a condition holds."""
+    """Nodes that are needed only if a condition is true."""
 
     condition: Node
     nodes: tuple[Node, ...]
-    """In order; none is read by anything but each other and the sides of selects that the condition chooses."""
+    """The nodes in order. They are used only by each other, and by selects that choose them if the condition is
+    true."""
     results: tuple[Node, ...]
-    """The nodes that the selects choose."""
+    """The nodes that selects choose."""
 
 
 def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[GuardedRegion]:
-    """Returns the disjoint regions of a program that are worth a branch.
+    """Returns the regions of a program that are worth a branch. They do not overlap.
 
-    The nodes come with operands first. Outputs are read whatever the condition.
+    `nodes` lists operands before their users. Outputs are always needed.
     """
     users, needed = _users(nodes), set(outputs)
     regions = []

@@ -1,4 +1,4 @@
-"""The passes over programs with their printed results, for `rollmill explain --ir`."""
+"""Lists the passes over programs, with their results as text for `rollmill explain --ir`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,20 +12,20 @@ from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, SkinnyMatmuls, find_sk
 
 
 class Pass(NamedTuple):
-    """An analysis of a program."""
+    """A pass over programs that can print its result."""
 
     name: str
     run: Callable[[Program], Any]
     lines: Callable[[Any, NodeNames], Iterator[str]]
-    """The result of `run` as lines of text."""
+    """Formats the result of `run` as lines of text."""
 
     def text(self, program: Program) -> str:
-        """Returns the printed result for a program."""
+        """Runs the pass on a program, and returns its result as text."""
         return "\n".join(self.lines(self.run(program), NodeNames(program))) or "none"
 
 
 def schedule_lines(schedule: Schedule, names: NodeNames) -> Iterator[str]:
-    """Yields a schedule: one line for each node, indented by the branches and loops that it is in."""
+    """Yields the text of a schedule, one line per node, indented by branches and loops."""
     yield inputs_line(schedule.program, names)
     yield from (INDENT + line for item in schedule.items for line in _item_lines(item, names))
     yield f"return {names.all_of(schedule.program.outputs)}"
@@ -88,7 +88,7 @@ PASSES = (
     Pass("skinny products", _skinny_matmuls, _skinny_lines),
     Pass("schedule", lambda program: schedule_of(program, segmented=True), schedule_lines),
 )
-"""The passes as `rollmill explain --ir` shows them, for Triton and without sums.
+"""The passes that `rollmill explain --ir` shows, for Triton and without sums.
 
-`schedule_of` itself finds the branches and segments that it needs; skinny products are found when Triton's code is
-generated. The backend for CPUs uses the branches alone."""
+`schedule_of` finds branches and segments itself, and the Triton code generator finds skinny products. The CPU
+backend uses only the branches."""

@@ -1,7 +1,8 @@
-"""The order in which a program is written, with its branches and loops: what a backend's code generator follows.
+"""The order in which a kernel computes the nodes of a program, with branches and loops.
 
-A schedule is a list of items. Operands come before their users. A guarded region forms one branch, after all its
-inputs. Scalars of a long program are divided into segments. Code generators fold over the list and decide nothing.
+A schedule is a list of items, operands before their users. A guarded region becomes one branch, after all its
+inputs. Scalars of a long program are divided into segments. Code generators translate the list item by item,
+without further decisions.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,48 +13,48 @@ from rollmill.fusion.opt.branches import GuardedRegion, guarded_regions
 from rollmill.fusion.opt.segments import segments_of
 
 MIN_SEGMENT = 100
-"""Scalars of a long program that are worth a branch of their own."""
+"""Minimum number of scalars of a long program that are worth a segment."""
 
 
 class Emit(NamedTuple):
-    """Computes a node, after its operands."""
+    """Item of a schedule that computes a node."""
 
     node: Node
 
 
 class EmitLoop(NamedTuple):
-    """A node that is a loop is computed."""
+    """Item of a schedule that computes a loop."""
 
     node: Node
     body: "Schedule"
     condition: "Schedule | None"
-    """Whether another turn follows. None for a counted loop."""
+    """Schedule that decides whether another iteration follows. None for a counted loop."""
 
     @property
     def loop(self) -> Loop:
-        """The loop that the node is."""
+        """The loop that the node stands for."""
         return self.node.attributes[0]
 
 
 class If(NamedTuple):
-    """A branch that runs if a condition is true for any environment of a block."""
+    """Item of a schedule that runs its body if a condition is true for any environment of a block."""
 
     condition: Node
     body: tuple["Item", ...]
     results: tuple[Node, ...]
-    """Nodes of the body that are read after the branch. Nothing reads their values if it is not taken."""
+    """Nodes of the body that are used after it. Their values do not matter if the branch is not taken."""
 
 
 class Segment(NamedTuple):
-    """A part of a long program that compilers optimise separately."""
+    """Item of a schedule that holds part of a long program, which Triton analyses separately."""
 
     body: tuple["Item", ...]
     results: tuple[Node, ...]
-    """Nodes of the body that are read behind it."""
+    """Nodes of the body that are used after it."""
 
 
 class Accumulate(NamedTuple):
-    """Adds to a sum of the program, after its nodes."""
+    """Item of a schedule that adds to a sum, after the nodes that the sum uses."""
 
     number: int
 
@@ -62,18 +63,18 @@ Item: TypeAlias = Emit | EmitLoop | If | Segment | Accumulate
 
 
 class Schedule(NamedTuple):
-    """A program and the items that compute it. Its inputs are available from the start."""
+    """A program, and the items that compute it in order. Its inputs are available from the start."""
 
     program: Program
     items: tuple[Item, ...]
 
 
 def schedule_of(program: Program, *, segmented: bool = False, sums: Sequence[Sequence[Node]] = ()) -> Schedule:
-    """Orders a program.
+    """Returns a program's schedule.
 
-    If `segmented`, long programs may be cut into segments. A program with `sums` is not cut, but the bodies of its
-    loops are. `sums` holds, for each sum over environments, the nodes that it reads. A sum is accumulated as soon
-    as all its nodes are available, so that they need not be kept.
+    If `segmented`, a long program may be divided into segments. `sums` holds, for each sum over environments, the
+    nodes that it uses. A sum is accumulated as soon as these nodes are available, so that they need not be kept. A
+    program with `sums` is not divided, but the bodies of its loops may be.
     """
     scheduler = _Scheduler(program, segmented, sums)
     scheduler.order()

@@ -1,8 +1,8 @@
-"""The order of long programs: rows together, and scalars together.
+"""Orders long programs by putting rows together and scalars together.
 
-From each matrix product, Triton looks for everything that depends on it and everything that this depends on, once
-more for each of these: hours in a program of thirty thousand nodes. It stays within the branch that the product
-stands in. So scalars computed between two layers of products get a separate branch.
+For every matrix product, Triton searches through everything that depends on it, and everything that those
+operations depend on. In a program of 30,000 nodes this takes hours. The search stays within the branch that
+contains the product, so scalars computed between two layers of products get a branch of their own.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,27 @@ from typing import NamedTuple
 from rollmill.fusion.ir import ANYWHERE, Node, total_of
 
 MAX_NODES = 5_000
-"""Nodes of a program, with those in its loops, up to which the order does not matter."""
+"""Maximum number of nodes of a program, including its loops, for which the order does not matter."""
 
 
 class ProgramSegment(NamedTuple):
-    """A part of a program, with nodes of one kind."""
+    """A part of a program whose nodes are of one kind."""
 
     of_rows: bool
-    """Whether the nodes are rows, or made of one."""
+    """Whether the nodes are rows, or computed directly from a row."""
     nodes: Sequence[Node]
 
 
 def needs_segments(num_nodes: int) -> bool:
-    """Returns whether the dependence analysis of Triton would take hours on a program with `num_nodes` nodes."""
+    """Returns whether Triton's dependence analysis of a program with `num_nodes` nodes would take hours."""
     return num_nodes > MAX_NODES
 
 
 def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
-    """Orders a program's nodes, operands first. Long programs get as few segments as possible, rows first."""
+    """Divides the nodes of a program into segments, operands first.
+
+    Long programs get as few segments as possible, beginning with rows. A short program is one segment.
+    """
     if not needs_segments(total_of(nodes)):
         return [ProgramSegment(True, nodes)]
     # Sorting is stable and an operand's level is never above its user's: operands still come first.

@@ -1,8 +1,8 @@
-"""Products with few rows or few columns, found so that tensor cores can take them as well.
+"""Finds matrix products with few rows or few columns, so that they can be padded for tensor cores.
 
-The first layer's rows are the observation's elements, and the last layer's columns are the actions.
-Done as sums of rows they cost more registers than everything else together: every thread would hold its part of
-each row of the matrix.
+In a policy's first layer the rows are the observation's elements, and in its last layer the columns are the
+actions. Computed as sums of rows, these products would take more registers than everything else together, because
+every thread would hold its part of each row of the matrix.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import NamedTuple
 from rollmill.fusion.ir import Node
 
 MAX_SKINNY = 16
-"""Maximum rows or columns of a skinny product: the rows of a tensor core's smallest operand."""
+"""Maximum number of rows or columns of a skinny product: the rows of a tensor core's smallest operand."""
 
 FEWEST = 8
-"""Columns of a tensor core's smallest operand."""
+"""Number of columns of a tensor core's smallest operand."""
 
 
 class ColumnDots(NamedTuple):
-    """Dot products of a row with uniform rows, combined into one product with few columns."""
+    """Dot products of one row with several uniform rows, combined into a product with few columns."""
 
     row: Node
     weights: tuple[Node, ...]
@@ -26,31 +26,33 @@ class ColumnDots(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Columns of the product. Padding columns are zero."""
+        """Number of columns of the product. Padding columns are zero."""
         return FEWEST if len(self.weights) <= FEWEST else MAX_SKINNY
 
 
 class Bias(NamedTuple):
-    """An addend of a product: a uniform row, optionally times a scalar."""
+    """A value added to a product: a uniform row, optionally times a scalar."""
 
     scalar: Node | None
     row: Node
 
 
 class SkinnyMatmuls(NamedTuple):
-    """The skinny products of a program, and the nodes that they absorb."""
+    """The skinny products of a program, and the nodes that become part of them."""
 
     first: dict[Node, Bias | None]
-    """Products of stacked scalars to what is added to nothing but them, if that is one more row."""
+    """Products of scalars with a matrix, each with its bias, or None. A bias becomes one more row of the
+    matrix."""
     added: dict[Node, Node]
-    """Additions of a bias, to the product that each of them adds to."""
+    """Maps the addition of a bias to the product that it belongs to."""
     heads: dict[Node, tuple[ColumnDots, int]]
-    """Sums to their product and its column."""
+    """Maps a dot product to the combined product, and to its column there."""
     absorbed: dict[Node, Node]
-    """Products that other nodes absorb: to the row of a head's sum, or to the scalar of a bias."""
+    """Maps multiplications that become part of a product to the operand that replaces them: the row of a dot
+    product, or the scalar of a bias."""
 
     def joined(self, other: "SkinnyMatmuls") -> "SkinnyMatmuls":
-        """Returns the union of both."""
+        """Returns the union of two sets of skinny products."""
         return SkinnyMatmuls(
             self.first | other.first,
             self.added | other.added,
@@ -60,9 +62,9 @@ class SkinnyMatmuls(NamedTuple):
 
 
 def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) -> set[Node]:
-    """Stacks of few scalars, left as scalars because only products read them.
+    """Returns the rows built from scalars that only skinny products use, so that they can remain scalars.
 
-    A stack that anything else reads is a row like others, and so are its products.
+    A row that anything else uses is built, and its products are ordinary ones.
     """
     read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
     return {node for node in nodes if node.op == "stack"} - read - set(outputs)
@@ -71,9 +73,9 @@ def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) 
 def find_skinny_matmuls(
     nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]
 ) -> SkinnyMatmuls:
-    """Finds the skinny products among the nodes of a program, operands first.
+    """Finds the skinny products among the nodes of a program, which lists operands first.
 
-    Stacks in `scattered` stay scalars. See `scattered_stacks`.
+    Rows in `scattered` remain scalars. See `scattered_stacks`.
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)
@@ -129,7 +131,7 @@ def _heads(
 
 
 def is_stacked_product(node: Node, most: int) -> bool:
-    """Returns whether a node is a product of few scalars with rows of a matrix."""
+    """Returns whether a node is the product of at most `most` scalars with rows of a matrix."""
     return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
 
 

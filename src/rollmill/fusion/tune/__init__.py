@@ -1,1 +1,1 @@
-"""Finds the fastest launch of a kernel by timing, once for each kernel and device."""
+"""Finds the fastest launch configuration of a kernel by timing, once for each kernel and device."""

@@ -1,4 +1,4 @@
-"""Searches for the fastest launches of a run's two kernels."""
+"""Sets up the searches for the fastest launches of a run's two kernels, rollout and gradients."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
-    """Traces `make` for these arrays or shapes, without computing, and returns its value."""
+    """Returns the result of `make` for arrays or shapes, traced without computing anything."""
     made: list[T] = []
 
     def trace(*arguments: Any) -> tuple[()]:
@@ -54,7 +54,7 @@ def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
 
 
 def structure_text(tree: PyTree[Any]) -> str:
-    """Returns a pytree's structure as a string, which does not depend on the process."""
+    """Returns a pytree's structure as a string that is the same in every process."""
     return without_addresses(str(jax.tree.structure(tree)))
 
 
@@ -68,10 +68,10 @@ def rollout_search(
     unroll: int,
     step: RolloutStep,
 ) -> Search:
-    """Returns the search for the fastest of these rollout launches on a device, for the graph's `step`.
+    """Returns the search for a graph's fastest rollout launch on a device.
 
-    The state has the shapes of the environments that one device holds. `unroll` steps of the unfused loop are
-    compiled as one.
+    `state` has the shapes of the environments on one device. `unroll` steps of the unfused loop are compiled into
+    one iteration.
     """
     kind, collector = backend.rollouts, state.collector
     # A task of shapes is enough to write and to compile kernels; only their times need arrays.
@@ -110,7 +110,7 @@ def rollouts_in_a_row(
     collector: Collector,
     key: Key,
 ) -> tuple[Collector, Trajectory]:
-    """Returns the last of several consecutive rollouts."""
+    """Runs `count` consecutive rollouts, and returns the results of the last."""
     shape = jax.eval_shape(collect, weights, collector, key)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     again = lambda now, key: (collect(weights, now[0], key), None)
@@ -120,7 +120,9 @@ def rollouts_in_a_row(
 def num_kernel_rows(
     graph: Graph, step: GradientStep, learner: PyTree[Any], batch: Batch, rows: jax.ShapeDtypeStruct
 ) -> int:
-    """Returns the number of samples, or of sequences with a memory, that a gradient kernel is divided into."""
+    """Returns the number of rows of a minibatch as a gradient kernel sees it: samples, or sequences of a recurrent
+    policy.
+    """
     return trace_abstractly(partial(example_minibatch, graph, step), learner, batch, rows).num_rows
 
 
@@ -133,9 +135,9 @@ def minibatch_loop_search(
     *,
     step: GradientStep,
 ) -> Search:
-    """Returns the search for the fastest of these launches for a minibatch's gradients, for the graph's `step`.
+    """Returns the search for a graph's fastest gradient launch on a device.
 
-    The shapes are for a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
+    `shapes` are those of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
     """
     kind, (learner, _, rows) = backend.gradients, shapes
 

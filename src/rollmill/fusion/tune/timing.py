@@ -1,4 +1,7 @@
-"""Finds the fastest launch of a kernel by timing, once for a device, a size and these versions."""
+"""Times the launches of a kernel to find the fastest.
+
+Results are stored by device, size, and the versions of JAX and the compiler.
+"""
 
 import contextlib
 import json
@@ -21,34 +24,36 @@ from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import cached_file, read_cached, write_once
 
 clock = time.perf_counter
-"""Tells the time in seconds."""
+"""Returns the current time in seconds, from an arbitrary origin."""
 
 REPEATS, CALLS = 5, 10
 UNFUSED_REPEATS = 2
 FAR = 1.25
-"""A launch whose first call takes so many times as long as the fastest one's is not timed again."""
+"""A launch is timed only once if its first call takes this many times as long as the fastest launch's."""
 NEAR = 1.03
-"""Launches whose times differ by less are as fast: the first of them is taken, so that searches agree."""
+"""Ratio below which two times count as equal. The first of equally fast launches is taken, so that
+searches agree."""
 SECONDS = 0.1
-"""A time is that of at most `CALLS` calls in a row, and of fewer where they take longer than this."""
+"""Target duration of a timing in seconds. It consists of up to `CALLS` calls in a row, and of fewer if they are
+slow."""
 
 
 Compile: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Callable[..., Any]]
-"""Compiles a function for the shapes of its arguments."""
+"""Function that compiles another function for the shapes of its arguments."""
 
 
 class Tuned(NamedTuple):
-    """The fastest launch, and the times that it was chosen by."""
+    """The fastest launch, with its time."""
 
     launch: tuple[int, ...]
     seconds: float | None = None
-    """Seconds of a call of the kernel. None if it was not timed."""
+    """Seconds per call of the kernel, or None if it was not timed."""
     unfused_seconds: float | None = None
-    """Seconds of the same by XLA alone."""
+    """Seconds for the same computation by XLA, without a kernel, or None if it was not timed."""
 
     @property
     def gain(self) -> float | None:
-        """Unfused seconds divided by the kernel's. None if they were not timed."""
+        """Speedup over XLA, the ratio of both times. None if they were not timed."""
         if self.seconds is None or self.unfused_seconds is None:
             return None
         return self.unfused_seconds / self.seconds
@@ -56,7 +61,7 @@ class Tuned(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredLaunch:
-    """A result as JSON holds it."""
+    """The result of a search as stored in JSON."""
 
     launch: tuple[int, ...]
     seconds: float | None
@@ -64,31 +69,35 @@ class StoredLaunch:
 
 
 class Search(NamedTuple):
-    """A search for the fastest launch of a kernel. It needs only shapes until candidates are timed."""
+    """A search for the fastest launch of a kernel. Only timing needs arrays. Everything before needs only
+    shapes.
+    """
 
     file: Path
-    """Keeps the result for this device, size and these versions."""
+    """Cache file for the result."""
     launches: Sequence[tuple[int, ...]]
     fused: Callable[[Any], Callable[..., Any]]
-    """From a launch to the function with it."""
+    """Returns the function that uses the kernel with a given launch."""
     unfused: Callable[..., Any] | None
-    """The function without a kernel. None: the kernel was asked for, however fast it is."""
+    """The same function without a kernel, or None if the user asked for the kernel regardless of its speed."""
     shapes: Sequence[Any]
-    """Shapes of the arguments of both functions."""
+    """Shapes of the arguments that both functions take."""
     compile_ahead: Callable[[], CompilingAhead]
-    """Compiles the kernels of all launches, for when the functions that call them are compiled."""
+    """Compiles the kernels of all launches in parallel, before the functions that call them."""
     alone: Callable[[Any], Callable[..., Any]] | None = None
-    """From a launch to its kernel alone, a function of what `inputs` returns: a program that compiles fast. None
-    compares whole functions."""
+    """Returns a function that runs only the kernel with a given launch, which compiles faster than the whole
+    function. None to compare whole functions."""
     inputs: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
-    """From the arguments to those of a kernel alone."""
+    """Computes the arguments of the kernel alone, from the arguments of the whole function."""
 
     def stored(self) -> Tuned | None:
-        """Returns the result of an earlier search, or None if there was none."""
+        """Returns the stored result of an earlier search, or None."""
         return read_cached(self.file, self._read)
 
     def without_comparison(self) -> "Search":
-        """Returns the search that does not compile and time the function without a kernel, if none is stored."""
+        """Returns a search that does not compile or time the unfused function. A search with a stored result is
+        returned unchanged.
+        """
         if self.stored() is not None:
             return self
         return self._replace(unfused=None, file=self.file.with_stem(f"{self.file.stem}-alone"))
@@ -108,9 +117,9 @@ class Search(NamedTuple):
 
 
 def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:
-    """Returns the file that keeps the result of a search among launches.
+    """Returns the cache file for the result of a search among `launches`.
 
-    `what` identifies everything the times depend on besides these launches and versions.
+    `what` identifies everything else that affects the times, except the versions of packages.
     """
     return cached_file("launches", [*what, list(map(str, launches))], packages=[package])
 
@@ -120,10 +129,10 @@ def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[.
 
 
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
-    """Compiles the kernels of all launches in parallel, and then the unfused function if there is one.
+    """Compiles the kernels of all launches in parallel, followed by the unfused function if there is one.
 
-    Kernels are compiled on their own or as part of whole functions. Each result is a function that returns the
-    compiled function, or raises its error.
+    Kernels are compiled alone or as part of whole functions. Each result is a function that returns the compiled
+    function or raises its error.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # First the largest, which takes longest.
@@ -142,12 +151,12 @@ def fastest(
     inputs: Sequence[Any] | None = None,
     compile_whole: Compile = _compiled,
 ) -> Tuned:
-    """Returns the fastest launch, with its time and the time of the unfused function, if the search has one.
+    """Times the compiled candidates, and returns the fastest launch.
 
-    `candidates` come from `compile_candidates`. The arguments are on their device, and so are the `inputs` of
-    kernels compiled on their own, which are computed here by default. Once `is_late` returns True, the fastest
-    launch timed so far is returned but not stored. `compile_whole` compiles the function with the fastest kernel,
-    and may raise `CannotFuse`. So does this function, with the last error, if no launch runs on this device.
+    `candidates` come from `compile_candidates`. `arguments` and `inputs` must already be on the device. Once
+    `is_late` returns True, timing stops, and the fastest launch so far is returned but not stored. `compile_whole`
+    compiles the function with the fastest kernel. Raises `CannotFuse` if this fails or no launch runs on this
+    device.
     """
     runs: dict[Any, _Timed] = {}
     last = None
@@ -218,7 +227,7 @@ def _time_in_turns(runs: Sequence[_Timed], repeats: int) -> None:
 
 
 def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    """Returns the seconds of a call: the median of several times, each of several calls in a row."""
+    """Returns the median duration of a call in seconds, over several timings of consecutive calls."""
     jax.block_until_ready(function(*arguments))
     # Calls in a row hide the time between two of them, in which a device would wait for the host.
     calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))
