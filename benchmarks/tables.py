@@ -570,8 +570,33 @@ def sweeps() -> str:
         for way, text in WAYS_OF_SWEEPS.items():
             if each := [round_[way] for round_ in found["rounds"] if way in round_]:
                 sizes = f"{each[0]['trials']} trials of {found['steps_of_a_trial'] / 1e6:g} M steps"
-                rows.append([sizes, text, *(f"{one['seconds']:.1f} s" for one in each)])
+                first, *later = (one["seconds"] for one in each)
+                rows.append([sizes, text, f"{first:.1f} s", f"{median(later):.1f} s"])
     return table_of(["sweep", "trials as", "first", "again"], rows)
+
+
+def populations() -> str:
+    """Returns the returns of population-based training and of random search, medians over seeds."""
+    found = read_result("populations-cpu")
+    rows = []
+    for environment, steps in found["steps_of_a_trial"].items():
+        each = found[environment]
+        seeds = len(each["seeds"])
+        for of in ("best", "mean"):
+            random, population = (f"{each[of][way]['median']:.0f}" for way in ("random", "population"))
+            better = f"{each[f'seeds_with_a_better_{of}']} of {seeds}"
+            rows.append(
+                [
+                    f"{environment}, {steps:,} steps a trial",
+                    f"{of} trial" if of == "best" else "mean of the trials",
+                    random,
+                    population,
+                    better,
+                ]
+            )
+    return table_of(
+        ["environment", "return of the", "random search", "population-based", "seeds with a higher return"], rows
+    )
 
 
 def seeds() -> str:
@@ -971,6 +996,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "instances alphazero": instances_alphazero,
     "seeds": seeds,
     "sweeps": sweeps,
+    "populations": populations,
     "placements": placements,
     "reductions": reductions,
     "fusion": fusion,
