@@ -7,6 +7,9 @@ integers and flags have to be those of XLA, and floats to agree to 1e-4. Product
 copy whose policy decides otherwise in a close case counts as different. Rates are of rollouts of 64 steps with a
 policy of two layers of 64, in turns. Launches are given and not sought. With `--lock` several processes compile
 side by side, and measure one after the other. Writes results/fusion-large.json.
+
+`--auto` measures something else: whole iterations of PPO by XLA, and as `--fusion auto` chooses them for a run of
+two billion steps, with its notes. It adds the ratio of the two rates to the result.
 """
 
 import fcntl
@@ -22,21 +25,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from large_environments import LARGE
-from measure import compiled, in_turns, options, platform, read_result, some_of, spreads, write_result
+from measure import (
+    compiled,
+    in_turns,
+    options,
+    platform,
+    read_result,
+    some_of,
+    spreads,
+    training_turns,
+    write_result,
+)
 
 import rollmill
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import Graph, collect, start
 from rollmill.fusion import backend_of, fused_collect, lower_rollout, pressure_of
-from rollmill.programs.compiled import unroll_for
+from rollmill.programs.compiled import lower, unroll_for
 
 COPIES, STEPS, ROUNDS = 64, 64, 3
+LONG = 2_000_000_000
+"""Environment steps of a run whose kernels `auto` looks for."""
 GPU_LAUNCHES = {"16 environments": (16, 1, 0), "32 environments": (32, 2, 0), "64 environments": (64, 4, 0)}
 
 
-def graph_of(env: Any, num_envs: int) -> Graph:
+def graph_of(env: Any, num_envs: int, **settings: Any) -> Graph:
     network = rollmill.NetworkConfig(hidden_sizes=(64, 64))
-    return rollmill.ppo(env, num_envs=num_envs, num_steps=STEPS, num_minibatches=1, network=network)
+    return rollmill.ppo(env, num_envs=num_envs, num_steps=STEPS, num_minibatches=1, network=network, **settings)
 
 
 def begun(graph: Graph) -> Any:
@@ -93,6 +108,30 @@ def rates(env: Any, num_envs: int, seconds: float, lock: str | None) -> dict[str
     return {"steps per second": figures, "ratio": ratio}
 
 
+def automatic(env: Any, num_envs: int, seconds: float, lock: str | None) -> dict[str, Any]:
+    """Returns what `auto` chooses for a long run, and steps a second of whole iterations beside XLA, in turns."""
+    graph = graph_of(env, num_envs, total_timesteps=LONG)
+    batch, began = graph.loops.batch_size, time.perf_counter()
+    programs = {"XLA": lower(graph), "auto": lower(graph, fusion="auto")}
+    found = {"notes": list(programs["auto"].notes), "seconds to choose": time.perf_counter() - began}
+    print(f"  {found}", flush=True)
+    with alone(lock):
+        own = seconds_of_iterations(programs["XLA"], batch)
+        count = max(1, round(seconds / own))
+        turns = {name: training_turns(program, batch, count) for name, program in programs.items()}
+        figures = spreads(in_turns(turns, ROUNDS, warm_up=1))
+    found |= {"steps per second": figures, "ratio": figures["auto"]["median"] / figures["XLA"]["median"]}
+    print(f"  auto {found['ratio']:.2f} x", flush=True)
+    return found
+
+
+def seconds_of_iterations(program: Any, batch: int) -> float:
+    """Returns the seconds of an iteration of a program."""
+    turn = training_turns(program, batch, 2)
+    turn()
+    return batch / turn()
+
+
 @contextmanager
 def alone(lock: str | None) -> Iterator[None]:
     """Waits until no other process measures."""
@@ -118,6 +157,7 @@ def main() -> None:
         num_envs=4096,
         seconds=1.0,
         lock=(str, "a file, which one process after the other locks while it measures"),
+        auto=(False, "measure what auto chooses"),
         add=False,
         name=("fusion-large", "of the result"),
     )
@@ -125,6 +165,11 @@ def main() -> None:
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     for name in chosen.names:
         env = LARGE[name]()
+        if chosen.auto:
+            auto = automatic(env, chosen.num_envs, chosen.seconds, chosen.lock)
+            found[name] = {**found.get(name, {}), "auto": auto}
+            write_result(chosen.name, found, chosen.output)
+            continue
         try:
             pressure = pressure_of(lower_rollout(graph_of(env, COPIES)).program)
         except CannotFuse as refusal:
