@@ -11,9 +11,10 @@ actions are drawn as those of the runners that learned with them. CPU seconds ar
 threads, with compilation and evaluations.
 
 By default commands run one after the other. `--cores` runs them side by side, each bound to one core of those that
-the script may use, and `--gpu` leaves so many of these cores to commands on the GPU: those of replay memories and
-of several agents, which take too long on a core. Rows of other commands stay in results/defaults.json, each with
-its commit, versions and hardware; `--merge` adds those that were written to other folders.
+the script may use. `--gpu` leaves so many of these cores to commands on the GPU, until all of them have begun:
+those of replay memories, of several agents and of MinAtar, which take too long on a core. Rows of other commands
+stay in results/defaults.json, each with its commit, versions and hardware; `--merge` adds those that were written
+to other folders.
 """
 
 import argparse
@@ -160,7 +161,7 @@ ROWS = [
         for more in ("", " --no-normalize-observations")
     ),
     *(
-        Row("ppo", f"gymnasium:{name}", 1_000_000, 5, "--total-timesteps 1000000")
+        Row("ppo", f"gymnasium:{name}", 1_000_000, 10, "--total-timesteps 1000000")
         for name in ("Hopper-v5", "Walker2d-v5")
     ),
     Row("ppo", "gymnasium:LunarLander-v3", 500_000, 5),
@@ -262,6 +263,13 @@ def main() -> None:
         train(chosen)
 
 
+def _work(trainings: Rows, queues: tuple[deque[Command], deque[Command]], core: int | None, *, gpu: bool) -> None:
+    """Trains by the commands on the GPU, if the core is left to them, and then by those without it."""
+    if gpu:
+        trainings.run(queues[True], core, without_gpu=False)
+    trainings.run(queues[False], core, without_gpu=core is not None)
+
+
 def train(chosen: argparse.Namespace) -> None:
     """Trains the rows that were chosen, side by side if there are cores for it."""
     rows = [
@@ -279,8 +287,7 @@ def train(chosen: argparse.Namespace) -> None:
     cores = sorted(os.sched_getaffinity(0))[: chosen.cores] if chosen.cores else [None]
     for i, core in enumerate(cores):
         with_gpu = core is not None and i < chosen.gpu
-        given = {"without_gpu": core is not None and not with_gpu}
-        threads.append(threading.Thread(target=trainings.run, args=(queues[with_gpu], core), kwargs=given))
+        threads.append(threading.Thread(target=_work, args=(trainings, queues, core), kwargs={"gpu": with_gpu}))
         threads[-1].start()
     for thread in threads:
         thread.join()
