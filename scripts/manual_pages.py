@@ -30,8 +30,8 @@ HEAD = """# Command line
 
 <!-- Written by python scripts/manual_pages.py from what the commands print. -->
 
-All commands and their options, as `rollmill COMMAND --help-all` prints them. Integers may be written as `1e6`.
-The last section lists all [exit codes](#exit-codes).
+This page lists all commands and their options, as `rollmill COMMAND --help-all` prints them. You can
+write integers as `1e6`. The last section lists all [exit codes](#exit-codes).
 
 | command | |
 |---|---|
@@ -39,21 +39,27 @@ The last section lists all [exit codes](#exit-codes).
 
 
 EXIT_CODES = {
-    0: ("The command is done, also by a [hook](hooks.md) that stopped the training.", "everything"),
+    0: ("The command succeeded. A [hook](hooks.md) may have stopped the run early.", "everything"),
     1: (
-        "The run failed: a number that is not finite, a failing environment or hook, lost workers, a full disk. "
-        "Of a sweep, a trial failed; of `serve`, batches failed one after the other; of `help WORD`, no option "
-        "has the word; of a command that prints its result, the output could not be written.",
-        "the newest checkpoint: `rollmill resume`",
+        "The run failed, for example because of a NaN, a failing environment or hook, lost workers, or a full "
+        "disk. For `sweep`: a trial failed. For `serve`: several batches in a row failed. For `help WORD`: no "
+        "option contains the word. For a command that prints its result: the output could not be written.",
+        "the newest checkpoint; continue with `rollmill resume`",
     ),
-    2: ("The command cannot be carried out as it was given. `doctor RUN`: the run is damaged.", "what was there"),
-    3: ("A device has too little memory.", "the newest checkpoint"),
+    2: ("The command is not valid. For `doctor RUN`: the run is damaged.", "all existing files"),
+    3: ("A device ran out of memory.", "the newest checkpoint"),
     4: ("A GPU failed, or another process made it fail.", "the newest checkpoint"),
-    129: ("SIGHUP: the terminal was closed.", "a last checkpoint"),
-    130: ("SIGINT, Ctrl-C.", "a last checkpoint; after a second Ctrl-C the newest one"),
-    140: ("SIGUSR2, a batch system's notice.", "a last checkpoint; before training begins nothing new"),
-    141: ("The reader of the output went away, as in `rollmill list \\| head`. Training goes on without one.", ""),
-    143: ("SIGTERM.", "a last checkpoint, or the newest one if saving took too long"),
+    129: ("SIGHUP: the terminal was closed.", "a final checkpoint"),
+    130: ("SIGINT: Ctrl-C was pressed.", "a final checkpoint; after a second Ctrl-C, the newest checkpoint"),
+    140: (
+        "SIGUSR2: a batch system announced the end of the job.",
+        "a final checkpoint; nothing if training had not begun",
+    ),
+    141: (
+        "The reader of the output exited, as in `rollmill list \\| head`. Training continues without a reader.",
+        "",
+    ),
+    143: ("SIGTERM.", "a final checkpoint, or the newest checkpoint if saving took too long"),
 }
 """What each exit code means, and what is kept then."""
 
@@ -62,7 +68,8 @@ REFERENCE_HEAD = """# All names
 
 <!-- Written by python scripts/manual_pages.py from the names that `import rollmill` offers. -->
 
-The names of `import rollmill`. `help(rollmill.NAME)` prints the same descriptions as the reference pages.
+This page lists all public names of `import rollmill`. `help(rollmill.NAME)` prints the same description as the
+reference page.
 
 | Name | |
 |---|---|
@@ -142,12 +149,11 @@ def section(name: str) -> str:
     if name in LIKE_TRAIN:
         known = {option.names for option in options_of(help_of(["train", "ppo"]))} - {"ENVIRONMENT"}
         options = [option for option in options if option.names not in known]
-        also = "Options of the environment and the algorithm match [`rollmill train`](#rollmill-train).\n\n"
-        also = (
-            also.replace("the algorithm are", "the algorithm, and of the run, are") if name != "explain" else also
-        )
+        parts = "environment and algorithm" if name == "explain" else "environment, algorithm and run"
+        also = f"[`rollmill train`](#rollmill-train) lists the options for {parts}.\n\n"
     if name in ("train", "sweep"):
-        also = "Hyperparameters and networks: [Algorithms](algorithms/index.md#hyperparameters).\n\n"
+        page = "[Algorithms](algorithms/index.md#hyperparameters)"
+        also = f"{page} lists the options for hyperparameters and networks.\n\n"
     shown = table(options) + "\n" if options else ""
     summary = COMMANDS[name].summary.partition(":")[0]
     summary = f"{summary[0].upper()}{summary[1:]}."
