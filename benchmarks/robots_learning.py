@@ -29,6 +29,7 @@ from measure import options, platform, some_of, write_result
 import rollmill
 from rollmill.dataflow import Graph
 from rollmill.dataflow.graph import Collector
+from rollmill.envs.robots.shadow_hand import HandState
 from rollmill.envs.robots.substeps import advanced_by
 from rollmill.envs.transforms import TimeLimitState
 from rollmill.programs.compiled import CompiledProgram, lower, start_inputs
@@ -164,13 +165,18 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         for group in [(seed,) for seed in seeds] if chosen.apart else [seeds]:
             state = program.start.func(*start_inputs(graph, group))  # type: ignore[attr-defined]
+            began = time.perf_counter()
             row: dict[str, Any] = {"seeds": group}
             told["trainings"].append(row)
             curve, written = Curve(config.num_envs, len(group)), time.perf_counter()
             last = None
+            successes: list[tuple[float, list[float]]] = []
             for rate, after in trained(program, state, batch, until, seconds, curve):
                 last = after
                 row |= {"steps_per_second_of_each_seed": rate, "steps_per_second": rate * len(group)}
+                if last is not None and (counted := successes_of(last, len(group))):
+                    successes.append((time.perf_counter() - began, counted))
+                    row["successes_in_600_steps"] = {"columns": ["seconds", "of_each_seed"], "points": successes}
                 if time.perf_counter() - written > 10:
                     written = time.perf_counter()
                     _write(name, told, row, curve, chosen)
@@ -181,11 +187,29 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
         write_visited(name, graph, last, chosen.output)
 
 
+def task_of(state: Any) -> TimeLimitState:
+    """Returns the state of the task within that of a collector's environments."""
+    is_task = lambda node: isinstance(node, TimeLimitState)
+    (task,) = filter(is_task, jax.tree.leaves(state.environment, is_leaf=is_task))
+    return task
+
+
+def successes_of(state: Any, num_seeds: int) -> list[float]:
+    """Returns the orientations that the hand of each seed reaches in 600 steps, over the episodes that run.
+
+    Empty for other tasks.
+    """
+    task = task_of(state.collector)
+    if not isinstance(task.inner, HandState):
+        return []
+    reached, steps = (np.asarray(part).reshape(num_seeds, -1) for part in (task.inner.successes, task.elapsed))
+    return (600.0 * reached.sum(axis=1) / np.maximum(steps.sum(axis=1), 1)).tolist()
+
+
 def write_visited(name: str, graph: Graph, state: Any, output: Path) -> None:
     """Writes the robots at the end of a training, and the controls of the trained policy: states it visits."""
     first = jax.tree.map(lambda leaf: leaf[0], state) if state.iteration.ndim else state
     weights, env = graph.weights(first.learner), rollmill.make(f"robots:{name}")
-    is_task = lambda node: isinstance(node, TimeLimitState)
 
     def one(key: jax.Array, now: Collector) -> tuple[Any, jax.Array]:
         decision = graph.policy(weights, key, now.memory, now.observation, now.action_mask)
@@ -195,9 +219,8 @@ def write_visited(name: str, graph: Graph, state: Any, output: Path) -> None:
             seen.append((robot, control))
             return robot
 
-        (task,) = filter(is_task, jax.tree.leaves(now.environment, is_leaf=is_task))
         with advanced_by(note):
-            env.step(key, task, decision.action, env.params)
+            env.step(key, task_of(now), decision.action, env.params)
         return seen[0]
 
     every = max(1, graph.loops.num_envs // VISITED)
