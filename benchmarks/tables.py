@@ -95,20 +95,22 @@ def _allowed(hint: Any, bounds: Range | None) -> str:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         some = next(part for part in parts if part is not types.NoneType)
-        others = [name for kind, name in {str: "a schedule", types.NoneType: "None"}.items() if kind in parts]
-        return ", or ".join([_allowed(float if str in parts else some, bounds), *others])
+        scheduled = str in parts and float in parts
+        others = ["a schedule"] * scheduled + ["None"] * (types.NoneType in parts)
+        return ", or ".join([_allowed(float if scheduled else some, bounds), *others])
     if origin is typing.Literal:
         return ", ".join(f"`{choice!r}`" for choice in parts)
     if origin is tuple:
-        nested = "triples of " if typing.get_origin(parts[0]) is tuple else ""
-        return f"tuple of {nested}whole numbers{_limits(bounds, whole=True)}"
+        nested = typing.get_origin(parts[0]) is tuple
+        kind = typing.get_args(parts[0])[0] if nested else parts[0]
+        return f"tuple of {'triples of ' * nested}{_kind(kind)}s{_limits(bounds, whole=True)}"
     if origin is dict:
-        return f"dictionary of {_kind(parts[1])}"
+        return f"dictionary of {_kind(parts[1])}" + "s" * (parts[1] in (float, str))
     return f"{_kind(hint)}{_limits(bounds, whole=hint is int)}"
 
 
 def _kind(hint: Any) -> str:
-    names = {int: "whole number", float: "number", bool: "True, False", str: "text"}
+    names = {int: "integer", float: "number", bool: "True, False", str: "string"}
     return names.get(hint) or f"`{hint.__name__}`"
 
 
