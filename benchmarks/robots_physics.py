@@ -5,8 +5,10 @@
 Of each model: accelerations without constraints in random states; single steps with constraints, with 4 and with
 8 iterations, from states that MuJoCo comes to under random controls, and that trained policies visit, if
 robots_learning.py wrote their files to the folder; and the drift of energy and momentum in some seconds at 1 kHz
-without gravity, damping, actuators and constraints. Differences are relative to 1 and the greatest number of a
-state. Both precisions are computed, each in a process of its own. Writes results/robots-physics.json.
+without gravity, damping, actuators and constraints. MuJoCo's solver stops after as many iterations as ours, and in
+a second comparison once it has converged. Differences are relative to 1 and the greatest number of a state. Both
+precisions are computed, each in a process of its own. Writes results/robots-physics.json, and keeps the models in
+it that were not asked for.
 """
 
 import json
@@ -22,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
-from measure import options, some_of, write_result
+from measure import options, read_result, some_of, write_result
 
 from rollmill import physics
 from rollmill.envs.robots import MODELS, TASKS
@@ -32,10 +34,10 @@ ITERATIONS, KEPT, RESTARTS = (4, 8), 10, 10
 mj: Any = mujoco
 
 
-def compiled(name: str, *disabled: str) -> Any:
-    """Returns MuJoCo's model of a task, with an exact solver and without some parts."""
+def compiled(name: str, *disabled: str, iterations: int = 100) -> Any:
+    """Returns MuJoCo's model of a task, whose solver stops by its iterations, and without some parts."""
     model = mj.MjModel.from_xml_string(MODELS[name]())
-    model.opt.iterations, model.opt.tolerance = 100, 1e-12
+    model.opt.iterations, model.opt.tolerance = iterations, 1e-12
     for flag in ("ISLAND", *disabled):
         model.opt.disableflags |= int(getattr(mj.mjtDisableBit, f"mjDSBL_{flag}"))
     return model
@@ -80,7 +82,6 @@ def constrained(name: str, count: int) -> dict[str, Any]:
     limited = model.actuator_ctrllimited.astype(bool)
     low, high = np.where(limited[:, None], model.actuator_ctrlrange, [[-1.0, 1.0]]).T
     before: list[list[np.ndarray]] = [[], [], [], []]
-    theirs, contacts, rows = [], [], []
     for number in range(count):
         if number % (count // RESTARTS) == 0:
             mj.mj_resetData(model, data)
@@ -90,39 +91,45 @@ def constrained(name: str, count: int) -> dict[str, Any]:
         for seen, now in zip(before, (data.qpos, data.qvel, data.qacc_warmstart, data.ctrl), strict=True):
             seen.append(np.array(now))
         mj.mj_step(model, data)
-        theirs.append(np.array(data.qacc))
-        contacts.append(int(data.ncon))
-        rows.append(int(data.nefc))
-    return steps_compared(model, [np.array(seen) for seen in before], np.array(theirs), contacts, rows)
+    return steps_compared(name, [np.array(seen) for seen in before])
 
 
 def of_trained_policy(name: str, file: Path) -> dict[str, Any]:
     """Compares steps from states that a trained policy visits."""
-    model, saved = compiled(name), np.load(file)
-    data = mj.MjData(model)
-    before = [np.asarray(saved[n], float) for n in ("positions", "velocities", "accelerations", "controls")]
-    theirs, contacts, rows = [], [], []
+    saved = np.load(file)
+    return steps_compared(
+        name, [np.asarray(saved[n], float) for n in ("positions", "velocities", "accelerations", "controls")]
+    )
+
+
+def steps_of_mujoco(model: Any, before: list[np.ndarray]) -> tuple[np.ndarray, list[int], list[int]]:
+    """Returns MuJoCo's accelerations, contacts and rows in some states."""
+    data, accelerations, contacts, rows = mj.MjData(model), [], [], []
     for q, v, w, u in zip(*before, strict=True):
         mj.mj_resetData(model, data)
         data.qpos[:], data.qvel[:], data.qacc_warmstart[:], data.ctrl[:] = q, v, w, u
         mj.mj_step(model, data)
-        theirs.append(np.array(data.qacc))
+        accelerations.append(np.array(data.qacc))
         contacts.append(int(data.ncon))
         rows.append(int(data.nefc))
-    return steps_compared(model, before, np.array(theirs), contacts, rows)
+    return np.array(accelerations), contacts, rows
 
 
-def steps_compared(
-    model: Any, before: list[np.ndarray], theirs: np.ndarray, contacts: list[int], rows: list[int]
-) -> dict[str, Any]:
-    """Compares our steps from some states with MuJoCo's."""
+def steps_compared(name: str, before: list[np.ndarray]) -> dict[str, Any]:
+    """Compares our steps from some states with MuJoCo's after as many iterations, and with its converged ones."""
+    model = compiled(name)
+    converged, contacts, rows = steps_of_mujoco(model, before)
     found: dict[str, Any] = {
         "contacts": {"mean": float(np.mean(contacts)), "most": max(contacts)},
         "rows": {"mean": float(np.mean(rows)), "most": max(rows)},
     }
     for iterations in ITERATIONS:
         own = physics.load(model, iterations=iterations, line_search_iterations=iterations)
-        found[f"{iterations}_iterations"] = compared(accelerations(own, *before), theirs, (1e-3,))
+        ours = accelerations(own, *before)
+        found[f"{iterations}_iterations"] = compared(ours, converged, (1e-3,))
+        theirs, _, _ = steps_of_mujoco(compiled(name, iterations=iterations), before)
+        found[f"{iterations}_iterations_of_both"] = compared(ours, theirs, (1e-3,))
+        found[f"{iterations}_iterations_of_mujoco"] = compared(theirs, converged, (1e-3,))
     return found
 
 
@@ -177,7 +184,7 @@ def main() -> None:
         (name,) = chosen.tasks
         chosen.file.write_text(json.dumps(checked(name, chosen)))
         return
-    result: dict[str, Any] = {name: {} for name in chosen.tasks}
+    result: dict[str, Any] = {name: {} for name in TASKS} | read_result("robots-physics", chosen.output)
 
     def run(work: tuple[str, str]) -> None:
         name, precision = work
