@@ -128,7 +128,7 @@ def table(folder: Path) -> str:
 
     result = read_result("fusion-edges-gpu", folder)
     ways = list(result["summary"])
-    lines = ["| way | cases | cells | differ | refused |", "|---|--:|--:|--:|--:|"]
+    lines = ["| back end | cases | cells | differ | rejected |", "|---|--:|--:|--:|--:|"]
     for way, own in result["summary"].items():
         lines.append(f"| {way} | " + " | ".join(f"{own[name]:,}" for name in own) + " |")
     differing = {row["primitive"] for row in result["exceptions"]}
@@ -142,7 +142,7 @@ def table(folder: Path) -> str:
     alike: dict[str, list[str]] = {}
     for primitive in sorted(set(result["cells"]) - differing):
         alike.setdefault(types_in_words(list(result["cells"][primitive])), []).append(f"`{primitive}`")
-    lines += ["", "| as XLA in all ways, for | primitives |", "|---|---|"]
+    lines += ["", "| types for which all back ends agree with XLA | primitives |", "|---|---|"]
     lines += [
         f"| {types} | {', '.join(names)} |" for types, names in sorted(alike.items(), key=lambda one: -len(one[1]))
     ]
