@@ -1,4 +1,4 @@
-"""Networks: distributions, torsos, heads, and actor-critics."""
+"""Neural networks: torsos, heads, action distributions, and actor-critics composed of them."""
 
 from rollmill.networks.actor_critic import (
     TORSOS,

@@ -1,4 +1,4 @@
-"""Actor-critics composed of torsos and heads, and their settings."""
+"""Composes actor-critics from torsos and heads, as described by `NetworkConfig`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -44,81 +44,83 @@ ACTIVATIONS = {
 LAYOUTS = ("auto", "channels_first", "channels_last")
 TORSOS = ("auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala")
 CELLS: Mapping[str, Callable[[Key, int, int], GRUCell | LSTMCell]] = {"gru": gru_cell, "lstm": lstm_cell}
-"""Torsos that remember, by their recurrent unit."""
+"""Recurrent torsos, by name, with the function that makes their cell."""
 AFTER_TORSO = (
     *("hidden_sizes", "layer_norm", "residual", "activation", "shared_torso", "recurrent_size"),
     *("state_dependent_std", "squash_actions", "initial_log_std", "learn_std"),
 )
-"""Settings that apply after a torso of the user's, too."""
+"""Settings that also apply after a registered torso."""
 
 
 @with_field_help
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """Network settings for every algorithm: actor-critics, and the value networks of DQN, SAC and TD3."""
+    """Settings of an algorithm's networks: actor-critics, and the value networks of DQN, SAC and TD3."""
 
     torso: Literal["auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala"] = "auto"
-    """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` and `lstm`
-    are `auto` followed by a recurrent unit; `resnet` has residual blocks instead of the convolutions, for boards;
-    `impala` is the deep residual network of Espeholt et al. (2018), for images of games."""
+    """Layers before the head. `auto` convolves images and flattens everything else, `mlp` flattens everything, and
+    `cnn` requires an image. `gru` and `lstm` add a recurrent unit to `auto`. `resnet` uses residual blocks instead
+    of convolutions, for boards. `impala` is the deep residual network of Espeholt et al. (2018), for images of
+    games."""
 
     hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, after the convolutions and before the recurrent unit."""
 
     layer_norm: bool = False
-    """Normalise the outputs of each fully connected layer, before its activation (Ba et al. 2016)."""
+    """Normalise the outputs of each fully connected layer before its activation (Ba et al. 2016)."""
 
     residual: bool = False
-    """Residual blocks instead of fully connected layers, one for each of `hidden_sizes`, which are equal.
-    They are normalised (Lee et al. 2025, SimBa)."""
+    """Use normalised residual blocks instead of fully connected layers, one for each entry of `hidden_sizes`,
+    which must be equal (Lee et al. 2025, SimBa)."""
 
     activation: Literal["tanh", "relu", "swish", "gelu", "elu"] = "tanh"
-    """Activation of the fully connected layers. Convolutions use ReLU."""
+    """Activation function of the fully connected layers. Convolutions use ReLU."""
 
     convolutions: tuple[tuple[Count, Count, Count], ...] = ()
-    """Channels, kernel size and stride of each convolution. If empty, they are chosen by the size of the image."""
+    """Channels, kernel size and stride of each convolution. If empty, they depend on the size of the image."""
 
     image_layout: Literal["auto", "channels_first", "channels_last"] = "auto"
-    """Position of an image's channel axis. `auto` takes the first axis if it is short and the two others are
+    """Position of the channel axis of images. `auto` takes the first axis if it is short and the other two are
     longer, as in (4, 84, 84), and the last axis otherwise."""
 
     num_blocks: Count = 4
-    """Residual blocks of `resnet`."""
+    """Number of residual blocks of `resnet`."""
 
     channels: Count = 64
-    """Channels of the residual blocks of `resnet`."""
+    """Number of channels in the residual blocks of `resnet`."""
 
     stages: tuple[Count, ...] = (16, 32, 32)
-    """Channels of the stages of `impala`, each of which halves the image."""
+    """Channels of each stage of `impala`. Each stage halves the image."""
 
     shared_torso: bool = False
-    """Use one torso for the actor and the critic, instead of one for each."""
+    """Share one torso between actor and critic, instead of one for each."""
 
     recurrent_size: Count = 64
-    """Width of the recurrent unit."""
+    """Number of units of the recurrent layer."""
 
     state_dependent_std: bool = False
-    """Compute a continuous policy's standard deviation from the features. Otherwise it is one learned weight."""
+    """Compute the standard deviation of a continuous policy from the features. Otherwise it is a learned
+    parameter, independent of the state."""
 
     squash_actions: bool = False
-    """Squash continuous actions by a tanh into the bounds of their space."""
+    """Squash continuous actions into the bounds of their space with a tanh."""
 
     initial_log_std: Annotated[float, Range()] = 0.0
-    """Initial log standard deviation of a continuous policy."""
+    """Initial logarithm of a continuous policy's standard deviation."""
 
     learn_std: bool = True
-    """Learn the standard deviation of a continuous policy. Otherwise it stays as `initial_log_std` says."""
+    """Learn the standard deviation of a continuous policy. Otherwise it stays at `initial_log_std`."""
 
     name: str | None = None
-    """Name of a registered network (`rollmill.register_network`), used instead of the settings above. A torso
-    stands before the layers of `hidden_sizes`."""
+    """Name of a registered network (`rollmill.register_network`) to use instead of the settings above. A
+    registered torso is followed by the layers of `hidden_sizes`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class SharedActorCritic(eqx.Module):
-    """An actor and a critic with a shared torso, which also provides the memory."""
+    """An actor-critic whose actor and critic share one torso. The torso may be recurrent."""
 
     shares_torso: ClassVar[bool] = True
     torso: Torso
@@ -126,7 +128,7 @@ class SharedActorCritic(eqx.Module):
     critic: Linear
 
     def initial_memory(self) -> Memory:
-        """Returns the torso's initial memory."""
+        """Returns the memory of the torso at the start of an episode."""
         return self.torso.initial_memory()
 
     def __call__(
@@ -139,18 +141,21 @@ class SharedActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """Returns the action distribution and next memory, without the critic's head."""
+        """Returns the action distribution and the next memory, without computing the value."""
         features, memory = self.torso(observation, memory)
         return self.actor(features, action_mask), memory
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value without the actor's head."""
+        """Returns the value, without computing the action distribution."""
         features, _ = self.torso(observation, memory)
         return self.critic(features)[0]
 
 
 class SeparateActorCritic(eqx.Module):
-    """An actor and a critic with a torso each. The memory is the pair of their memories, or `()`."""
+    """An actor-critic whose actor and critic each have a torso.
+
+    Its memory is the pair of the torsos' memories, or `()` if they have none.
+    """
 
     actor_torso: Torso
     actor: ActionHead
@@ -158,7 +163,7 @@ class SeparateActorCritic(eqx.Module):
     critic: Linear
 
     def initial_memory(self) -> Memory:
-        """Returns the actor's memory and the critic's."""
+        """Returns the memories of actor and critic at the start of an episode."""
         return _join(self.actor_torso.initial_memory(), self.critic_torso.initial_memory())
 
     def __call__(
@@ -174,13 +179,16 @@ class SeparateActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """Returns the action distribution, evaluating only the actor. The critic's memory is unchanged."""
+        """Returns the action distribution and the next memory, without computing the value.
+
+        The critic's part of the memory is unchanged.
+        """
         actor_memory, critic_memory = _split(memory)
         features, actor_memory = self.actor_torso(observation, actor_memory)
         return self.actor(features, action_mask), _join(actor_memory, critic_memory)
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value, evaluating only the critic."""
+        """Returns the value, without computing the action distribution."""
         features, _ = self.critic_torso(observation, _split(memory)[1])
         return self.critic(features)[0]
 
@@ -290,7 +298,7 @@ def configured_torso(
 ) -> FeedForwardTorso | OwnTorso:
     """Builds the torso that `config` describes, without a recurrent unit.
 
-    With an action space, it reads an action beside the observation, in a dictionary of both.
+    With an action space, the torso's input is a dictionary of an observation and an action.
     """
     make_mlp = residual_mlp if config.residual else partial(mlp, normalised=config.layer_norm)
     if config.name is not None:

@@ -1,6 +1,6 @@
-"""Protocols of networks and their action distributions.
+"""Protocols of networks and action distributions.
 
-Everything is about ONE observation, unbatched, and callers map over many with `jax.vmap`.
+All methods take ONE observation without a batch axis. Callers use `jax.vmap` for batches.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -23,15 +23,15 @@ class Distribution(Protocol):
         ...
 
     def log_prob(self, action: Action, /) -> Float[Array, ""]:
-        """Log of the probability (discrete) or of the density (continuous) of the whole action."""
+        """Returns the log-probability of a discrete action, or the log-density of a continuous one."""
         ...
 
     def entropy(self) -> Float[Array, ""]:
-        """Entropy of the whole action in nats. It is deterministic."""
+        """Returns the entropy of the distribution in nats. It is deterministic."""
         ...
 
     def mode(self) -> Action:
-        """Returns the greedy action."""
+        """Returns the greedy action: the most probable one, or the mean of a Gaussian."""
         ...
 
 
@@ -41,24 +41,24 @@ class Output(NamedTuple):
     distribution: Distribution
     """Distribution over actions."""
     value: Float[Array, ""]
-    """Expected return, `[]` in float32."""
+    """Predicted return, `[]` in float32."""
     memory: Memory
     """Memory to pass with the next observation of the same episode."""
 
 
 @runtime_checkable
 class ActorCritic(Protocol):
-    """A policy and a value function as one pytree, whose inexact array leaves are the weights.
+    """Protocol of a policy and a value function in one pytree, whose inexact array leaves are the weights.
 
-    `equinox.partition(network, equinox.is_inexact_array)` splits the weights from the rest. If actor and critic
-    share most of their computation, an attribute `shares_torso = True` makes rollout kernels compute values along
-    with actions.
+    `equinox.partition(network, equinox.is_inexact_array)` separates the weights from the rest. A network whose
+    actor and critic share most of their computation may set the attribute `shares_torso = True`. Rollout kernels
+    then compute values along with actions.
     """
 
     def initial_memory(self) -> Memory:
-        """Returns the memory at the start of an episode, independent of the weights.
+        """Returns the memory at the start of an episode, which does not depend on the weights.
 
-        `()` for a network without memory.
+        A network without memory returns `()`.
         """
         ...
 
@@ -69,15 +69,15 @@ class ActorCritic(Protocol):
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value for bootstrapping, without evaluating the actor."""
+        """Returns the predicted return of an observation, without computing the action distribution."""
         ...
 
 
 @runtime_checkable
 class AgentNetwork(Protocol):
-    """An actor and a critic with different observations, for agents that share their parameters.
+    """Protocol of an actor and a critic with different observations, for agents that share their parameters.
 
-    The critic's additional input may exist in training only, so actor and critic are called separately.
+    The critic's additional input may exist only during training, so actor and critic are called separately.
     """
 
     def initial_memory(self) -> Memory:
@@ -87,9 +87,11 @@ class AgentNetwork(Protocol):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """One agent's action distribution, and the next memory. True in `action_mask` marks a legal action."""
+        """Returns one agent's action distribution, and the next memory. `action_mask` is True for legal
+        actions.
+        """
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """One agent's expected return, from the critic's observation."""
+        """Returns one agent's predicted return from the critic's observation."""
         ...

@@ -1,6 +1,6 @@
-"""Networks of off-policy algorithms: values of actions, and policies without a critic.
+"""Networks of off-policy algorithms: action values, and policies without a critic.
 
-Everything is about ONE observation, unbatched, and callers map over many with `jax.vmap`.
+All of them take ONE observation without a batch axis. Callers use `jax.vmap` for batches.
 """
 
 import math
@@ -24,7 +24,7 @@ from rollmill.networks.torsos import FeedForwardTorso, OwnTorso
 
 
 class ActionValues(eqx.Module):
-    """The values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers per action."""
+    """Predicts the values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers per action."""
 
     torso: FeedForwardTorso | OwnTorso
     head: Linear
@@ -37,7 +37,7 @@ class ActionValues(eqx.Module):
 
 
 class DuellingActionValues(eqx.Module):
-    """The same as the state's value and the advantages of actions (Wang et al., ICML 2016, equation 9)."""
+    """Predicts action values as the sum of a state value and advantages (Wang et al., ICML 2016, equation 9)."""
 
     torso: FeedForwardTorso | OwnTorso
     value: Linear
@@ -55,7 +55,7 @@ class DuellingActionValues(eqx.Module):
 
 
 class ActionCritic(eqx.Module):
-    """Estimates the value of one action. The torso reads the action along with the observation."""
+    """Predicts the value of one continuous action, which its torso reads together with the observation."""
 
     torso: FeedForwardTorso | OwnTorso
     head: Linear
@@ -66,7 +66,7 @@ class ActionCritic(eqx.Module):
 
 
 class StochasticActor(eqx.Module):
-    """A policy without a critic."""
+    """A policy network without a critic, whose output is an action distribution."""
 
     torso: FeedForwardTorso | OwnTorso
     head: ActionHead
@@ -77,7 +77,7 @@ class StochasticActor(eqx.Module):
 
 
 class DeterministicActor(eqx.Module):
-    """A policy that gives one action, within the bounds of a `Box`."""
+    """A policy network that outputs one action within the bounds of a `Box`."""
 
     torso: FeedForwardTorso | OwnTorso
     head: Linear
@@ -103,7 +103,7 @@ def action_values(
     duelling: bool,
     atoms: int | None = None,
 ) -> ActionValues | DuellingActionValues:
-    """Makes the network for the values of all actions, with `atoms` numbers per action."""
+    """Makes a network that predicts the values of all actions, with `atoms` numbers per action."""
     torso_key, head_key, value_key = jax.random.split(key, 3)
     torso, size = _torso(torso_key, observation_space, config), atoms or 1
     head = linear(head_key, torso.out_features, int(action_space.n) * size, gain=1.0)
@@ -115,7 +115,7 @@ def action_values(
 def action_critic(
     key: Key, observation_space: spaces.Space, action_space: spaces.Box, config: NetworkConfig
 ) -> ActionCritic:
-    """Makes the network for the value of a continuous action."""
+    """Makes a network that predicts the value of one continuous action."""
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config, action_space=action_space)
     return ActionCritic(torso, linear(head_key, torso.out_features, 1, gain=1.0))
@@ -124,7 +124,7 @@ def action_critic(
 def stochastic_actor(
     key: Key, observation_space: spaces.Space, action_space: spaces.Space, config: NetworkConfig
 ) -> StochasticActor:
-    """Makes a policy with state-dependent standard deviations, and squashed continuous actions."""
+    """Makes a policy network with squashed continuous actions and state-dependent standard deviations."""
     if not config.learn_std:
         raise UsageError(
             "learn_std=False is not supported, because this policy learns a standard deviation for each state. "
@@ -146,7 +146,7 @@ def stochastic_actor(
 def deterministic_actor(
     key: Key, observation_space: spaces.Space, action_space: spaces.Box, config: NetworkConfig
 ) -> DeterministicActor:
-    """Makes a policy that gives one action."""
+    """Makes a policy network that outputs one action within the bounds of its space."""
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config)
     head = linear(head_key, torso.out_features, math.prod(action_space.shape), gain=0.01)

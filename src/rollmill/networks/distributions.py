@@ -1,7 +1,7 @@
 """Action distributions, as pytrees of their parameters.
 
-Log-probabilities and entropies are for the whole action: sums over the space's shape.
-Shape letters: `*shape` the shape of the action, `n` categories. Batches come from `jax.vmap`.
+Log-probabilities and entropies are those of the whole action, summed over its shape. Shape letters: `*shape` shape
+of the action, `n` categories. Use `jax.vmap` for batches.
 """
 
 import itertools
@@ -30,9 +30,9 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 class Categorical(eqx.Module):
-    """One choice among `start, ..., start + n - 1` with probabilities `softmax(logits)`.
+    """A distribution over the integers `start, ..., start + n - 1`, with probabilities `softmax(logits)`.
 
-    A choice with a logit of minus infinity or of `MASKED_LOGIT` is never drawn.
+    A category with a logit of minus infinity or `MASKED_LOGIT` is never sampled.
     """
 
     logits: Float[Array, " n"]
@@ -40,7 +40,7 @@ class Categorical(eqx.Module):
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int32))
 
     def sample(self, key: Key) -> Int[Array, ""]:
-        """Samples by inverting the cumulative probabilities, or by Gumbel noise if `n` is large."""
+        """Samples an action, by inverting the cumulative probabilities or, if `n` is large, with Gumbel noise."""
         return (_draw(key, self.logits) + self.start).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, ""], Float[Array, ""]]:
@@ -49,22 +49,23 @@ class Categorical(eqx.Module):
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, ""]) -> Float[Array, ""]:
-        """`logits[action - start] - logsumexp(logits)`."""
+        """Returns the log-probability of an action, `logits[action - start] - logsumexp(logits)`."""
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self.start)
 
     def entropy(self) -> Float[Array, ""]:
-        """`-sum(p log p)`. Masked choices contribute nothing."""
+        """Returns the entropy `-sum(p log p)`. Masked categories contribute nothing."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, ""]:
-        """Returns the most probable choice."""
+        """Returns the most probable action."""
         return (jnp.argmax(self.logits) + self.start).astype(self.dtype)
 
 
 class MultiCategorical(eqx.Module):
-    """Independent choices of different sizes, their logits padded with minus infinity to the largest.
+    """Independent categorical distributions with different numbers of categories.
 
-    `start` holds the first value of each choice, flattened in row-major order. Empty means zeros.
+    Logits are padded with minus infinity to the largest number of categories. `start` holds the first value of
+    each choice, flattened in row-major order. An empty `start` means zeros.
     """
 
     logits: Float[Array, "*shape n"]
@@ -72,7 +73,7 @@ class MultiCategorical(eqx.Module):
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int32))
 
     def sample(self, key: Key) -> Int[Array, "*shape"]:
-        """Samples all choices with one call of the random generator."""
+        """Samples all choices with one call of the random number generator."""
         return (_draw(key, self.logits) + self._start()).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
@@ -81,11 +82,11 @@ class MultiCategorical(eqx.Module):
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
-        """Returns the summed log-probability of the choices."""
+        """Returns the log-probability of an action, summed over its choices."""
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self._start())
 
     def entropy(self) -> Float[Array, ""]:
-        """Returns the summed entropy of the choices."""
+        """Returns the entropy, summed over all choices."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, "*shape"]:
@@ -105,7 +106,7 @@ class Bernoulli(eqx.Module):
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int8))
 
     def sample(self, key: Key) -> Int[Array, "*shape"]:
-        """Samples every bit."""
+        """Samples all bits."""
         return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
@@ -114,11 +115,13 @@ class Bernoulli(eqx.Module):
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
-        """`sum(log sigmoid(l))`, with `l` the logit of a 1 or the negated logit of a 0."""
+        """Returns the log-probability of all bits, `sum(log sigmoid(l))`, where `l` is the logit of a 1 or the
+        negated logit of a 0.
+        """
         return jnp.sum(jax.nn.log_sigmoid(jnp.where(action == 1, self.logits, -self.logits)))
 
     def entropy(self) -> Float[Array, ""]:
-        """`sum(softplus(l) - l sigmoid(l))`."""
+        """Returns the entropy `sum(softplus(l) - l sigmoid(l))` for the logits `l`."""
         return jnp.sum(jax.nn.softplus(self.logits) - self.logits * jax.nn.sigmoid(self.logits))
 
     def mode(self) -> Int[Array, "*shape"]:
@@ -127,31 +130,34 @@ class Bernoulli(eqx.Module):
 
 
 class DiagonalGaussian(eqx.Module):
-    """Independent normal variables. They are unbounded even if the action space has bounds.
+    """Independent normal distributions. Samples are unbounded even if the action space has bounds.
 
-    Actions are not clipped to the space, so that log-probabilities are exact. Clip an action when the environment
-    is stepped, and store the unclipped action.
+    Actions are not clipped, so that log-probabilities are exact. Clip an action only when it is passed to the
+    environment, and store the unclipped action.
     """
 
     mean: Float[Array, "*shape"]
     log_std: Float[Array, "*shape"]
 
     def sample(self, key: Key) -> Float[Array, "*shape"]:
-        """`mean + std * noise`: differentiable in both parameters."""
+        """Samples `mean + std * noise`, which is differentiable in both parameters."""
         return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """Returns an action and the logarithm of its density."""
+        """Samples an action, and returns it with its log-density."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
     def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
-        """`-sum(z**2 / 2 + log_std + log(2 pi) / 2)` with `z = (action - mean) / std`."""
+        """Returns the log-density of an action.
+
+        It is `-sum(z**2 / 2 + log_std + log(2 pi) / 2)` with `z = (action - mean) / std`.
+        """
         z = (action.astype(self.mean.dtype) - self.mean) * jnp.exp(-self.log_std)
         return -jnp.sum(0.5 * z**2 + self.log_std + 0.5 * math.log(2.0 * math.pi))
 
     def entropy(self) -> Float[Array, ""]:
-        """`sum(log_std + log(2 pi e) / 2)`."""
+        """Returns the entropy `sum(log_std + log(2 pi e) / 2)`."""
         return jnp.sum(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e))
 
     def mode(self) -> Float[Array, "*shape"]:
@@ -165,12 +171,12 @@ class TanhGaussian(eqx.Module):
     `action = low + (high - low) (tanh(x) + 1) / 2`, with the change of variables of Haarnoja et al. (2018), "Soft
     Actor-Critic", appendix C, in the stable form `log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x))`.
 
-    `x` is clipped to [-6, 6], both when sampled and when recovered from an action, as float32 cannot
-    distinguish larger values after the tanh. So a stored action has the log-probability that it was sampled
-    with, up to the rounding of the action, and an action on a bound has a finite one. Gradients of a sample pass
-    through the clipping. The mean is clipped likewise, as an `x` that stays at the limit while its mean moves on
-    would become ever less likely. There only the gradient of the entropy is left, which leads back.
-    `low` and `high` are flattened in row-major order. They are static, and so never trained.
+    `x` is clipped to [-6, 6], both when sampled and when recovered from an action, because float32 cannot
+    distinguish larger values after the tanh. A stored action therefore has the log-probability with which it was
+    sampled, up to rounding, and an action on a bound has a finite one. Gradients of a sample pass through the
+    clipping. The mean is clipped too: otherwise `x` would stay at the limit while the mean moves on, and become
+    ever less likely. At the limit only the gradient of the entropy remains, which leads back. `low` and `high` are
+    flattened in row-major order. They are static fields, so they are never trained.
     """
 
     mean: Float[Array, "*shape"]
@@ -183,20 +189,22 @@ class TanhGaussian(eqx.Module):
         return self._squash(self._sample_base(key))
 
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """Returns an action and its log-density, without the rounding of an inverse tanh."""
+        """Samples an action, and returns it with its log-density, computed without the rounding errors of an
+        inverse tanh.
+        """
         x = self._sample_base(key)
         return self._squash(x), self._log_prob_of_base(x, self._bounded_mean())
 
     def unclipped_sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """Returns an action and the log-density of `x` as it was drawn, for gradients through both.
+        """Samples an action, and returns it with the log-density of the unclipped `x`, for gradients through both.
 
-        The density of a clipped `x` would reward a mean far beyond the clipping as if it were uncertain.
+        If `x` were clipped, a mean far beyond the limit would be rewarded as if the policy were uncertain.
         """
         x = DiagonalGaussian(self.mean, self.log_std).sample(key)
         return self._squash(x), self._log_prob_of_base(x, self.mean)
 
     def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
-        """Returns the log-density of an action, by the inverse tanh of its place between the bounds."""
+        """Returns the log-density of an action, using the inverse tanh of its position between the bounds."""
         low, high = self._bounds()
         action = action.astype(self.mean.dtype)
         margin = _TANH_MARGIN * (high - low)
@@ -205,9 +213,9 @@ class TanhGaussian(eqx.Module):
         return self._log_prob_of_base(x, self._bounded_mean())
 
     def entropy(self) -> Float[Array, ""]:
-        """`H[x] + E[log |d action / d x|]`, the expectation by Gauss-Hermite quadrature of 20 points.
+        """Returns the entropy `H[x] + E[log |d action / d x|]`, with Gauss-Hermite quadrature of 20 points.
 
-        There is no closed form. With `std` up to 2 the error is below 0.002 a dimension.
+        There is no closed form. The error is below 0.002 per dimension for `std` up to 2.
         """
         std = jnp.exp(self.log_std)
         log_volume = jax.vmap(lambda node: jnp.sum(self._log_slope(self.mean + std * node)))
@@ -215,7 +223,9 @@ class TanhGaussian(eqx.Module):
         return DiagonalGaussian(self.mean, self.log_std).entropy() + expected
 
     def mode(self) -> Float[Array, "*shape"]:
-        """Returns the squashed mean: the median of each action, not the point of highest density."""
+        """Returns the squashed mean, which is the median of each component rather than the point of highest
+        density.
+        """
         return self._squash(self.mean)
 
     def _sample_base(self, key: Key) -> Float[Array, "*shape"]:

@@ -1,6 +1,6 @@
-"""Action heads: from features to a distribution over the action space.
+"""Action heads, which map features to a distribution over the action space.
 
-The weights of a head start orthogonal with a gain of 0.01, so that the first policy is near uniform
+Their weights are initialised orthogonally with a gain of 0.01, so that the first policy is nearly uniform
 (Andrychowicz et al. 2021, "What Matters for On-Policy Deep Actor-Critic Methods?").
 """
 
@@ -33,7 +33,7 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 @runtime_checkable
 class ActionHead(Protocol):
-    """The last layer of an actor, which returns an action distribution."""
+    """Protocol of an actor's last layer, which maps features to an action distribution."""
 
     def __call__(
         self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None, /
@@ -43,7 +43,7 @@ class ActionHead(Protocol):
 
 
 class CategoricalHead(eqx.Module):
-    """`Discrete`: logits `[n]`, and masks of the same shape."""
+    """Action head for `Discrete` spaces. Logits and masks are `[n]`."""
 
     layer: Linear
     start: int = eqx.field(static=True)
@@ -57,9 +57,9 @@ class CategoricalHead(eqx.Module):
 
 
 class MultiCategoricalHead(eqx.Module):
-    """`MultiDiscrete`: logits `[*shape, max(nvec)]`, and masks of the same shape.
+    """Action head for `MultiDiscrete` spaces. Logits and masks are `[*shape, max(nvec)]`.
 
-    Logits beyond the size of a choice are padding: minus infinity, whatever the action mask.
+    Logits beyond a choice's number of categories are minus infinity, regardless of the action mask.
     """
 
     layer: Linear
@@ -81,7 +81,7 @@ class MultiCategoricalHead(eqx.Module):
 
 
 class BernoulliHead(eqx.Module):
-    """`MultiBinary`: one logit for each bit."""
+    """Action head for `MultiBinary` spaces, with one logit per bit."""
 
     layer: Linear
     shape: tuple[int, ...] = eqx.field(static=True)
@@ -96,7 +96,7 @@ class BernoulliHead(eqx.Module):
 
 
 class FreeLogStd(eqx.Module):
-    """A learned, state-independent log standard deviation."""
+    """A learned log standard deviation that does not depend on the state."""
 
     weight: Float[Array, " size"]
 
@@ -106,7 +106,7 @@ class FreeLogStd(eqx.Module):
 
 
 class FixedLogStd(eqx.Module):
-    """A fixed, state-independent log standard deviation."""
+    """A constant log standard deviation."""
 
     weight: Float[Array, " size"]
 
@@ -126,10 +126,10 @@ class StateLogStd(eqx.Module):
 
 
 class GaussianHead(eqx.Module):
-    """`Box` of any shape: a raw Gaussian without bounds, a `TanhGaussian` with them.
+    """Action head for `Box` spaces of any shape: a Gaussian, or a `TanhGaussian` within the bounds.
 
-    A raw Gaussian may exceed a bounded `Box`: its actions are clipped where the environment is stepped,
-    not here. Store the unclipped action, and use it for log-probabilities.
+    Samples of the plain Gaussian may exceed the bounds of a `Box`. They are clipped when the environment is
+    stepped, not here. Store the unclipped action, and use it for log-probabilities.
     """
 
     mean: Linear
@@ -156,17 +156,17 @@ def action_head(
     initial_log_std: float = 0.0,
     learn_std: bool = True,
 ) -> ActionHead:
-    """Makes the head for an action space. The last three options apply to a `Box` only.
+    """Makes the head for an action space. The last four options apply to a `Box` only.
 
     Args:
         key: random key of the weights.
         space: `Discrete`, `MultiDiscrete`, `MultiBinary` or a `Box` of floats.
         in_features: length of the feature vector.
-        state_dependent_std: compute the log standard deviation from the features, clipped to [-5, 2],
-            instead of learning one for all states.
-        squash: keep actions within the bounds by a `TanhGaussian`.
+        state_dependent_std: compute the log standard deviation from the features, clipped to [-5, 2], instead of
+            learning one for all states.
+        squash: keep actions within the bounds with a `TanhGaussian`.
         initial_log_std: initial log standard deviation.
-        learn_std: learn it. Otherwise it stays as it begins.
+        learn_std: learn the standard deviation. Otherwise it keeps its initial value.
 
     Raises:
         UsageError: the space is of another kind, or `squash` is set and it has no bounds.

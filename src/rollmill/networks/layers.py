@@ -1,7 +1,7 @@
 """Layers with weights, and their initialisation.
 
-Weights are stored as [inputs, outputs], so that a batch under `jax.vmap` is one plain `x @ w`.
-Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` gates times `H`. Images are height, width, channels.
+Weights are stored as `[inputs, outputs]`, so that a batch under `jax.vmap` is one plain `x @ w`. Shape letters:
+`I` inputs, `O` outputs, `H` hidden units, `G` gates times `H`. Images are height, width, channels.
 """
 
 import functools
@@ -20,7 +20,7 @@ Padding: TypeAlias = Literal["SAME", "VALID"]
 
 
 class Linear(eqx.Module):
-    """`x @ weight + bias`."""
+    """A fully connected layer, `x @ weight + bias`."""
 
     weight: Float[Array, "I O"]
     bias: Float[Array, " O"]
@@ -37,7 +37,7 @@ class Convolution(eqx.Module):
     bias: Float[Array, " O"]
     stride: int = eqx.field(static=True)
     padding: Padding = eqx.field(static=True, default="VALID")
-    """`VALID` is no padding. With `SAME` zeros keep the size of the image, but for the stride."""
+    """`VALID` for no padding, or `SAME` for zero padding that keeps the size of the image (at stride 1)."""
 
     def __call__(self, image: Float[Array, "height width I"]) -> Float[Array, "rows columns O"]:
         """Maps one image."""
@@ -51,8 +51,8 @@ class Convolution(eqx.Module):
 class LayerNorm(eqx.Module):
     """Normalises a vector or an image to mean 0 and variance 1, then scales and shifts each channel.
 
-    See Ba et al., "Layer Normalization" (2016). Unlike batch normalisation it depends on only one input, so a
-    network has no state besides weights.
+    See Ba et al., "Layer Normalization" (2016). Unlike batch normalisation it uses only one input, so a network
+    has no state besides its weights.
     """
 
     scale: Float[Array, " I"]
@@ -96,18 +96,18 @@ class GRUCell(eqx.Module):
 
 
 class LSTMState(NamedTuple):
-    """The state of a long short-term memory between two inputs."""
+    """The state of an LSTM between two inputs."""
 
     hidden: Float[Array, " H"]
-    """The last output."""
+    """The last output of the unit."""
     cell: Float[Array, " H"]
 
 
 class LSTMCell(eqx.Module):
-    """A long short-term memory (Hochreiter and Schmidhuber 1997), its forget gate as of Gers et al. (2000).
+    """A long short-term memory unit (Hochreiter and Schmidhuber 1997) with the forget gate of Gers et al. (2000).
 
-    With the columns of `x @ input_weight + h @ hidden_weight + bias` in the order i, f, g, o: the next cell state
-    is `sigmoid(f) c + sigmoid(i) tanh(g)`, and the output `sigmoid(o) tanh` of it.
+    The columns of `x @ input_weight + h @ hidden_weight + bias` are in the order i, f, g, o. The next cell state
+    is `c' = sigmoid(f) c + sigmoid(i) tanh(g)`, and the output is `sigmoid(o) tanh(c')`.
     """
 
     input_weight: Float[Array, "I G"]
@@ -129,9 +129,10 @@ class LSTMCell(eqx.Module):
 
 
 def max_pool(image: Float[Array, "height width C"], *, size: int, stride: int) -> Float[Array, "rows columns C"]:
-    """Returns the largest numbers of windows of an image. Its borders are extended as with `SAME` padding.
+    """Returns the maximum over sliding windows of an image, with `SAME` padding at the borders.
 
-    Rows first, then columns, by comparing shifted images: gradients and exported programs need no more than that.
+    It compares shifted copies of the image, by rows and then by columns. Gradients and exported programs need
+    nothing else.
     """
     return _largest_along(_largest_along(image, 0, size, stride), 1, size, stride)
 
@@ -155,7 +156,7 @@ def _least(image: Float[Array, "height width C"], axis: int, count: int) -> Floa
 
 
 def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.sqrt(2.0)) -> Linear:
-    """Returns a `Linear` with orthogonal weights times `gain` and a bias of zero."""
+    """Returns a `Linear` layer with orthogonal weights, multiplied by `gain`, and zero bias."""
     return Linear(orthogonal(key, (in_features, out_features), gain), _zeros(out_features))
 
 
@@ -169,13 +170,15 @@ def convolution(
     gain: float = math.sqrt(2.0),
     padding: Padding = "VALID",
 ) -> Convolution:
-    """Returns a `Convolution` whose filters are orthogonal to each other, times `gain`, and a bias of zero."""
+    """Returns a `Convolution` whose filters are orthogonal to each other and multiplied by `gain`, with
+    zero bias.
+    """
     kernel = orthogonal(key, (size, size, in_channels, out_channels), gain)
     return Convolution(kernel, _zeros(out_channels), stride, padding)
 
 
 def layer_norm(channels: int) -> LayerNorm:
-    """Returns a `LayerNorm` that neither scales nor shifts."""
+    """Returns a `LayerNorm` with a scale of one and a shift of zero."""
     return LayerNorm(jnp.ones(channels, jnp.float32), _zeros(channels))
 
 
@@ -186,7 +189,9 @@ def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:
 
 
 def lstm_cell(key: Key, in_features: int, size: int) -> LSTMCell:
-    """Returns an `LSTMCell` with eight orthogonal matrices, biases of zero, and of one for its forget gates."""
+    """Returns an `LSTMCell` with eight orthogonal matrices and zero biases, except for a bias of one in the forget
+    gates.
+    """
     input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=4)
     return LSTMCell(input_weight, hidden_weight, _zeros(4 * size).at[size : 2 * size].set(1.0))
 

@@ -1,4 +1,4 @@
-"""Encoding of observations as float32 vectors and images, before the first layer."""
+"""Encodes observations as float32 vectors and images for the first layer of a network."""
 
 import functools
 import math
@@ -16,25 +16,25 @@ from rollmill.core.types import Observation
 ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
 
 MAX_CHANNELS = 16
-"""Longest first axis that `auto` takes for channels."""
+"""Maximum length of a first axis that `auto` takes for the channels of an image."""
 
 
 class ObservationLeaf(NamedTuple):
-    """The encoding of an observation's leaf, hashable because networks hold it as a static field."""
+    """How one leaf of an observation is encoded. It is hashable, so networks can hold it as a static field."""
 
     path: tuple[str | int, ...]
-    """Keys and indices that lead to the leaf."""
+    """Dictionary keys and tuple indices that lead to the leaf."""
     shape: tuple[int, ...]
     categories: tuple[int, ...] = ()
-    """Number of categories of each element, empty for a leaf of numbers."""
+    """Number of categories of each element, or empty for a numeric leaf."""
     starts: tuple[int, ...] = ()
-    """First category of each element, empty for a leaf of numbers."""
+    """First category of each element, or empty for a numeric leaf."""
     scale: float = 1.0
-    """Factor of a leaf of numbers."""
+    """Factor by which a numeric leaf is multiplied."""
     image: bool = False
-    """True for a `Box` of rank 3."""
+    """Whether the leaf is an image, a `Box` of rank 3."""
     channels_first: bool = False
-    """True for an image with axes (channels, height, width)."""
+    """Whether the axes of an image are (channels, height, width)."""
 
     @property
     def size(self) -> int:
@@ -43,7 +43,7 @@ class ObservationLeaf(NamedTuple):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Height, width and channels of an image."""
+        """Height, width and number of channels of an image."""
         first, second, third = self.shape
         return (second, third, first) if self.channels_first else (first, second, third)
 
@@ -71,13 +71,15 @@ def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Obser
 
 
 def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[ObservationLeaf, ...]:
-    """Returns the leaves that can be convolved, with `channels_first` resolved."""
+    """Returns the image leaves of an observation space, with `channels_first` resolved."""
     parts = [leaf for leaf in leaves(space) if leaf.image]
     return tuple(leaf._replace(channels_first=has_channels_first(leaf.shape, layout)) for leaf in parts)
 
 
 def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
-    """Returns the layout that `auto` selects for a space's images, or `layout` without images of one layout."""
+    """Returns the image layout that `auto` stands for, or `layout` itself if the images do not all have the same
+    layout.
+    """
     channels_first = {leaf.channels_first for leaf in images(space, layout)}
     if layout != "auto" or len(channels_first) != 1:
         return layout
@@ -87,8 +89,8 @@ def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
 def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> bool:
     """Returns whether axis 0 of an image is its channel axis, as in stacked frames of EnvPool and Gymnasium.
 
-    With `auto` it is if it is at most 16 and smaller than the two others, and these are equal or both
-    above 16: (4, 84, 84) and (3, 210, 160) have their channels first, (84, 84, 4) and (10, 10, 16) last.
+    With `auto` it is, if it is at most 16 and smaller than the two others, and these are equal or both above 16:
+    (4, 84, 84) and (3, 210, 160) have their channels first, (84, 84, 4) and (10, 10, 16) last.
     """
     if layout != "auto":
         return layout == "channels_first"
@@ -101,7 +103,7 @@ def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> 
 
 
 def as_image(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "height width channels"]:
-    """Returns an image leaf of an observation in float32, with channels last."""
+    """Returns an image leaf of an observation in float32, with its channels last."""
     image = encode(leaf, observation)
     return jnp.moveaxis(image, 0, -1) if leaf.channels_first else image
 
@@ -109,25 +111,25 @@ def as_image(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "h
 def flatten(space: spaces.Space, observation: Observation) -> Float[Array, " size"]:
     """Encodes one observation as a float32 vector of length `flat_size(space)`.
 
-    `Discrete` and `MultiDiscrete` become one-hot, counted from their `start`. Other leaves are cast
-    and raveled, and a uint8 `Box` with bound 255 is divided by 255. Leaves are concatenated in the order
-    of the space.
+    Leaves of `Discrete` and `MultiDiscrete` spaces become one-hot vectors, counted from their `start`. A uint8
+    `Box` with bound 255 is divided by 255. All other leaves are cast. Leaves are flattened and concatenated in the
+    order of the space.
     """
     return join(leaves(space), observation)
 
 
 def flat_size(space: spaces.Space) -> int:
-    """Length of `flatten(space, observation)`."""
+    """Returns the length of `flatten(space, observation)`."""
     return sum(leaf.size for leaf in leaves(space))
 
 
 def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[Array, " size"]:
-    """Encodes these leaves of an observation and concatenates them to one float32 vector."""
+    """Encodes several leaves of an observation, and concatenates them into one float32 vector."""
     return jnp.concatenate([jnp.zeros(0, jnp.float32), *(encode(leaf, observation).reshape(-1) for leaf in parts)])
 
 
 def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
-    """Encodes one leaf of an observation in float32. Numbers keep their shape, and categories become one
+    """Encodes one leaf of an observation in float32. Numeric leaves keep their shape, and categories become one
     vector.
     """
     value = functools.reduce(operator.getitem, leaf.path, observation)

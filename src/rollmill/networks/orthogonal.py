@@ -1,7 +1,7 @@
-"""Random matrices with orthonormal rows or columns, computed only by matrix products.
+"""Random matrices with orthonormal rows or columns, computed with matrix products only.
 
-The JAX initialiser decomposes a matrix by a linear-algebra library, which needs separate memory on some devices
-before training.
+JAX's own initialiser uses a QR decomposition from a linear-algebra library, which takes additional memory on some
+devices.
 """
 
 import math
@@ -14,14 +14,15 @@ from jaxtyping import Array, Float, Int
 from rollmill.core.types import Key
 
 PANEL = 128
-"""Columns that are made orthogonal to all columns before them by one matrix product."""
+"""Number of columns that one matrix product makes orthogonal to all columns before them."""
 _product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
-    """Orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al. 2013).
+    """Returns a random matrix with orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al.
+    2013).
 
-    The axes before the last are the rows. The matrices equal the results of `jax.nn.initializers.orthogonal` up to
+    All axes but the last are treated as rows. The result equals that of `jax.nn.initializers.orthogonal` up to
     rounding.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -31,12 +32,11 @@ def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, ".
 
 
 def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
-    """Returns the factor Q of `Q R = matrix`, with a positive diagonal of R, for a matrix of full rank with N >=
-    M.
+    """Returns the factor Q of `matrix = Q R` with a positive diagonal of R, for a matrix of full rank with N >= M.
 
-    Modified Gram-Schmidt, by panels of columns if there are many. Everything is projected twice, because one
-    projection leaves an error that grows with the condition of the matrix, and a second one removes it (Giraud et
-    al. 2005).
+    Uses the modified Gram-Schmidt process, in panels of columns if there are many. Every projection is done twice:
+    one projection leaves an error that grows with the condition number of the matrix, and the second removes it
+    (Giraud et al. 2005).
     """
     rows, columns = matrix.shape
     if columns == 0:

@@ -1,4 +1,4 @@
-"""Networks by name, which runs record and other processes create."""
+"""Registry of networks by name. A run records the name, and other processes create the network from it."""
 
 import inspect
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 from rollmill.core.registry import Registry
 
 NetworkFactory: TypeAlias = Callable[..., Any]
-"""`(key, observation space, action space) -> ActorCritic`; for multi-agent algorithms
-`(key, observation space, action space, critic space) -> AgentNetwork`; of a torso `(key, observation space) ->
-module`, which maps one observation to a vector of features."""
+"""Function that makes a network: `(key, observation space, action space) -> ActorCritic`, or for multi-agent
+algorithms `(key, observation space, action space, critic space) -> AgentNetwork`. The factory of a torso is `(key,
+observation space) -> module`, where the module maps one observation to a feature vector."""
 
 NETWORKS: Registry[NetworkFactory] = Registry("network", {})
 _torsos: set[str] = set()
@@ -38,28 +38,28 @@ def register_network(name: str, factory: NetworkFactory, *, torso: bool = False,
 
 
 def find_network(name: str) -> NetworkFactory:
-    """Returns the factory of a name, registered or offered by an installed package.
+    """Returns the factory of a network that was registered, or that an installed package provides.
 
     Raises:
-        UsageError: there is none, or its package cannot be used.
+        UsageError: no network has this name, or its package cannot be imported.
     """
     hint = "hint: rollmill.register_network registers a network; --import MODULE imports the module that calls it."
     return NETWORKS.find(name, hint=hint)
 
 
 def is_network(name: str) -> bool:
-    """Returns whether a network has that name, without importing anything."""
+    """Returns whether a network with this name exists, without importing anything."""
     return NETWORKS.has(name)
 
 
 def is_torso(name: str) -> bool:
-    """Returns whether the name is registered as a torso."""
+    """Returns whether a torso is registered under this name."""
     return name in _torsos
 
 
 def registered_networks() -> list[tuple[str, str]]:
-    """Returns the sorted names of networks, including networks of installed packages, each with its
-    description.
+    """Returns the names of all networks, sorted, each with its description. Networks of installed packages are
+    included.
     """
     NETWORKS.load_plugins()
     return [(name, (inspect.getdoc(NETWORKS[name]) or "").partition("\n")[0]) for name in sorted(NETWORKS)]

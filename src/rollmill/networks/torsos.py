@@ -1,6 +1,6 @@
-"""Torsos: from an observation to features, below the heads of a network.
+"""Torsos, which map an observation to features for the head of a network.
 
-A torso maps `(observation, memory)` to `(features, memory)`. One without memory has memory `()`.
+A torso maps `(observation, memory)` to `(features, memory)`. Without a recurrent unit, its memory is `()`.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ from rollmill.networks.observations import ImageLayout, ObservationLeaf, as_imag
 
 Activation: TypeAlias = Callable[[Array], Array]
 ConvolutionSizes: TypeAlias = tuple[tuple[int, int, int], ...]
-"""(channels, kernel size, stride) of each layer."""
+"""Channels, kernel size and stride of each convolution."""
 
 
 @runtime_checkable
 class Torso(Protocol):
-    """The part of an actor or a critic below its head."""
+    """Protocol of the layers of an actor or a critic below its head."""
 
     out_features: int
 
@@ -51,11 +51,11 @@ class Torso(Protocol):
 
 
 class MLP(eqx.Module):
-    """Fully connected layers, each followed by its normalisation, if it has one, and by the activation."""
+    """Fully connected layers, each followed by an optional normalisation and an activation."""
 
     layers: tuple[Linear, ...]
     norms: tuple[LayerNorm, ...]
-    """One for each layer, or none."""
+    """One normalisation per layer, or none."""
     activation: Activation = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, " inputs"]) -> Float[Array, " features"]:
@@ -67,7 +67,9 @@ class MLP(eqx.Module):
 
 
 class FeedForwardBlock(eqx.Module):
-    """A residual block with a normalised hidden layer, four times as wide: `x + down(activation(up(norm(x))))`."""
+    """A residual block `x + down(activation(up(norm(x))))`, whose hidden layer is four times as wide as
+    its input.
+    """
 
     norm: LayerNorm
     up: Linear
@@ -80,7 +82,7 @@ class FeedForwardBlock(eqx.Module):
 
 
 class ResidualMLP(eqx.Module):
-    """A linear layer, `FeedForwardBlock`s, and a normalisation.
+    """A linear layer, followed by `FeedForwardBlock`s and a final normalisation.
 
     See Lee et al., "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning" (2025).
     """
@@ -98,7 +100,7 @@ class ResidualMLP(eqx.Module):
 
 
 class CNN(eqx.Module):
-    """Convolutions, each followed by a ReLU. The result is flattened to one vector."""
+    """Convolutions, each followed by a ReLU. The output is flattened to one vector."""
 
     layers: tuple[Convolution, ...]
 
@@ -124,7 +126,8 @@ class ResidualBlock(eqx.Module):
 
 
 class ResNet(eqx.Module):
-    """A convolution and residual blocks that keep the size of the image. The result is flattened to one vector.
+    """A convolution followed by residual blocks that keep the size of the image. The output is flattened to one
+    vector.
 
     As in AlphaZero (Silver et al., Nature 2017), but with layer normalisation instead of batch normalisation.
     """
@@ -142,7 +145,7 @@ class ResNet(eqx.Module):
 
 
 class PlainResidualBlock(eqx.Module):
-    """A residual block of two convolutions, each after a ReLU."""
+    """A residual block of two convolutions without normalisation, each preceded by a ReLU."""
 
     first: Convolution
     second: Convolution
@@ -153,7 +156,7 @@ class PlainResidualBlock(eqx.Module):
 
 
 class DownsamplingStage(eqx.Module):
-    """A convolution, a maximum over windows of 3 x 3 that halves the image, and two residual blocks."""
+    """A convolution, max pooling over 3 x 3 windows that halves the image, and two residual blocks."""
 
     convolution: Convolution
     blocks: tuple[PlainResidualBlock, ...]
@@ -167,9 +170,9 @@ class DownsamplingStage(eqx.Module):
 
 
 class ImpalaCNN(eqx.Module):
-    """Stages that halve an image each, then a ReLU. The result is flattened to one vector.
+    """The deep residual network of Espeholt et al., "IMPALA" (2018), figure 3, without its recurrent unit.
 
-    The deep network of Espeholt et al., "IMPALA" (2018), figure 3, without its recurrent unit.
+    Each stage halves the image. The output passes a ReLU and is flattened to one vector.
     """
 
     stages: tuple[DownsamplingStage, ...]
@@ -182,11 +185,13 @@ class ImpalaCNN(eqx.Module):
 
 
 ImageNetwork: TypeAlias = CNN | ResNet | ImpalaCNN
-"""From an image to features."""
+"""A network that maps an image to features."""
 
 
 class FeedForwardTorso(eqx.Module):
-    """An `ImageNetwork` for each image of the observation, concatenated with its other leaves, then an `MLP`."""
+    """Torso without memory: an `ImageNetwork` for each image of the observation, and an `MLP` over their features
+    and all other leaves.
+    """
 
     cnns: tuple[ImageNetwork, ...]
     mlp: MLP | ResidualMLP
@@ -195,7 +200,7 @@ class FeedForwardTorso(eqx.Module):
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
-        """`()`: no memory."""
+        """Returns `()`, because this torso has no memory."""
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
@@ -205,16 +210,19 @@ class FeedForwardTorso(eqx.Module):
 
 
 class OwnTorso(eqx.Module):
-    """A module of the user's, from an observation to a vector of features, then an `MLP`."""
+    """Torso registered by the user: a module that maps an observation to a feature vector, followed by an
+    `MLP`.
+    """
 
     own: Any
     mlp: MLP | ResidualMLP
     action: tuple[ObservationLeaf, ...] = eqx.field(static=True)
-    """Leaves of an action that the `MLP` reads beside the features. Then inputs are dictionaries of both."""
+    """Leaves of an action that the `MLP` reads in addition to the features, in critics of actions. The torso's
+    input is then a dictionary of observation and action."""
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
-        """`()`: no memory."""
+        """Returns `()`, because this torso has no memory."""
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
@@ -228,14 +236,17 @@ class OwnTorso(eqx.Module):
 
 
 class RecurrentTorso(eqx.Module):
-    """An encoder followed by a recurrent unit. Its output is the features, and its state the memory."""
+    """Torso with memory: an encoder followed by a recurrent unit.
+
+    The features are the unit's output, and the memory is its state.
+    """
 
     encoder: FeedForwardTorso | OwnTorso
     cell: GRUCell | LSTMCell
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
-        """Returns the unit's state at the start of an episode: arrays `[out_features]` of zeros."""
+        """Returns the state of the recurrent unit at the start of an episode, arrays `[out_features]` of zeros."""
         return self.cell.initial_state()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
@@ -264,17 +275,17 @@ def residual_mlp(
 ) -> ResidualMLP:
     """Returns a `ResidualMLP` with orthogonal weights.
 
-    Their gain is 1 in the first layer, sqrt(2) before activations, and the inverse of the number of blocks at the
-    end of a block, so that deep networks begin near the identity.
+    Their gain is 1 in the first layer, sqrt(2) before an activation, and one over the number of blocks at the end
+    of each block. Deep networks therefore begin near the identity.
 
     Args:
         key: random key of the weights.
         in_features: number of inputs.
-        hidden_sizes: the same width for each block, for at least one block.
-        activation: inside of the blocks.
+        hidden_sizes: width of each block. All of them must be equal, and there must be at least one.
+        activation: activation function inside the blocks.
 
     Raises:
-        UsageError: the widths differ, or there is none.
+        UsageError: the widths differ, or there are none.
     """
     if len(set(hidden_sizes)) != 1:
         raise UsageError(
@@ -301,10 +312,9 @@ def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -
     Args:
         key: random key of the weights.
         shape: height, width and channels of one image.
-        convolutions: (channels, kernel size, stride) of each layer; if empty, chosen by image size:
-            from 36 pixels the layers of Mnih et al. (2015), "Human-level control through deep
-            reinforcement learning", from 16 two smaller ones, below the one layer of Young and Tian
-            (2019), "MinAtar".
+        convolutions: (channels, kernel size, stride) of each layer. If empty, the size of the image decides: from
+            36 pixels the layers of Mnih et al. (2015), "Human-level control through deep reinforcement learning",
+            from 16 pixels two smaller layers, and below that the one layer of Young and Tian (2019), "MinAtar".
 
     Raises:
         UsageError: a kernel is larger than the input of its layer.
@@ -382,10 +392,11 @@ def feed_forward_torso(
     make_cnn: Callable[[Key, tuple[int, ...]], tuple[ImageNetwork, int]] | None = None,
     make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
 ) -> FeedForwardTorso:
-    """Returns a torso for observations of `space`. With `convolve`, its `Box` leaves of rank 3 are images.
+    """Returns a torso without memory for observations of `space`.
 
-    `make_cnn` makes what convolves images of a shape, and the number of its features. By default it makes a `cnn`.
-    `make_mlp` makes what follows, with the arguments of `mlp`.
+    With `convolve`, its `Box` leaves of rank 3 are treated as images. `make_cnn` makes the network for images of a
+    given shape and returns it with its number of features, by default a `cnn`. `make_mlp` makes the layers after
+    it, and takes the arguments of `mlp`.
     """
     mlp_key, cnn_key = jax.random.split(key)
     image_leaves = images(space, image_layout) if convolve else ()
@@ -414,10 +425,11 @@ def own_torso(
     activation: Activation,
     make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
 ) -> OwnTorso:
-    """Builds a torso of the user's, from a key and the observation space, and the layers after it.
+    """Builds a torso registered by the user, and the layers after it.
 
-    `make_mlp` makes the layers, with the arguments of `mlp`. With an action space, they read an action beside the
-    features. Raises a `ContractError` with the torso's name if it raises, or does not return a vector of floats.
+    `factory` makes the torso from a key and the observation space. `make_mlp` makes the layers, and takes the
+    arguments of `mlp`. With an action space, the layers also read an action. Raises a `ContractError` with the
+    torso's name if the torso raises an exception or does not return a vector of floats.
     """
     own_key, mlp_key = jax.random.split(key)
     with attribute_to_user_code(f"the torso {name}"):
@@ -438,13 +450,13 @@ def recurrent_torso(
     size: int,
     make_cell: Callable[[Key, int, int], GRUCell | LSTMCell],
 ) -> RecurrentTorso:
-    """Returns a torso with a recurrent unit of `size` over the features of `encoder`.
+    """Returns a torso with a recurrent unit of `size` outputs after `encoder`.
 
     Args:
         key: random key of the unit's weights.
-        encoder: from observations to the unit's inputs.
+        encoder: torso whose features are the unit's inputs.
         size: number of the unit's outputs.
-        make_cell: `gru_cell` or `lstm_cell`, or another function of a key, the number of inputs and the size.
+        make_cell: `gru_cell`, `lstm_cell`, or another function of a key, the number of inputs and the size.
     """
     return RecurrentTorso(encoder, make_cell(key, encoder.out_features, size), size)
 
