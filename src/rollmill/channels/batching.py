@@ -1,4 +1,4 @@
-"""Concatenation of messages along an axis, each copied directly into its part of the batch."""
+"""Concatenates messages along an axis. Each message is copied directly into its part of the batch."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,21 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The layout of `count` concatenated messages."""
+    """The memory layout of a batch of `count` concatenated messages."""
 
     batch: Layout
-    """Layout of the whole batch."""
+    """Memory layout of the whole batch."""
     axes: tuple[int, ...]
-    """Axis of concatenation of each leaf, not negative."""
+    """Axis along which each leaf is concatenated, not negative."""
     count: int
-    """Number of messages."""
+    """Number of messages in the batch."""
 
     @staticmethod
     def of(message: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
-        """Returns the layout of `count` messages of the same layout, concatenated along an axis.
+        """Returns the layout of `count` messages concatenated along an axis.
 
-        The axis is one for all leaves, or a tree with one for each, and may be negative. Raises a `UsageError` if
-        a leaf does not have it.
+        The axis is one integer for all leaves, or a pytree of integers, and may be negative. Raises a `UsageError`
+        if a leaf does not have it.
         """
         axis_tree = jax.tree.broadcast(axis, jax.tree.unflatten(message.structure, range(len(message.leaves))))
         axes = tuple(map(_positive, message.leaves, jax.tree.leaves(axis_tree)))
@@ -38,7 +38,7 @@ class BatchLayout:
         return BatchLayout(Layout(message.structure, tuple(leaves), offset), axes, count)
 
     def allocate(self) -> tuple[PyTree[np.ndarray], list[list[np.ndarray]]]:
-        """Allocates a batch. Also returns, for each message, the views of the batch that it fills."""
+        """Allocates a batch. Returns it with the views of it that each message fills."""
         leaves = self.batch.flat_views(fresh_buffer(self.batch.nbytes))
         parts = [np.split(leaf, self.count, axis) for leaf, axis in zip(leaves, self.axes, strict=True)]
         return self.batch.unflatten(leaves), [[part[i] for part in parts] for i in range(self.count)]

@@ -1,6 +1,7 @@
-"""The layout of a pytree in a flat buffer: known at both ends of a channel, never sent.
+"""The layout of a pytree in a flat buffer. Both ends of a channel know it, and it is never sent.
 
-A leaf starts at a multiple of 64 bytes: a cache line, and the alignment at which JAX adopts a host buffer.
+Every leaf starts at a multiple of 64 bytes, which is a cache line, and the alignment at which JAX can use a host
+buffer without copying it.
 """
 
 import hashlib
@@ -22,11 +23,11 @@ ALIGNMENT = 64
 NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
 
 Buffer: TypeAlias = memoryview | bytearray | np.ndarray
-"""Writable bytes, at least as many as the layout needs."""
+"""A writable buffer, at least as large as the layout requires."""
 
 
 class LeafLayout(NamedTuple):
-    """One array of a layout: its path in the tree, its type, and its offset in bytes."""
+    """One array of a layout: its path in the pytree, its shape and dtype, and its offset in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,19 +45,19 @@ class LeafLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The structure of a tree, and its leaves one after the other in a buffer of `nbytes` bytes."""
+    """The structure of a pytree, and the offsets of its leaves in a buffer of `nbytes` bytes."""
 
     structure: Any
-    """Tree structure without leaves. It differs between processes, and is not part of the digest."""
+    """Structure of the pytree. It is not part of the digest, because it differs between processes."""
 
     leaves: tuple[LeafLayout, ...]
-    """Leaves in the order of the flattened tree."""
+    """Layouts of the leaves, in the order of the flattened pytree."""
     nbytes: int
-    """Size of the buffer in bytes, padding included."""
+    """Size of the buffer in bytes, including padding."""
 
     @staticmethod
     def of(tree: PyTree) -> "Layout":
-        """Returns the layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
+        """Returns the layout of a pytree of arrays, or of shapes such as `jax.eval_shape` returns.
 
         Raises a `UsageError` if a leaf is not an array of numbers. Typed random keys are not supported.
         """
@@ -71,11 +72,13 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of names, shapes, dtypes and byte order: equal ends interpret bytes equally."""
+        """SHA-256 of names, shapes, dtypes and byte order in hexadecimal. Ends with equal digests interpret bytes
+        in the same way.
+        """
         return hashlib.sha256("\n".join([sys.byteorder, *map(str, self.leaves)]).encode()).hexdigest()
 
     def flat_views(self, buffer: Buffer) -> list[np.ndarray]:
-        """Views of `buffer` as arrays in the order of `leaves`, writable if the buffer is."""
+        """Returns views of `buffer` as arrays, in the order of `leaves`. They are writable if the buffer is."""
         return [np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) for leaf in self.leaves]
 
     def pack(self, tree: PyTree, buffer: Buffer) -> None:
@@ -86,14 +89,14 @@ class Layout:
         self.fill(self.flat_views(buffer), tree)
 
     def fill(self, views: Sequence[np.ndarray], tree: PyTree) -> None:
-        """Packs like `pack`, into the result of `flat_views(buffer)`, which the caller may reuse."""
+        """Copies the leaves of `tree` into `views`, the result of `flat_views`, which the caller can reuse."""
         for view, leaf in zip(views, self.on_host(tree), strict=True):
             np.copyto(view, leaf, casting="no")
 
     def on_host(self, tree: PyTree) -> list[np.ndarray]:
-        """Returns the leaves of `tree`, checked as by `pack`, as NumPy arrays.
+        """Returns the leaves of `tree` as NumPy arrays, checked like in `pack`.
 
-        Those on the host are not copied.
+        Leaves that are already on the host are not copied.
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:
@@ -106,17 +109,17 @@ class Layout:
         return [_checked(np.asarray(leaf), layout) for leaf, layout in zip(leaves, self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
-        """Returns the tree with these leaves."""
+        """Returns the pytree with these leaves."""
         return jax.tree.unflatten(self.structure, leaves)
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes` rounded up to the alignment of leaves."""
+    """Rounds a number of bytes up to the alignment of leaves."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def fresh_buffer(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes `[nbytes]` that start at a multiple of 64 bytes."""
+    """Allocates an uninitialised buffer of `nbytes` bytes, aligned to 64 bytes."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]

@@ -1,4 +1,4 @@
-"""Waiting at one end of a channel: a short spin, then sleep until the doorbell rings."""
+"""Waits at one end of a channel: spins briefly, then sleeps until the doorbell rings."""
 
 import math
 import select
@@ -12,14 +12,15 @@ from rollmill.channels.shm.doorbell import Doorbell
 T = TypeVar("T")
 
 Abandon: TypeAlias = Callable[[], bool]
-"""Returns True when the run is being stopped, so that waiting ends. It is polled about ten times a second."""
+"""Function that returns True when the run is being stopped, so that waiting ends. It is polled about ten times a
+second."""
 
 NAP_MS = 100.0
 SPINS = 30  # about 20 microseconds: less than the cost of sleeping and being woken
 
 
 def never() -> bool:
-    """Returns False: an `Abandon` for runs that are never stopped."""
+    """Returns False. An `Abandon` for runs that are never stopped."""
     return False
 
 
@@ -31,20 +32,20 @@ class Deadline:
         self._end = math.inf if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float:
-        """Returns the seconds left: infinite without a timeout, negative when it has passed."""
+        """Returns the remaining seconds: infinity without a timeout, and negative once it has passed."""
         return self._end - time.monotonic()
 
     def seconds(self) -> float | None:
-        """Returns the seconds left as a `timeout` argument: None without a timeout, never negative."""
+        """Returns the remaining seconds for a `timeout` argument: None without a timeout, and never negative."""
         return None if self.timeout is None else max(0.0, self.left())
 
     def nap_ms(self) -> float:
-        """Longest sleep in milliseconds before `abandon` is polled again."""
+        """Returns the milliseconds to sleep before `abandon` is polled again."""
         return max(0.0, min(NAP_MS, self.left() * 1000))
 
 
 class Waiter:
-    """Blocks one end of a channel until a condition holds."""
+    """Blocks one end of a channel until a condition is met."""
 
     def __init__(self, doorbell: Doorbell, abandon: Abandon, what: str) -> None:
         self._doorbell = doorbell
@@ -54,7 +55,7 @@ class Waiter:
         self._poll.register(doorbell.fileno(), select.POLLIN)
 
     def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> T:
-        """Waits for the first value of `ready` that is not None.
+        """Calls `ready` until it returns a value other than None, and returns that value.
 
         Raises `TimedOut` after `timeout` seconds, and `Abandoned` if the run is being stopped.
         """
@@ -75,7 +76,7 @@ class Waiter:
 
 
 def check_waiting(deadline: Deadline, abandon: Abandon, what: str) -> None:
-    """Raises `TimedOut` if the deadline has passed, and `Abandoned` if the run is being stopped."""
+    """Raises `TimedOut` if a deadline has passed, and `Abandoned` if the run is being stopped."""
     if abandon():
         raise Abandoned(f"{what} was aborted, because the run is being stopped.")
     if deadline.left() <= 0:

@@ -1,1 +1,1 @@
-"""Brokers: registries of the names, memory and addresses of channel ends."""
+"""Brokers, registries through which the two ends of a channel find each other."""

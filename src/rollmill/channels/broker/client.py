@@ -1,4 +1,4 @@
-"""The coordinator's broker, for other processes."""
+"""The broker as seen from worker processes, which reach it over a socket."""
 
 import os
 import socket
@@ -18,10 +18,11 @@ PATIENCE = 30.0
 
 
 class RemoteBroker:
-    """Client of a `BrokerServer`. See `rollmill.channels.Broker`. Thread-safe.
+    """Client of the coordinator's broker (`BrokerServer`), with the interface `rollmill.channels.Broker`.
+    Thread-safe.
 
     Raises `Refused` for a wrong token, and `ChannelClosed` if nothing listens at the address or answers in time.
-    Open channels keep working when the coordinator is gone. Further requests then raise `ChannelClosed`.
+    Open channels keep working after the coordinator has gone. Further requests then raise `ChannelClosed`.
     """
 
     def __init__(self, address: str, token: str, *, patience: float = REACH_SECONDS) -> None:
@@ -31,7 +32,7 @@ class RemoteBroker:
         self._connection = Connection(_reach(address, token.encode(), patience))
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """Returns the shared memory called `name`, initially zero."""
+        """Returns the shared memory called `name`, which is initially zero."""
         with self._lock:
             _, descriptors = self._ask(ask="segment", name=name, nbytes=nbytes, digest=digest)
             try:
@@ -42,12 +43,12 @@ class RemoteBroker:
             return self._mapped[name]
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Declares the digest of `name`. Every end of a channel does so when it is opened."""
+        """Checks that all ends of the channel `name` were opened with the same digest."""
         with self._lock:
             self._ask(ask="agree", name=name, digest=digest)
 
     def doorbell(self, name: str) -> Doorbell:
-        """Returns the doorbell called `name`."""
+        """Returns the doorbell called `name`, which wakes one end of a channel."""
         with self._lock:
             if name not in self._doorbells:
                 _, descriptors = self._ask(ask="doorbell", name=name)
@@ -55,41 +56,41 @@ class RemoteBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Claims the end `name` and returns the caller's incarnation."""
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation."""
         with self._lock:
             answer, _ = self._ask(ask="claim", name=name, segment=segment, word=word)
         return int(answer["incarnation"])
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes that this incarnation is ready."""
+        """Publishes that a holder of the channel end `name` is ready."""
         with self._lock:
             self._ask(ask="confirm", name=name, incarnation=incarnation, segment=segment, word=word)
 
     def drop(self, name: str) -> None:
-        """Forgets the segment `name`."""
+        """Forgets the shared memory called `name`."""
         with self._lock:
             self._mapped.pop(name, None)
             self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed the name."""
+        """Returns the latest incarnation that claimed the channel end `name`."""
         with self._lock:
             answer, _ = self._ask(ask="holder", name=name)
         return int(answer["incarnation"])
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:
-        """Registers the address of the end called `name`."""
+        """Registers the address at which the channel end `name` listens."""
         with self._lock:
             self._ask(ask="announce", name=name, address=list(address), incarnation=incarnation)
 
     def lookup(self, name: str) -> Address | None:
-        """Address at which the holder of `name` listens, or None until it is announced."""
+        """Returns the address at which the channel end `name` listens, or None if it has not been announced."""
         with self._lock:
             answer, _ = self._ask(ask="lookup", name=name)
         return None if answer["address"] is None else (str(answer["address"][0]), int(answer["address"][1]))
 
     def close(self) -> None:
-        """Closes file descriptors. Mapped memory stays valid."""
+        """Closes the connection and file descriptors. Mapped memory stays valid."""
         with self._lock:
             self._connection.close()
             for doorbell in self._doorbells.values():

@@ -1,4 +1,4 @@
-"""The coordinator's registry of segments, doorbells and addresses, for the threads of one process.
+"""The coordinator's broker: a registry of shared memory, doorbells and addresses of channel ends.
 
 `BrokerServer` serves it to other processes.
 """
@@ -18,14 +18,14 @@ WORD = struct.Struct("@q")
 
 @dataclass(frozen=True)
 class MemorySegment:
-    """A named shared memory: its file descriptor and its size in bytes."""
+    """A named piece of shared memory: its file descriptor and its size in bytes."""
 
     fd: int
     nbytes: int
 
 
 class LocalBroker:
-    """The broker of one process. See `rollmill.channels.Broker`. Thread-safe."""
+    """The broker of the coordinator's process, an implementation of `rollmill.channels.Broker`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class LocalBroker:
         self._holders: dict[str, int] = {}
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """Returns the shared memory called `name`, initially zero."""
+        """Returns the shared memory called `name`, which is initially zero."""
         fd = self.segment_descriptor(name, nbytes=nbytes, digest=digest)
         with self._lock:
             if name not in self._mapped:
@@ -45,7 +45,7 @@ class LocalBroker:
             return self._mapped[name]
 
     def segment_descriptor(self, name: str, *, nbytes: int, digest: str) -> int:
-        """Returns the file descriptor of the segment `name`, which belongs to the broker."""
+        """Returns the file descriptor of the shared memory called `name`. The broker closes it."""
         self.agree(name, digest=digest)
         with self._lock:
             if name not in self._segments:
@@ -56,7 +56,7 @@ class LocalBroker:
         return segment.fd
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Declares the digest of `name`. Every end of a channel does so when it is opened."""
+        """Checks that all ends of the channel `name` were opened with the same digest."""
         with self._lock:
             known = self._digests.setdefault(name, digest)
         if known != digest:
@@ -66,14 +66,14 @@ class LocalBroker:
             )
 
     def doorbell(self, name: str) -> Doorbell:
-        """Returns the doorbell called `name`."""
+        """Returns the doorbell called `name`, which wakes one end of a channel."""
         with self._lock:
             if name not in self._doorbells:
                 self._doorbells[name] = Doorbell.create()
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Claims the end `name` and returns the caller's incarnation."""
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation."""
         with self._lock:
             self._holders[name] = self._holders.get(name, 0) + 1
             self._addresses.pop(name, None)  # the previous holder's
@@ -82,13 +82,13 @@ class LocalBroker:
             return self._holders[name]
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes that this incarnation is ready."""
+        """Publishes that a holder of the channel end `name` is ready."""
         with self._lock:
             if incarnation == self._holders.get(name):
                 self._publish(segment, word, incarnation)
 
     def drop(self, name: str) -> None:
-        """Forgets the segment `name`."""
+        """Forgets the shared memory called `name`."""
         with self._lock:
             self._mapped.pop(name, None)
             self._digests.pop(name, None)
@@ -96,18 +96,18 @@ class LocalBroker:
                 os.close(segment.fd)
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed the name."""
+        """Returns the latest incarnation that claimed the channel end `name`."""
         with self._lock:
             return self._holders.get(name, 0)
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:
-        """Registers the address of the end called `name`."""
+        """Registers the address at which the channel end `name` listens."""
         with self._lock:
             if incarnation == self._holders.get(name):
                 self._addresses[name] = address
 
     def lookup(self, name: str) -> Address | None:
-        """Address at which the holder of `name` listens, or None until it is announced."""
+        """Returns the address at which the channel end `name` listens, or None if it has not been announced."""
         with self._lock:
             return self._addresses.get(name)
 
@@ -119,7 +119,7 @@ class LocalBroker:
         os.pwrite(self._segments[segment].fd, WORD.pack(incarnation), word * WORD.size)
 
     def close(self) -> None:
-        """Closes file descriptors. Mapped memory stays valid."""
+        """Closes all file descriptors. Mapped memory stays valid."""
         with self._lock:
             for segment in self._segments.values():
                 os.close(segment.fd)

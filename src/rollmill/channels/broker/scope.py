@@ -1,56 +1,56 @@
-"""A namespace of a broker: each start or restart of a run has its own."""
+"""Namespaces of a broker. Each start or restart of a run has its own."""
 
 from rollmill.channels.protocols import Address, Broker
 from rollmill.channels.shm.doorbell import Doorbell
 
 
 class ScopedBroker:
-    """A `Broker` that prefixes all names, so that a restarted run opens new channels."""
+    """A `Broker` that adds a prefix to all names, so that a restarted run opens new channels."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self._broker, self._name = broker, name
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """Returns the shared memory called `name`, initially zero."""
+        """Returns the shared memory called `name` in this namespace, which is initially zero."""
         return self._broker.segment(self._scoped(name), nbytes=nbytes, digest=digest)
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Declares the digest of `name`."""
+        """Checks that all ends of the channel `name` in this namespace were opened with the same digest."""
         self._broker.agree(self._scoped(name), digest=digest)
 
     def doorbell(self, name: str) -> Doorbell:
-        """Returns the doorbell called `name`."""
+        """Returns the doorbell called `name` in this namespace."""
         return self._broker.doorbell(self._scoped(name))
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Claims the end called `name` and returns the caller's incarnation, 1 for the first holder."""
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation, 1 for the first
+        holder.
+        """
         scoped_segment = None if segment is None else self._scoped(segment)
         return self._broker.claim(self._scoped(name), segment=scoped_segment, word=word)
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes in a segment that this incarnation is ready, unless a later incarnation has claimed the
-        end.
-        """
+        """Publishes that a holder of the channel end `name` is ready, unless a later one has claimed it."""
         self._broker.confirm(self._scoped(name), incarnation, segment=self._scoped(segment), word=word)
 
     def drop(self, name: str) -> None:
-        """Forgets the segment `name`."""
+        """Forgets the shared memory called `name` in this namespace."""
         self._broker.drop(self._scoped(name))
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed `name`, or 0 if none did."""
+        """Returns the latest incarnation that claimed the channel end `name`, or 0 if there is none."""
         return self._broker.holder(self._scoped(name))
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:
-        """Registers the address of the end called `name`, unless a later incarnation has claimed it."""
+        """Registers the address at which the channel end `name` listens, unless a later holder has claimed it."""
         self._broker.announce(self._scoped(name), address, incarnation)
 
     def lookup(self, name: str) -> Address | None:
-        """Address at which the holder of `name` listens, or None until it is announced."""
+        """Returns the address at which the channel end `name` listens, or None if it has not been announced."""
         return self._broker.lookup(self._scoped(name))
 
     def close(self) -> None:
-        """Closes files and connections."""
+        """Closes the files and connections of the underlying broker."""
         self._broker.close()
 
     def _scoped(self, name: str) -> str:

@@ -26,10 +26,10 @@ from rollmill.core.errors import RollmillError
 
 
 class BrokerServer:
-    """Serves a `LocalBroker`, which the coordinator uses directly, until it is closed.
+    """Serves a `LocalBroker` to other processes until it is closed. The coordinator uses the broker directly.
 
-    Clients must know the run's token. Without a `host` it listens on a Unix socket only, otherwise on this address
-    for processes of other hosts too. Port 0 picks a free one.
+    Clients must know the run's token. Without a `host` it listens on a Unix socket only. With one, it also listens
+    at this address for processes on other hosts. Port 0 picks a free port.
     """
 
     def __init__(self, broker: LocalBroker, token: str, *, host: str | None = None, port: int = 0) -> None:

@@ -1,1 +1,1 @@
-"""Channels through shared memory of one host, or of the threads of one process."""
+"""Channels through shared memory, between processes of one host or threads of one process."""

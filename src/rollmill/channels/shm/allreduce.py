@@ -33,7 +33,9 @@ BLOCK = 1 << 15
 
 
 class Span(NamedTuple):
-    """Byte range of adjacent leaves of one dtype, summed as one array. The padding between them is zero."""
+    """Byte range of adjacent leaves of one dtype, which are summed as one array. The padding between them
+    is zero.
+    """
 
     dtype: np.dtype
     start: int
@@ -41,7 +43,7 @@ class Span(NamedTuple):
 
 
 def spans(layout: Layout) -> list[Span]:
-    """Divides the layout, of floating-point types only, into as few spans as possible, each of one dtype."""
+    """Divides a layout of floating-point leaves into as few spans as possible, each of one dtype."""
     merged: list[Span] = []
     ends = [leaf.offset for leaf in layout.leaves[1:]] + [layout.nbytes]
     for leaf, end in zip(layout.leaves, ends, strict=True):
@@ -57,9 +59,10 @@ def spans(layout: Layout) -> list[Span]:
 def mean_over(
     parts: Sequence[Sequence[np.ndarray]], out: Sequence[np.ndarray], *, share: int = 0, of: int = 1
 ) -> None:
-    """Writes the mean over ranks of each span to `out`, or the share with index `share` of `of` equal ones.
+    """Writes the mean over ranks of each span to `out`.
 
-    `parts` has for each rank, in order, the arrays of all spans.
+    `parts` holds the arrays of all spans for each rank, in the order of ranks. Only share number `share` of `of`
+    equal shares is computed.
     """
     with np.errstate(all="ignore"):  # non-finite values are reported by the update, with their fragment
         for span, mean in enumerate(out):
@@ -81,7 +84,7 @@ def _mean(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
 
 
 def span_views(layout_spans: Sequence[Span], buffer: memoryview | np.ndarray) -> list[np.ndarray]:
-    """Returns the spans as flat views of `buffer`."""
+    """Returns flat views of `buffer`, one for each span."""
     return [
         np.ndarray(((span.stop - span.start) // span.dtype.itemsize,), span.dtype, buffer, span.start)
         for span in layout_spans
@@ -89,12 +92,15 @@ def span_views(layout_spans: Sequence[Span], buffer: memoryview | np.ndarray) ->
 
 
 def reduction_bytes(layout: Layout, size: int) -> int:
-    """Size in bytes of the memory that `size` ranks share."""
+    """Returns the size in bytes of the memory that `size` ranks share for an all-reduce."""
     return size * (LINE * 8 + layout.nbytes) + layout.nbytes
 
 
 class MemoryReduction:
-    """One rank's end, which may be opened once. See `rollmill.channels.Reduction`."""
+    """One rank's end of an all-reduce in shared memory, an implementation of `rollmill.channels.Reduction`.
+
+    Each rank opens it once.
+    """
 
     def __init__(
         self,
@@ -125,11 +131,11 @@ class MemoryReduction:
         self._lines[rank][ATTACHED] = 1
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Returns the mean over all ranks."""
+        """Averages arrays over all ranks."""
         return close_on_error(lambda: self._mean(tree, step, timeout), self.close)
 
     def close(self) -> None:
-        """Leaves the reduction."""
+        """Leaves the all-reduce. Ranks that wait for this one get `ChannelClosed`."""
         self._fence()  # the counters that this rank reached are visible before it is seen to have left
         self._lines[self._rank][LEFT] = 1
         self._ring_others()
@@ -181,7 +187,7 @@ class MemoryReduction:
 
 
 def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], None]) -> PyTree[np.ndarray]:
-    """Calls `mean`, and closes this rank on any exception, so that others do not wait."""
+    """Calls `mean`, and closes this rank's end on any exception, so that other ranks do not wait for it."""
     try:
         return mean()
     except BaseException:
@@ -190,7 +196,7 @@ def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], N
 
 
 def check_steps(steps: Sequence[int], name: str) -> None:
-    """Raises `UsageError` if ranks passed different steps."""
+    """Raises a `UsageError` if ranks passed different step numbers."""
     if len(set(steps)) > 1:
         listed = ", ".join(f"rank {rank} is at {step}" for rank, step in enumerate(steps))
         raise UsageError(
@@ -199,7 +205,7 @@ def check_steps(steps: Sequence[int], name: str) -> None:
 
 
 def refuse_reopening(opened: bool, name: str, rank: int) -> None:
-    """Raises `UsageError` if `opened`: this rank was opened before."""
+    """Raises a `UsageError` if this rank has already opened the all-reduce."""
     if opened:
         raise UsageError(
             f"{name}: rank {rank} was opened before and cannot rejoin the sequence of reductions. hint: restart "

@@ -1,4 +1,4 @@
-"""Doorbells: file descriptors by which one end of a channel wakes the other, across processes."""
+"""Doorbells, file descriptors through which one end of a channel wakes the other, across processes."""
 
 import contextlib
 import os
@@ -10,9 +10,11 @@ ONE = (1).to_bytes(8, sys.byteorder)  # an eventfd adds the 64-bit numbers writt
 
 
 class Doorbell:
-    """Wakes the single end that waits on it. Any process may ring, and rings before the end wakes up count as one.
+    """Wakes the single channel end that waits on it. Any process may ring, and several rings before it wakes count
+    as one.
 
-    Uses an eventfd, or a pipe on systems without one. Wake-ups may be spurious: check the condition again.
+    Uses an eventfd, or a pipe on systems without one. Wake-ups may be spurious, so the condition must be checked
+    again.
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -31,22 +33,22 @@ class Doorbell:
         return Doorbell(read_fd, write_fd)
 
     def descriptors(self) -> list[int]:
-        """Returns the file descriptors, one or two, from which another process opens the same doorbell."""
+        """Returns the one or two file descriptors with which another process opens the same doorbell."""
         return [self._read_fd] if self._read_fd == self._write_fd else [self._read_fd, self._write_fd]
 
     def ring(self) -> None:
-        """Wakes the end that waits, now or later, and does nothing once closed."""
+        """Wakes the end that waits now or next. Does nothing once closed."""
         if self._write_fd != CLOSED:
             with contextlib.suppress(BlockingIOError):  # full, so it is ringing already
                 os.write(self._write_fd, ONE)
 
     def silence(self) -> None:
-        """Clears the rings so far."""
+        """Clears all rings so far."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
     def fileno(self) -> int:
-        """File descriptor that is readable while the doorbell rings."""
+        """Returns the file descriptor to wait on, which is readable while the doorbell rings."""
         return self._read_fd
 
     def close(self) -> None:

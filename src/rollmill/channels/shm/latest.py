@@ -27,14 +27,14 @@ STAMP, VERSION = 0, 1
 
 
 class LatestVersion(NamedTuple):
-    """Number and version of the newest message."""
+    """Number and version of the newest message of a latest-value channel."""
 
     number: int
     version: int
 
 
 class SeqlockBoard:
-    """The memory of a latest-value channel: control words, and slots of stamp and payload."""
+    """The shared memory of a latest-value channel: control words, and slots with a stamp and a payload each."""
 
     def __init__(self, memory: memoryview, layout: Layout) -> None:
         starts = range(CONTROL_BYTES, board_bytes(layout), SLOT_BYTES + layout.nbytes)
@@ -45,12 +45,15 @@ class SeqlockBoard:
 
 
 def board_bytes(layout: Layout) -> int:
-    """Size of a board in bytes."""
+    """Returns the size in bytes of the memory of a latest-value channel."""
     return CONTROL_BYTES + NUM_SLOTS * (SLOT_BYTES + layout.nbytes)
 
 
 class BoardWriter:
-    """The writer's end, which replaces the previous writer, if any. See `rollmill.channels.LatestWriter`."""
+    """The writer's end of a latest-value channel, an implementation of `rollmill.channels.LatestWriter`.
+
+    It replaces the previous writer, if any.
+    """
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board
@@ -72,7 +75,7 @@ class BoardWriter:
         self.finish(version)
 
     def begin(self) -> memoryview:
-        """Starts the next message and returns its payload bytes. `finish` publishes it.
+        """Starts the next message, and returns the bytes of its payload. `finish` publishes it.
 
         Raises `ChannelClosed` if this writer was replaced.
         """
@@ -108,7 +111,7 @@ class BoardWriter:
 
 
 class BoardReader:
-    """One reader's end. See `rollmill.channels.LatestReader`."""
+    """One reader's end of a latest-value channel, an implementation of `rollmill.channels.LatestReader`."""
 
     def __init__(self, board: SeqlockBoard, waiter: Waiter, name: str) -> None:
         self._board = board
@@ -119,12 +122,12 @@ class BoardReader:
         self._payloads = [np.ndarray((board.layout.nbytes,), np.uint8, payload) for payload in board.payloads]
 
     def version(self) -> int | None:
-        """Version of the newest message, or None before the first."""
+        """Returns the version of the newest message, or None before the first."""
         newest = self.newest()
         return None if newest is None else newest.version
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """Copies the newest message, of version `at_least` or later."""
+        """Copies the newest message, after waiting until its version is at least `at_least`."""
         return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:
@@ -139,17 +142,21 @@ class BoardReader:
         return None
 
     def copy_into(self, buffer: np.ndarray, newest: LatestVersion) -> bool:
-        """Copies the payload of that message, or False if the writer overwrote it meanwhile."""
+        """Copies the payload of message `newest` into a buffer, and returns False if the writer overwrote it
+        meanwhile.
+        """
         np.copyto(buffer, self._payloads[newest.number % NUM_SLOTS])
         self._fence()
         return self._board.stamps[newest.number % NUM_SLOTS][STAMP] == 2 * newest.number
 
     def ended(self) -> bool:
-        """Returns whether the writer has closed. Read it before `newest`, so that no last message is missed."""
+        """Returns whether the writer has closed. Check it before `newest`, so that the last message is not
+        missed.
+        """
         return bool(self._words[ENDED])
 
     def close(self) -> None:
-        """Does nothing: a reader holds no resources."""
+        """Does nothing, because a reader holds no resources."""
 
     def _copy(self, at_least: int | None) -> Versioned | None:
         layout = self._board.layout

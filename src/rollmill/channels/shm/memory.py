@@ -1,4 +1,4 @@
-"""Shared memory without names: it is freed with the last process that maps it, so nothing can leak."""
+"""Anonymous shared memory. It is freed when the last process unmaps it, so nothing can leak."""
 
 import mmap
 import os
@@ -10,7 +10,10 @@ ON_LINUX = sys.platform == "linux"
 
 
 def create_memory(nbytes: int) -> int:
-    """File descriptor of `nbytes` zero bytes, which live as long as it is open or mapped anywhere."""
+    """Creates shared memory of `nbytes` zero bytes, and returns its file descriptor.
+
+    The memory exists as long as the descriptor is open or a mapping exists in any process.
+    """
     if ON_LINUX:
         fd = os.memfd_create("rollmill", os.MFD_CLOEXEC)
     else:
@@ -21,7 +24,7 @@ def create_memory(nbytes: int) -> int:
 
 
 def map_memory(fd: int, nbytes: int) -> memoryview:
-    """Maps the memory behind `fd`, writable. It stays mapped while a view of it exists."""
+    """Maps the shared memory behind a file descriptor, writable. It stays mapped while a view of it exists."""
     flags = mmap.MAP_SHARED
     if ON_LINUX:
         flags |= mmap.MAP_POPULATE  # fault all pages in now, not while the first messages are written
@@ -29,16 +32,16 @@ def map_memory(fd: int, nbytes: int) -> memoryview:
 
 
 def private_memory(nbytes: int) -> memoryview:
-    """`nbytes` page-aligned zero bytes, private to this process."""
+    """Allocates `nbytes` zero bytes of page-aligned memory that only this process can access."""
     return memoryview(mmap.mmap(-1, nbytes))
 
 
 class Fence:
     """A memory fence: reads and writes before a call are not reordered with those after it.
 
-    x86 hardly ever needs it, ARM does. Python has no fence, but releasing and acquiring a lock is one:
-    nothing before it moves below the release, nothing after it moves above the acquire, and the acquire
-    follows the release because it reads the value that the release wrote. Belongs to one thread.
+    x86 hardly ever needs it, but ARM does. Python has no fence, but releasing and acquiring a lock acts as one.
+    Nothing before it moves below the release, and nothing after it moves above the acquire. The acquire follows
+    the release because it reads the value that the release wrote. A fence belongs to one thread.
     """
 
     def __init__(self) -> None:

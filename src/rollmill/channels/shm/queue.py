@@ -1,7 +1,7 @@
-"""Queues from many producers to many consumers: one ring for each pair, one doorbell for each end.
+"""Queues from several producers to several consumers, with a ring for each pair and a doorbell for each end.
 
-The dispenser, packer, migrator and batcher of Guo et al. ("GMI-DRL", USENIX ATC 2025) are here a route,
-`Layout.fill` directly into a ring's slot, the ring, and `gather`.
+The dispenser, packer, migrator and batcher of Guo et al. ("GMI-DRL", USENIX ATC 2025) correspond to a route,
+`Layout.fill` directly into a slot of a ring, the ring, and `gather`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +19,18 @@ from rollmill.core.errors import UsageError
 
 
 def nothing() -> None:
-    """Does nothing: the default `on_close`."""
+    """Does nothing. The default `on_close` of a queue end."""
 
 
 def none_earlier(rank: int) -> int:
-    """Returns 0: the default `earlier`, because a ring in shared memory counts all messages since the first."""
+    """Returns 0. The default `earlier` of a queue end, because a ring in shared memory has counted all messages so
+    far.
+    """
     return 0
 
 
 class QueueReservation:
-    """A slot to be filled in place. See `rollmill.channels.Reservation`."""
+    """A slot of a queue that the sender fills in place, an implementation of `rollmill.channels.Reservation`."""
 
     def __init__(self, sender: "QueueSender", writer: RingWriter, target: int) -> None:
         self.target = target
@@ -37,19 +39,19 @@ class QueueReservation:
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Writable views of the slot."""
+        """Returns writable views of the slot."""
         return self._sender.layout.unflatten(self.views)
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Makes the message visible to the receiver."""
+        """Sends the message."""
         self._sender.publish(self, version, iteration, flags)
 
 
 class QueueSender:
-    """One producer's end. See `rollmill.channels.Sender`.
+    """One producer's end of a queue, an implementation of `rollmill.channels.Sender`.
 
-    `writers` are by rank of the target, and `route` returns an index in their order. `earlier` returns the number
-    of messages to a target before its ring existed. The waiter waits for the doorbell that the targets ring.
+    `writers` holds the rings by target rank, and `route` returns an index in their order. `earlier` returns the
+    number of messages to a target before its ring existed. `waiter` waits for the doorbell that the targets ring.
     """
 
     def __init__(
@@ -80,27 +82,27 @@ class QueueSender:
         target: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Copies `tree` into the ring of the next target."""
+        """Copies `tree` into the ring of the next target, or of `target`, and returns the target's rank."""
         reservation = self.reserve(target=target, timeout=timeout)
         self.layout.fill(reservation.views, tree)
         self.publish(reservation, version, iteration, flags)
         return reservation.target
 
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> QueueReservation:
-        """Reserves a slot of the next target, or of `target`."""
+        """Reserves a slot in the ring of the next target, or of `target`."""
         chosen = self._waiter.until(lambda: self._target_with_room(target), timeout=timeout)
         self._open = QueueReservation(self, self._writers[chosen], chosen)
         return self._open
 
     def publish(self, reservation: QueueReservation, version: int, iteration: int, flags: int) -> None:
-        """Publishes a reservation. See `QueueReservation.publish`."""
+        """Sends the message of a reservation."""
         if reservation is not self._open:
             raise UsageError("this reservation has been published, or a newer reservation exists.")
         self._open = None
         self._writers[reservation.target].publish(version, iteration, flags)
 
     def statistics(self) -> dict[int, ChannelStatistics]:
-        """Statistics of each ring, by the rank at its other end."""
+        """Returns the message counts of each ring, by target rank."""
         return {target: writer.statistics(self._earlier(target)) for target, writer in self._writers.items()}
 
     def close(self) -> None:
@@ -128,10 +130,10 @@ class QueueSender:
 
 
 class QueueReceiver:
-    """One consumer's end. See `rollmill.channels.Receiver`.
+    """One consumer's end of a queue, an implementation of `rollmill.channels.Receiver`.
 
-    `readers` are indexed by source rank, and `earlier` returns a source's number of messages before its ring
-    existed. The waiter waits for the doorbell that the sources ring. Errors mention `name`.
+    `readers` holds the rings by source rank. `earlier` returns the number of messages from a source before its
+    ring existed. `waiter` waits for the doorbell that the sources ring. Error messages mention `name`.
     """
 
     def __init__(
@@ -183,11 +185,11 @@ class QueueReceiver:
         return Gathered(batch, tuple(headers))
 
     def statistics(self) -> dict[int, ChannelStatistics]:
-        """Statistics of each ring, by the rank at its other end."""
+        """Returns the message counts of each ring, by source rank."""
         return {source: reader.statistics(self._earlier(source)) for source, reader in self._readers.items()}
 
     def close(self) -> None:
-        """Stops receiving from all sources."""
+        """Stops receiving from all sources. They then get `ChannelClosed`."""
         for reader in self._readers.values():
             reader.close()
         self._on_close()

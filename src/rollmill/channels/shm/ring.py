@@ -53,15 +53,16 @@ TAKEN, RELEASED, GONE = 0, 1, 2
 LINE = 64
 
 HEADER = struct.Struct("<QqqQiIII")
-"""Sequence, version, iteration, payload bytes, source, flags, checksum, and 1 if there is a checksum."""
+"""Binary header of a message: sequence, version, iteration, payload bytes, source, flags, checksum, and 1 if it
+has a checksum."""
 
 STAMP_BYTES = 64 - HEADER.size
-"""Bytes of a slot before its header. The first 8 are the stamp: the number of the message plus 1, or 0 while it is
-being written, so that a reader recognises a slot that was overwritten."""
+"""Bytes of a slot before its header. The first 8 are the stamp, the number of the message plus 1, or 0 while the
+message is being written. It shows a reader that a slot was overwritten."""
 
 
 class Slot:
-    """Memory of one message: stamp, header and payload."""
+    """Memory of one message in a ring: stamp, header and payload."""
 
     def __init__(self, memory: memoryview) -> None:
         self.stamp = memory[:8].cast("q")
@@ -70,7 +71,7 @@ class Slot:
 
 
 class RingSection:
-    """The memory of one incarnation of the producer."""
+    """Memory of one incarnation of a ring's producer: its slots, and how many messages it has published."""
 
     def __init__(self, memory: memoryview, layout: Layout, capacity: int, incarnation: int) -> None:
         self.incarnation = incarnation
@@ -80,12 +81,14 @@ class RingSection:
 
     @property
     def end(self) -> int:
-        """Number of the first message after those published here, where the successor's section starts."""
+        """Number of the first message after those published in this section, where the next section starts."""
         return self.words[START] + self.words[PUBLISHED]
 
 
 class Ledger:
-    """The memory of one incarnation of the consumer."""
+    """Memory of one incarnation of a ring's consumer: how many messages it has taken, and how many slots it has
+    released.
+    """
 
     def __init__(self, memory: memoryview) -> None:
         self.words = memory[:LINE].cast("q")
@@ -93,53 +96,55 @@ class Ledger:
 
 @runtime_checkable
 class Holders(Protocol):
-    """The holders of the two sides of a ring, and the memory of all incarnations but the first."""
+    """Protocol for replacing the holders of a ring's two sides, and for the memory of all incarnations but the
+    first.
+    """
 
     def claim(self, word: int) -> int:
-        """Claims a side. See `Broker.claim`."""
+        """Makes the caller the holder of one side of the ring, and returns its incarnation. See `Broker.claim`."""
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the root that this incarnation is ready, unless it was replaced."""
+        """Publishes in the ring's root that an incarnation is ready, unless it was replaced."""
         ...
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Returns the shared memory of one incarnation of the side that `word` selects."""
+        """Returns the shared memory of an incarnation of the side that `word` selects."""
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Frees the name of that memory. Mappings that exist stay valid."""
+        """Forgets the shared memory of an incarnation. Existing mappings stay valid."""
         ...
 
 
 class SingleProcessHolders:
-    """`Holders` of a ring with both sides in one process. They are never replaced."""
+    """`Holders` of a ring with both sides in one process, which are never replaced."""
 
     def __init__(self, memory: memoryview) -> None:
         self._root = memory[:LINE].cast("q")
 
     def claim(self, word: int) -> int:
-        """Claims a side."""
+        """Makes the caller the holder of one side of the ring, and returns its incarnation."""
         self._root[word] += 1
         assert self._root[word] == 1, "the ends of this ring cannot be replaced"
         return 1
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the root that this incarnation is ready, unless it was replaced."""
+        """Publishes in the ring's root that an incarnation is ready."""
         self._root[word + 1] = incarnation
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Returns the shared memory of one incarnation of the side that `word` selects."""
+        """Returns the memory of an incarnation of the side that `word` selects."""
         raise AssertionError("there is only one incarnation")
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Frees the name of that memory."""
+        """Forgets the memory of an incarnation."""
 
 
 class Ring:
-    """The memory of a ring: root, ledgers and sections.
+    """The memory of a ring of messages between one producer and one consumer: root, ledgers and sections.
 
-    `memory` has `ring_bytes(layout, capacity)` bytes, initially zero: the root, the first ledger and the first
+    `memory` has `ring_bytes(layout, capacity)` bytes, initially zero, for the root, the first ledger and the first
     section. `holders` is None if both sides are in this process.
     """
 
@@ -152,7 +157,7 @@ class Ring:
         self._sections = {1: RingSection(memory[2 * LINE :], layout, capacity, 1)}
 
     def section(self, incarnation: int) -> RingSection:
-        """Returns the section of one incarnation of the producer."""
+        """Returns the memory of one incarnation of the producer."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
@@ -160,23 +165,25 @@ class Ring:
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
-        """Returns the ledger of one incarnation of the consumer."""
+        """Returns the memory of one incarnation of the consumer."""
         if incarnation not in self._ledgers:
             self._ledgers[incarnation] = Ledger(self.holders.memory(CONSUMER, incarnation, LINE))
         return self._ledgers[incarnation]
 
     def drop_section(self, incarnation: int) -> None:
-        """Frees a section whose messages are all released. The first one is part of the ring and stays."""
+        """Frees the memory of an earlier producer once all its messages are released. The first one is part of the
+        ring and stays.
+        """
         if incarnation > 1 and self._sections.pop(incarnation, None) is not None:
             self.holders.drop(PRODUCER, incarnation)
 
     def drop_ledger(self, incarnation: int) -> None:
-        """Frees the ledger of a replaced consumer once its successor has copied the counts."""
+        """Frees the memory of a replaced consumer once its successor has copied the counts."""
         if incarnation > 1 and self._ledgers.pop(incarnation, None) is not None:
             self.holders.drop(CONSUMER, incarnation)
 
     def section_after(self, section: RingSection) -> RingSection | None:
-        """Returns the section of the producer's next incarnation, or None until that incarnation is ready."""
+        """Returns the memory of the producer's next incarnation, or None until that incarnation is ready."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation > section.incarnation:  # from the newest backwards: earlier ones may have been dropped
             candidate = self.section(incarnation)
@@ -186,7 +193,7 @@ class Ring:
         return None
 
     def section_of(self, position: int) -> RingSection | None:
-        """Returns the section for message number `position`, or None before there is a producer."""
+        """Returns the section that holds message number `position`, or None before there is a producer."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation:
             section = self.section(incarnation)
@@ -197,19 +204,19 @@ class Ring:
 
 
 def section_bytes(layout: Layout, capacity: int) -> int:
-    """Size of a section in bytes."""
+    """Returns the size in bytes of a section, the memory of one producer."""
     return LINE + capacity * (64 + layout.nbytes)
 
 
 def ring_bytes(layout: Layout, capacity: int) -> int:
-    """Returns the size of a ring in bytes. Raises a `UsageError` if `capacity` is less than 1."""
+    """Returns the size in bytes of a ring. Raises a `UsageError` if `capacity` is less than 1."""
     if capacity < 1:
         raise UsageError(f"capacity={capacity} must be at least 1 message.")
     return 2 * LINE + section_bytes(layout, capacity)
 
 
 class RingWriter:
-    """The producer's side of a ring, which replaces the previous producer, if any."""
+    """The producer's side of a ring. It replaces the previous producer, if any."""
 
     def __init__(self, ring: Ring, *, source: int, doorbell: Doorbell, checksum: bool, name: str) -> None:
         self._ring = ring
@@ -237,7 +244,7 @@ class RingWriter:
 
     @property
     def released(self) -> int:
-        """Number of messages whose slots were released."""
+        """Number of messages whose slots the consumer has released."""
         return self._reader().words[RELEASED]
 
     @property
@@ -248,7 +255,7 @@ class RingWriter:
     def has_room(self) -> bool:
         """Returns whether a slot is free, so that `views` may be written.
 
-        Raises `ChannelClosed` if either end was closed or this producer was replaced.
+        Raises `ChannelClosed` if either side was closed or this producer was replaced.
         """
         self._check_owner()
         gone = self._reader().words[GONE]
@@ -257,7 +264,7 @@ class RingWriter:
         return self.occupied < self._ring.capacity
 
     def views(self) -> list[np.ndarray]:
-        """Writable leaves of the next slot, which must be free. Marks the slot as being written."""
+        """Returns writable leaves of the next slot, which must be free, and marks the slot as being written."""
         self._fence()  # the consumer's reads of the slot come before these writes
         position = self._words[PUBLISHED] % self._ring.capacity
         self._section.slots[position].stamp[0] = 0
@@ -279,7 +286,7 @@ class RingWriter:
         self.publish_raw(HEADER.pack(*fields))
 
     def publish_raw(self, header: bytes) -> None:
-        """Publishes like `publish`, with a packed header."""
+        """Publishes the next slot like `publish`, with a header that is already packed."""
         slot = self._slot()
         slot.header[:] = header
         slot.stamp[0] = self.published + 1
@@ -290,15 +297,15 @@ class RingWriter:
         self._doorbell.ring()
 
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
-        """Counts of the producer's side. `earlier` messages passed before this ring existed."""
+        """Returns the producer's message counts. `earlier` messages were sent before this ring existed."""
         return ChannelStatistics(earlier + self.published, self.published - self._reader().words[TAKEN])
 
     def reopen(self) -> None:
-        """Takes `close` back: more messages will follow."""
+        """Reverts `close`, because more messages will follow."""
         self._words[ENDED] = 0
 
     def close(self) -> None:
-        """Ends the stream: no more messages will follow."""
+        """Ends the stream, because no more messages will follow."""
         self._fence()  # a reader that sees the end sees all messages before it
         self._words[ENDED] = 1
         self._doorbell.ring()
@@ -320,7 +327,7 @@ class RingWriter:
 
 
 class RingMessage:
-    """A message taken from a ring. See `rollmill.channels.ReceivedMessage`."""
+    """A message taken from a ring, an implementation of `rollmill.channels.ReceivedMessage`."""
 
     __slots__ = ("_position", "_section", "header", "reader")
 
@@ -332,16 +339,16 @@ class RingMessage:
 
     @property
     def views(self) -> list[np.ndarray]:
-        """The leaves as read-only views of the slot."""
+        """Returns the leaves of the message as read-only views of its slot."""
         return self._section.leaves[self._section.slot_of(self._position)]
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """The tree of read-only views of the slot."""
+        """Returns the message as a pytree of read-only views of its slot."""
         return self.reader.layout.unflatten(self.views)
 
     def copy(self) -> PyTree[np.ndarray]:
-        """Copies the tree into new memory."""
+        """Copies the message into new memory."""
         layout = self.reader.layout
         buffer = fresh_buffer(layout.nbytes)
         np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
@@ -349,7 +356,7 @@ class RingMessage:
         return layout.unflatten(layout.flat_views(buffer))
 
     def release(self) -> None:
-        """Returns the slot to the producer."""
+        """Returns the message's slot to the producer."""
         self.reader.release(self._position)
 
     def __enter__(self) -> "RingMessage":
@@ -362,7 +369,7 @@ class RingMessage:
 
 
 class SectionViews:
-    """Read-only views of a section, for its consumer."""
+    """Read-only views of a producer's section of a ring, for the consumer."""
 
     def __init__(self, section: RingSection, layout: Layout) -> None:
         self.section = section
@@ -371,12 +378,12 @@ class SectionViews:
         self.leaves = [layout.flat_views(payload) for payload in payloads]
 
     def slot_of(self, position: int) -> int:
-        """Index of the slot of message number `position`."""
+        """Returns the index of the slot that holds message number `position`."""
         return (position - self.section.words[START]) % len(self.payloads)
 
 
 class RingReader:
-    """The consumer's side of a ring, which replaces the previous consumer, if any."""
+    """The consumer's side of a ring. It replaces the previous consumer, if any."""
 
     def __init__(self, ring: Ring, *, doorbell: Doorbell, name: str) -> None:
         self.layout = ring.layout
@@ -399,7 +406,9 @@ class RingReader:
 
     @property
     def ended(self) -> bool:
-        """True if the current producer has closed. Read it before `take`, so that no last message is missed."""
+        """Whether the current producer has closed. Check it before `take`, so that the last message is not
+        missed.
+        """
         section = self._section()
         return (
             section is not None and bool(section.words[ENDED]) and self._ring.root[PRODUCER] == section.incarnation
@@ -408,8 +417,8 @@ class RingReader:
     def take(self) -> RingMessage | None:
         """Takes the next message, or returns None if there is none yet.
 
-        Raises `ChannelClosed` if this consumer was closed or replaced, and `Damaged` for a corrupt message, which
-        counts as taken.
+        Raises `ChannelClosed` if this consumer was closed or replaced. Raises `Damaged` for a corrupt message,
+        which counts as taken.
         """
         if self._words[GONE]:
             raise ChannelClosed(f"{self._name}: the receiver was closed.")
@@ -424,7 +433,7 @@ class RingReader:
         return RingMessage(self, views, position, self._checked_header(views, position))
 
     def release(self, position: int) -> None:
-        """Releases the slot of message `position`. Slots become free in the order of messages."""
+        """Releases the slot of message number `position`. Slots become free in the order of messages."""
         if position < self._released:
             return
         self._returned.add(position)
@@ -436,18 +445,20 @@ class RingReader:
         self._doorbell.ring()
 
     def check_owner(self) -> None:
-        """Raises `ChannelClosed` if this consumer was replaced: slots that it holds may have been overwritten."""
+        """Raises `ChannelClosed` if this consumer was replaced, because the slots that it holds may have been
+        overwritten.
+        """
         self._fence()
         if self._ring.root[CONSUMER] != self._owner:
             raise ChannelClosed(f"{self._name}: another receiver replaced this one.")
 
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
-        """Counts of the consumer's side. `earlier` messages passed before this ring existed."""
+        """Returns the consumer's message counts. `earlier` messages were taken before this ring existed."""
         newest = self._ring.section(self._ring.root[PRODUCER_READY] or 1)
         return ChannelStatistics(earlier + self._words[TAKEN], newest.end - self._words[TAKEN])
 
     def close(self) -> None:
-        """Stops receiving: the producer gets `ChannelClosed`."""
+        """Stops receiving. The producer then gets `ChannelClosed`."""
         self._words[GONE] = 1
         self._doorbell.ring()
 

@@ -1,6 +1,7 @@
-"""Channels through memory: between the threads of a process, or the processes of a host.
+"""Opens channels through memory, between threads of one process or processes of one host.
 
-The broker decides which: `LocalBroker` for threads and for the coordinator itself, `RemoteBroker` for its workers.
+The broker makes the difference: threads and the coordinator use a `LocalBroker`, and worker processes a
+`RemoteBroker`.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ SIDES = {PRODUCER: "producer", CONSUMER: "consumer"}
 
 
 class BrokerHolders:
-    """`Holders` of a ring, kept by a broker."""
+    """Holders of a ring's two sides, recorded by a broker."""
 
     def __init__(self, broker: Broker, ring: str, digest: str) -> None:
         self._broker = broker
@@ -27,19 +28,19 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """Claims a side."""
+        """Makes the caller the holder of one side of the ring, and returns its incarnation."""
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the root that this incarnation is ready, unless it was replaced."""
+        """Publishes in the ring's root that an incarnation is ready, unless it was replaced."""
         self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Returns the shared memory of one incarnation of the side that `word` selects."""
+        """Returns the shared memory of an incarnation of the side that `word` selects."""
         return self._broker.segment(self._segment_name(word, incarnation), nbytes=nbytes, digest=self._digest)
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Frees the name of that memory."""
+        """Forgets the shared memory of an incarnation."""
         with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
             self._broker.drop(self._segment_name(word, incarnation))
 
@@ -48,9 +49,9 @@ class BrokerHolders:
 
 
 class MemoryWire:
-    """A wire through shared memory, which the broker allocates. See `rollmill.channels.Wire`.
+    """Opens channels in shared memory that a broker allocates, an implementation of `rollmill.channels.Wire`.
 
-    Ends that wait call `abandon` about ten times a second, and stop once it returns True.
+    Ends that wait call `abandon` about ten times a second, and stop waiting once it returns True.
     """
 
     def __init__(self, broker: Broker, *, abandon: Abandon = never) -> None:
@@ -68,7 +69,7 @@ class MemoryWire:
         route: Route | None = None,
         checksum: bool = False,
     ) -> QueueSender:
-        """Opens the end of producer `source` of edge `name`."""
+        """Opens the sending end of the queue `name` for producer `source`."""
         check_ranks(targets, name, "targets")
         writers = {
             target: RingWriter(
@@ -86,7 +87,7 @@ class MemoryWire:
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> QueueReceiver:
-        """Opens the end of consumer `target` of edge `name`."""
+        """Opens the receiving end of the queue `name` for consumer `target`."""
         check_ranks(sources, name, "sources")
         readers = {
             source: RingReader(
@@ -100,18 +101,18 @@ class MemoryWire:
         return QueueReceiver(readers, layout, waiter, f"{name} at {target}")
 
     def latest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
-        """Opens the writer of latest-value channel `name`."""
+        """Opens the writer of the latest-value channel `name`."""
         doorbells = [self._broker.doorbell(reader_bell(name, reader)) for reader in range(readers)]
         return BoardWriter(self._board(name, layout, readers), doorbells, name)
 
     def latest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> BoardReader:
-        """Opens reader number `reader` of latest-value channel `name`."""
+        """Opens reader number `reader` of the latest-value channel `name`."""
         check_rank(reader, readers, name, "reader")
         waiter = self._waiter(reader_bell(name, reader), f"reading {name} at {reader}")
         return BoardReader(self._board(name, layout, readers), waiter, name)
 
     def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> MemoryReduction:
-        """Opens rank `rank` of an all-reduce over `size` ranks."""
+        """Opens one rank's end of the all-reduce `name` over `size` ranks."""
         check_rank(rank, size, name, "rank")
         digest = f"mean over {size} of {layout.digest}"
         return MemoryReduction(
@@ -124,7 +125,7 @@ class MemoryWire:
         )
 
     def close(self) -> None:
-        """Does nothing: memory is freed with its last user."""
+        """Does nothing, because shared memory is freed with its last user."""
 
     def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
         nbytes, ring = ring_bytes(layout, capacity), f"{name}/{source} to {target}"
@@ -142,32 +143,34 @@ class MemoryWire:
 
 
 def source_bell(name: str, source: int) -> str:
-    """Name of the doorbell of a producer, rung when a slot is released."""
+    """Returns the name of a producer's doorbell, which consumers ring when they release a slot."""
     return f"{name}/source {source}"
 
 
 def target_bell(name: str, target: int) -> str:
-    """Name of the doorbell of a consumer, rung when a message is published."""
+    """Returns the name of a consumer's doorbell, which producers ring when they publish a message."""
     return f"{name}/target {target}"
 
 
 def reader_bell(name: str, reader: int) -> str:
-    """Name of the doorbell of a reader, rung when a newer message is published."""
+    """Returns the name of a reader's doorbell, which the writer of a latest-value channel rings when it
+    publishes.
+    """
     return f"{name}/reader {reader}"
 
 
 def rank_bell(name: str, rank: int) -> str:
-    """Name of the doorbell of a rank, rung when all ranks have arrived or one has left."""
+    """Returns the name of a rank's doorbell in an all-reduce, rung when all ranks have arrived or one has left."""
     return f"{name}/rank {rank}"
 
 
 def check_rank(rank: int, count: int, name: str, what: str) -> None:
-    """Raises `UsageError` for a rank outside of `range(count)`."""
+    """Raises a `UsageError` if a rank is outside of `range(count)`."""
     if not 0 <= rank < count:
         raise UsageError(f"{name}: {what}={rank} must be from 0 to {count - 1}.")
 
 
 def check_ranks(ranks: Sequence[int], name: str, what: str) -> None:
-    """Raises `UsageError` if `ranks` is empty or has duplicates."""
+    """Raises a `UsageError` if `ranks` is empty or has duplicates."""
     if not ranks or len(set(ranks)) < len(ranks):
         raise UsageError(f"{name}: {what}={list(ranks)} must contain at least one rank, and no rank twice.")

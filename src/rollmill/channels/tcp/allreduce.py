@@ -26,7 +26,7 @@ WORD = struct.Struct("<q")
 
 
 class RootReduction:
-    """Rank 0's end. See `rollmill.channels.Reduction`."""
+    """Rank 0's end of an all-reduce over TCP, an implementation of `rollmill.channels.Reduction`."""
 
     def __init__(self, layout: Layout, *, size: int, abandon: Abandon, name: str) -> None:
         self._layout = layout
@@ -41,7 +41,7 @@ class RootReduction:
         self._closed = threading.Event()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Makes the connection of another rank available to `mean` until the reduction is closed."""
+        """Hands the connection of another rank to `mean`, and returns when the all-reduce is closed."""
         rank = int(hello["rank"])
         with self._connected:
             if rank not in self._others or rank in self._connections:
@@ -53,11 +53,11 @@ class RootReduction:
         self._closed.wait()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Returns the mean over all ranks."""
+        """Averages arrays over all ranks."""
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
-        """Leaves the reduction, which ends it for all ranks."""
+        """Ends the all-reduce for all ranks."""
         self._closed.set()
         with self._connected:
             for connection in self._connections.values():
@@ -95,7 +95,7 @@ class RootReduction:
 
 
 class BranchReduction:
-    """The end of any other rank. See `rollmill.channels.Reduction`."""
+    """The end of any rank but 0 of an all-reduce over TCP, an implementation of `rollmill.channels.Reduction`."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class BranchReduction:
         self._closed = threading.Event()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Returns the mean over all ranks."""
+        """Averages arrays over all ranks."""
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
-        """Leaves the reduction, which ends it for all ranks."""
+        """Leaves the all-reduce, which ends it for all ranks."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -163,7 +163,7 @@ class BranchReduction:
 
 @contextmanager
 def naming_rank(rank: int, name: str) -> Iterator[None]:
-    """Adds the rank of the peer to connection errors."""
+    """Context manager that adds the rank of the peer to connection errors."""
     try:
         yield
     except ConnectionLost as error:

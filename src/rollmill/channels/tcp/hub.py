@@ -1,7 +1,7 @@
-"""A process's connections to other hosts: one listener for all its ends, and dialling of remote ends.
+"""A process's connections to other hosts: a listener for all its channel ends, and a dialler for remote ends.
 
-The dialler names the end that it wants by a JSON object with the key "to". The answer has the key "absent" if
-this process has no such end (any more), otherwise it is the end's own.
+The dialler names the end that it wants in a JSON object with the key "to". The answer has the key "absent" if this
+process has no such end, or no longer has it. Otherwise the end itself writes the answer.
 """
 
 import socket
@@ -21,11 +21,12 @@ from rollmill.core.errors import RollmillError
 DIAL_SECONDS = 3.0
 
 Serve: TypeAlias = Callable[[Connection, dict[str, Any]], None]
-"""Serves a connection until it returns, given the dialler's greeting. It must first send the answer to it."""
+"""Function that serves a connection to a channel end until it returns, given the dialler's greeting. It must first
+send the answer."""
 
 
 class Hub:
-    """Listens for all ends of a process until it is closed, and dials remote ends."""
+    """Listens for connections to all channel ends of a process until it is closed, and dials remote ends."""
 
     def __init__(self, broker: Broker, token: str, *, host: str, port: int) -> None:
         self._broker = broker
@@ -37,24 +38,32 @@ class Hub:
         self._listener = Listener(sock, token.encode(), self._connect)
 
     def claim(self, end: str) -> int:
-        """Claims `end`. See `Broker.claim`."""
+        """Makes this process the holder of the channel end `end`, and returns its incarnation. See
+        `Broker.claim`.
+        """
         return self._broker.claim(end)
 
     def is_replaced(self, end: str, incarnation: int) -> bool:
-        """Returns whether a later incarnation has claimed `end`, or False if the broker cannot be reached."""
+        """Returns whether a later process has claimed the channel end, or False if the broker cannot be
+        reached.
+        """
         try:
             return self._broker.holder(end) > incarnation
         except RollmillError:  # without a coordinator no end is replaced any more
             return False
 
     def announce(self, end: str, serve: Serve, incarnation: int) -> None:
-        """Registers `serve` for connections to `end`, each in a thread of its own, and publishes the address."""
+        """Serves connections to a channel end with `serve`, each in a thread of its own, and publishes the
+        address.
+        """
         with self._lock:
             self._ends[end] = serve
         self._broker.announce(end, self.address, incarnation)
 
     def dial(self, end: str, **hello: Any) -> tuple[Connection, dict[str, Any]] | None:
-        """Connects to `end` and returns the connection and the answer, or None if it cannot be reached now."""
+        """Connects to a remote channel end. Returns the connection and the answer, or None if it cannot be reached
+        now.
+        """
         try:
             address = self._broker.lookup(end)
             sock = None if address is None else socket.create_connection(address, timeout=DIAL_SECONDS)
@@ -80,7 +89,7 @@ class Hub:
         return connection, answer
 
     def close(self) -> None:
-        """Stops listening and ends the accepted connections."""
+        """Stops listening, and ends the accepted connections."""
         self._listener.close()
 
     def _connect(self, peer: socket.socket, admission: Admission) -> None:
@@ -99,9 +108,9 @@ class Hub:
 
 
 class LatestConnection:
-    """Serves only the latest of several connections to one end, and closes the others.
+    """Serves only the latest of several connections to one channel end, and closes the others.
 
-    A connection of a later incarnation counts as later than all connections of earlier ones.
+    Connections of a later incarnation always count as later.
     """
 
     def __init__(self) -> None:
@@ -112,7 +121,9 @@ class LatestConnection:
 
     @contextmanager
     def take_over(self, connection: Connection, incarnation: int = 0) -> Iterator[bool]:
-        """Waits until no earlier connection is served, and yields True if `connection` is still the latest."""
+        """Ends the current connection and waits until it is no longer served. Yields whether `connection` is now
+        the latest.
+        """
         with self._changing:
             if incarnation >= self._incarnation:
                 previous, self._latest = self._latest, connection

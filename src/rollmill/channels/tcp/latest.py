@@ -26,7 +26,11 @@ MESSAGE, END = 1, 2
 
 
 class BoardPublisher:
-    """The writer's side: sends each connected reader the newest message, skipping those it was too slow for."""
+    """The writer's side of a latest-value channel between hosts, which sends the newest message to each connected
+    reader.
+
+    A slow reader skips messages.
+    """
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board
@@ -36,7 +40,7 @@ class BoardPublisher:
         self._serving: set[int] = set()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Serves one reader. An older connection of that reader is ended first."""
+        """Serves the connection of one reader. An older connection of that reader is ended first."""
         index = int(hello["reader"])
         with self._latest_connections[index].take_over(connection) as is_latest:
             if is_latest:
@@ -48,7 +52,9 @@ class BoardPublisher:
                     self._serving.discard(index)
 
     def is_draining(self) -> bool:
-        """Returns whether the writer was closed and a connected reader has not received the end yet."""
+        """Returns whether the writer was closed and a connected reader has not yet received the end of the
+        stream.
+        """
         return bool(self._board.words[ENDED]) and bool(self._serving)
 
     def _send_newest(self, connection: Connection, doorbell: Doorbell) -> None:
@@ -74,7 +80,11 @@ class BoardPublisher:
 
 
 class TcpLatestReader:
-    """The reader's end, with a thread that keeps its board up to date. See `rollmill.channels.LatestReader`."""
+    """One reader's end of a latest-value channel between hosts, an implementation of
+    `rollmill.channels.LatestReader`.
+
+    A thread keeps its copy of the newest message up to date.
+    """
 
     def __init__(
         self,
@@ -98,7 +108,7 @@ class TcpLatestReader:
         self._thread.start()
 
     def version(self) -> int | None:
-        """Version of the newest message that has arrived, or None before the first."""
+        """Returns the version of the newest message that has arrived, or None before the first."""
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
@@ -106,7 +116,7 @@ class TcpLatestReader:
         return self._reader.read(at_least=at_least, timeout=timeout)
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connection to the writer."""
         self._stop.set()
         if (connection := self._connection) is not None:
             connection.end()

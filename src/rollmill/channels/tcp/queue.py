@@ -48,14 +48,14 @@ MESSAGE, END = 1, 2
 NOBODY = -(2**63)
 
 POLL_SECONDS = 2.0
-"""Interval at which an end asks the broker whether the other one, or itself, was replaced."""
+"""Interval in seconds at which a channel end asks the broker whether it or the other end was replaced."""
 
 RANGE = 2**40
-"""Number of sequence numbers in one range. See rule 3."""
+"""Number of sequence numbers in one range that the broker allocates."""
 
 
 class RingEnds(NamedTuple):
-    """Names of a ring's two ends at the broker."""
+    """Names under which the broker knows the two ends of a ring between hosts."""
 
     sender: str
     receiver: str
@@ -67,7 +67,7 @@ class RingEnds(NamedTuple):
 
 
 class ResumePoint:
-    """Number of messages before this end replaced another, learned from the remote end."""
+    """Number of messages before this end replaced another, which the remote end reports."""
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -76,21 +76,21 @@ class ResumePoint:
 
     @property
     def is_known(self) -> bool:
-        """True once the number was learned."""
+        """Whether the remote end has reported the number."""
         return self._known.is_set()
 
     @property
     def messages(self) -> int:
-        """Number of messages before this end's, within the current range."""
+        """Number of messages before this end's first, within the current range."""
         return self.sequence % RANGE
 
     def learn(self, sequence: int) -> None:
-        """Sets the number and wakes waiters."""
+        """Sets the number, and wakes threads that wait for it."""
         self.sequence = sequence
         self._known.set()
 
     def wait(self, abandon: Abandon, what: str) -> int:
-        """Blocks until the number of messages is known, and returns it.
+        """Blocks until the remote end has reported the number of earlier messages, and returns it.
 
         Raises `Abandoned` if the run is being stopped.
         """

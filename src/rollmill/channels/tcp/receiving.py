@@ -15,16 +15,16 @@ from rollmill.channels.transport.handshake import PATIENCE
 
 
 class Arrivals(NamedTuple):
-    """The messages that have arrived from the latest incarnation of one source's sender."""
+    """The messages that have arrived from the latest incarnation of a sender."""
 
     sender: int = 0
     """Incarnation of the sender."""
     start: int = 0
-    """Position of its first message in the receiver's ring."""
+    """Position of the sender's first message in the receiver's ring."""
 
 
 class ReceiverEndpoint:
-    """Writes messages that arrive from all sources of one receiver to its rings."""
+    """Writes messages that arrive over TCP, from all sources of one receiver, to the receiver's rings."""
 
     def __init__(
         self,
@@ -57,7 +57,9 @@ class ReceiverEndpoint:
                 self.earlier[source].learn(0)
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Receives from one source's sender thread. An older connection of that source is ended first."""
+        """Receives messages over the connection of one source. An older connection of that source is ended
+        first.
+        """
         source, sender = int(hello["source"]), int(hello["sender"])
         replaced = self._hub.is_replaced(self._ends[source].sender, sender)
         if replaced or sender < self._arrivals[source].sender:
@@ -73,7 +75,9 @@ class ReceiverEndpoint:
             self._step_down(source)
 
     def poll_broker(self) -> None:
-        """Checks now and then whether this receiver was replaced, for sources that are not connected."""
+        """Asks the broker from time to time whether this receiver was replaced, while a source is not
+        connected.
+        """
         if time.monotonic() > self._next_poll:
             self._next_poll = time.monotonic() + POLL_SECONDS
             for source in self._rings.keys() - self._connected:
@@ -123,7 +127,9 @@ class ReceiverEndpoint:
 
 
 class Stream:
-    """Reads messages from a connection, and sends the number of messages released since `start` as credit."""
+    """Reads messages from a sender's connection, and returns credit: the number of messages released since
+    `start`.
+    """
 
     def __init__(
         self, connection: Connection, writer: RingWriter, ring: Ring, space: Doorbell, start: int
@@ -139,7 +145,7 @@ class Stream:
             self._poll.register(source.fileno(), select.POLLIN)
 
     def header(self) -> bytes | None:
-        """Receives the next message's header, or None at the end of the stream."""
+        """Receives the next message's header, or returns None at the end of the stream."""
         word = bytearray(WORD.size)
         self.receive_into(memoryview(word))
         if WORD.unpack(word) == (END,):
@@ -149,7 +155,7 @@ class Stream:
         return bytes(header)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fills `view`, and blocks until all of it has arrived."""
+        """Fills `view` with received bytes, blocking until all of them have arrived."""
         self._report()
         while len(view):
             count = self._connection.receive_some(view)

@@ -17,16 +17,16 @@ from rollmill.core.errors import RollmillError
 
 
 class PositionMap(NamedTuple):
-    """The messages of the local ring that go to one incarnation of the receiver."""
+    """Maps positions in the sender's local ring to the messages of one incarnation of the receiver."""
 
     receiver: int
     """Incarnation of the receiver."""
     start: int
-    """Position of the first message in the local ring."""
+    """Position in the local ring of the first message for this incarnation."""
 
 
 class SenderThread:
-    """Sends the messages of a sender's ring to the receiver's, in a thread of its own."""
+    """Sends the messages of a local ring to a receiver on another host, in a thread of its own."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SenderThread:
         self._thread.start()
 
     def has_unsent(self) -> bool:
-        """Returns whether published messages are unsent and the receiver still accepts them."""
+        """Returns whether published messages are still unsent and the receiver still accepts them."""
         return self._consumer[TAKEN] < self._producer[PUBLISHED] and self._thread.is_alive()
 
     def is_draining(self) -> bool:
@@ -66,7 +66,7 @@ class SenderThread:
         return bool(self._producer[ENDED]) and self._thread.is_alive()
 
     def close(self) -> None:
-        """Stops the thread, and drops unsent messages."""
+        """Stops the thread. Messages that are still unsent are lost."""
         self._stop.set()
         self._published.ring()
         if (connection := self._connection) is not None:
@@ -181,7 +181,7 @@ class SenderThread:
 
 
 class CreditStream:
-    """The receiver's counts of released messages, of which only the newest matters."""
+    """Reads a receiver's credit: the number of messages that it has released. Only the newest number matters."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -189,7 +189,7 @@ class CreditStream:
         self._filled = 0
 
     def newest(self, known: int) -> int:
-        """Returns the newest count, or `known` if none arrived."""
+        """Returns the newest number of released messages, or `known` if none has arrived."""
         while count := self._connection.receive_some(memoryview(self._buffer)[self._filled :]):
             self._filled += count
             if self._filled == WORD.size:
@@ -198,7 +198,7 @@ class CreditStream:
         return known
 
     def drain(self) -> None:
-        """Reads until the other end has closed: closing first could discard data that it has not read yet."""
+        """Reads until the other end has closed. Closing first could discard data that it has not yet read."""
         try:
             while True:
                 self._connection.receive(1, timeout=PATIENCE)

@@ -27,21 +27,21 @@ from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
 from rollmill.core.errors import UsageError
 
 LINGER = 5.0
-"""Seconds for which `close` continues sending the remaining messages of closed senders and writers."""
+"""Seconds for which `close` keeps sending the remaining messages of closed senders and writers."""
 
 NAP = 0.005
 
 
 class TcpWire:
-    """A wire over TCP. See `rollmill.channels.Wire`.
+    """Opens channels over TCP, an implementation of `rollmill.channels.Wire`.
 
-    `send` returns before the message has left this process. If the process dies then, unsent messages are lost.
-    The depth in a sender's statistics counts them.
+    `send` returns before the message has left this process. Unsent messages are lost if the process dies. A
+    sender's statistics include them in the depth.
 
-    The broker knows the addresses of ends, and peers without the token are rejected. `host` is this host's
-    address, as the other hosts reach it. The default is reached from this host only. Port 0 picks a free one. Ends
-    that wait call `abandon` about ten times a second, and stop once it returns True. Raises a `UsageError` if host
-    and port cannot be listened on.
+    The broker knows the addresses of channel ends, and peers without the token are rejected. `host` is the address
+    at which other hosts reach this one. The default address is reachable from this host only. Port 0 picks a free
+    port. Ends that wait call `abandon` about ten times a second, and stop waiting once it returns True. Raises a
+    `UsageError` if it cannot listen at this host and port.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TcpWire:
         route: Route | None = None,
         checksum: bool = False,
     ) -> QueueSender:
-        """Opens the end of producer `source` of edge `name`."""
+        """Opens the sending end of the queue `name` for producer `source`."""
         check_ranks(targets, name, "targets")
         space = self._doorbell()
         writers, earlier = {}, {}
@@ -95,7 +95,7 @@ class TcpWire:
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> QueueReceiver:
-        """Opens the end of consumer `target` of edge `name`."""
+        """Opens the receiving end of the queue `name` for consumer `target`."""
         check_ranks(sources, name, "sources")
         described, arrived = f"{name} at {target}", self._doorbell()
         rings = {source: self._ring(name, source, target, layout, capacity) for source in sources}
@@ -113,7 +113,7 @@ class TcpWire:
         return QueueReceiver(readers, layout, waiter, described, earlier=count_earlier)
 
     def latest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
-        """Opens the writer of latest-value channel `name`."""
+        """Opens the writer of the latest-value channel `name`."""
         board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
         publisher = BoardPublisher(board, doorbells, name)
         self._publishers.append(publisher)
@@ -122,7 +122,7 @@ class TcpWire:
         return BoardWriter(board, doorbells, name)
 
     def latest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpLatestReader:
-        """Opens reader number `reader` of latest-value channel `name`."""
+        """Opens reader number `reader` of the latest-value channel `name`."""
         check_rank(reader, readers, name, "reader")
         board, doorbell = self._board(name, layout, readers), self._doorbell()
         waiter = Waiter(doorbell, self._abandon, f"reading {name} at {reader}")
@@ -138,7 +138,7 @@ class TcpWire:
         return remote_reader
 
     def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> RootReduction | BranchReduction:
-        """Opens rank `rank` of an all-reduce over `size` ranks."""
+        """Opens one rank's end of the all-reduce `name` over `size` ranks."""
         check_rank(rank, size, name, "rank")
         self._broker.agree(f"{name}/mean", digest=f"mean over {size} of {layout.digest}")
         self._open_once(name, rank)
@@ -160,7 +160,7 @@ class TcpWire:
         return reduction
 
     def finish(self) -> None:
-        """Closes the senders, waits without limit until their messages are sent, then closes this wire."""
+        """Closes the senders, waits without limit until their messages are sent, and then closes this wire."""
         for sender in self._senders:
             sender.close()
         while any(thread.has_unsent() for thread in self._sender_threads) and not self._abandon():
@@ -168,7 +168,9 @@ class TcpWire:
         self.close()
 
     def close(self) -> None:
-        """Sends the remaining messages of closed senders and writers for a while, then ends all connections."""
+        """Keeps sending the messages of closed senders and writers for a few seconds, then ends all
+        connections.
+        """
         deadline = Deadline(LINGER)
         while any(end.is_draining() for end in (*self._sender_threads, *self._publishers)):
             if deadline.left() <= 0 or self._abandon():

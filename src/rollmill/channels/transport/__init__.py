@@ -1,1 +1,1 @@
-"""Mutually authenticated connections, used by channels and workers."""
+"""Mutually authenticated connections between processes, used by channels and workers."""

@@ -1,4 +1,4 @@
-"""Parses addresses and opens sockets on them: `unix:/path`, `unix:@name` (Linux only) or `tcp:host:port`."""
+"""Parses socket addresses and opens sockets: `unix:/path`, `unix:@name` (Linux only) or `tcp:host:port`."""
 
 import contextlib
 import secrets
@@ -17,11 +17,11 @@ PREFIX = "rollmill-"
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """Returns a listening socket, and the address that reaches it.
+    """Returns a listening socket, and the address at which it can be reached.
 
-    Port 0 takes a free port, `unix:` a free name.
+    Port 0 takes a free port, and `unix:` a free name.
 
-    Raises a `UsageError` if the address cannot be listened on.
+    Raises a `UsageError` if it cannot listen at the address.
     """
     address = _free_name() if address == "unix:" else address
     family, where = parse_address(address)
@@ -35,7 +35,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
-    """Returns the family of an address, and its form for `socket.connect`.
+    """Returns the address family of an address string, and the address for `socket.connect`.
 
     Raises a `UsageError` if the string is not an address.
     """
@@ -49,7 +49,7 @@ def parse_address(address: str) -> tuple[socket.AddressFamily, Any]:
 
 
 def connect(address: str, *, timeout: float) -> socket.socket:
-    """Returns a socket connected to an address, with the options that detect a lost link to another host.
+    """Returns a socket connected to an address, with options that detect a lost link to another host.
 
     Raises a `UsageError` for an invalid address, and an `OSError` if nothing listens there.
     """
@@ -66,7 +66,7 @@ def connect(address: str, *, timeout: float) -> socket.socket:
 
 
 def remove_socket_file(address: str) -> None:
-    """Removes the socket file of an address after its listener has closed."""
+    """Removes the file of a Unix socket after its listener has closed."""
     _, _, path = address.partition("unix:/")
     if path:
         file = Path("/", path)

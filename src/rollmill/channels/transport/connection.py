@@ -1,4 +1,4 @@
-"""A stream socket between two processes that carries bytes, small JSON objects and file descriptors."""
+"""Connections between two processes that carry bytes, small JSON objects and file descriptors."""
 
 import array
 import contextlib
@@ -29,7 +29,7 @@ class Connection:
     """
 
     abandon: Abandon
-    """Returns True when the run is being stopped. Calls that block poll it."""
+    """Returns True when the run is being stopped. Blocking calls poll it."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -38,11 +38,11 @@ class Connection:
         self.abandon = never
 
     def fileno(self) -> int:
-        """File descriptor of the socket, readable when there is data to receive."""
+        """Returns the file descriptor of the socket, which is readable when there is data to receive."""
         return self._socket.fileno()
 
     def send(self, *parts: memoryview | bytes, timeout: float | None = None) -> None:
-        """Sends all parts, one after the other."""
+        """Sends several buffers, one after the other."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         deadline = Deadline(timeout)
         while views:
@@ -54,9 +54,7 @@ class Connection:
                 raise ConnectionLost(f"the connection was lost: {error}.") from error
 
     def receive_some(self, view: memoryview) -> int:
-        """Reads available bytes into the front of `view`, which is not empty, and returns their number, maybe
-        0.
-        """
+        """Reads available bytes into the front of a non-empty `view`, and returns their number, which may be 0."""
         try:
             count = self._socket.recv_into(view)
         except BlockingIOError:
@@ -68,7 +66,7 @@ class Connection:
         return count
 
     def check_silent(self) -> None:
-        """Checks that the other end is connected and has sent nothing.
+        """Checks that the other end is still connected and has sent nothing.
 
         Raises `ConnectionLost` if the stream has ended, and `Refused` if there is data.
         """
@@ -76,7 +74,7 @@ class Connection:
             raise Refused("the other end sent data out of turn.")
 
     def receive_into(self, view: memoryview, *, timeout: float | None = None) -> None:
-        """Fills all of `view`, blocking until enough bytes have arrived."""
+        """Fills `view` with received bytes, blocking until enough have arrived."""
         deadline = Deadline(timeout)
         while len(view):
             count = self.receive_some(view)
@@ -93,7 +91,7 @@ class Connection:
     def send_json(
         self, value: dict[str, Any], *, descriptors: Sequence[int] = (), timeout: float | None = None
     ) -> None:
-        """Sends a small object, and file descriptors with it (Unix sockets only)."""
+        """Sends a small JSON object, and file descriptors with it (Unix sockets only)."""
         text = json.dumps(value).encode()
         message = LENGTH.pack(len(text)) + text
         if descriptors:
@@ -104,9 +102,10 @@ class Connection:
     def receive_json(
         self, *, limit: int = MAX_JSON_BYTES, timeout: float | None = None
     ) -> tuple[dict[str, Any], list[int]]:
-        """Receives an object of at most `limit` bytes, and file descriptors sent with it, which the caller closes.
+        """Receives a JSON object of at most `limit` bytes, and the file descriptors sent with it, which the caller
+        must close.
 
-        Raises `Refused` if the data is not a JSON object, or too long.
+        Raises `Refused` if the data is too long or not a JSON object.
         """
         deadline = Deadline(timeout)
         first, descriptors = self._receive_descriptors(deadline)
@@ -123,7 +122,7 @@ class Connection:
             raise
 
     def end(self) -> None:
-        """Shuts the stream down: calls that block on it, at either end, raise `ConnectionLost`."""
+        """Shuts the stream down. Calls that block on it at either end raise `ConnectionLost`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""Dialling a listener that may be overloaded, with retries and exponential backoff."""
+"""Connects to a listener that may be overloaded, with retries and exponential backoff."""
 
 import random
 import socket
@@ -16,7 +16,7 @@ FIRST_SECONDS, MAX_SECONDS = 0.02, 0.5
 
 
 class Backoff:
-    """Exponential backoff with jitter."""
+    """Exponential backoff with jitter, for the delays between retries."""
 
     def __init__(self, first: float = FIRST_SECONDS, longest: float = MAX_SECONDS) -> None:
         self._first = first
@@ -24,7 +24,7 @@ class Backoff:
         self._limit = first
 
     def seconds(self) -> float:
-        """Draws the next delay in seconds, between half of the current limit and the limit."""
+        """Returns the next delay in seconds, drawn between half of the current limit and the limit."""
         limit = self._limit
         self._limit = min(2 * limit, self._longest)
         return random.uniform(limit / 2, limit)
@@ -37,14 +37,15 @@ class Backoff:
 def reach(
     connect: Callable[[], socket.socket], token: bytes, claim: bytes = b"", *, timeout: float = REACH_SECONDS
 ) -> socket.socket:
-    """Connects to a listener, presents the run's token and a claim, and returns the socket.
+    """Connects to a listener, authenticates with the run's token, and returns the socket.
 
     Args:
         connect: function that opens a new connection, called once for each attempt.
         token: the secret of the run.
-        claim: bytes for the listener about the caller.
-        timeout: seconds for all attempts. Another one follows if the listener has closed the connection without
-            an answer, for want of room, time, threads or file descriptors, or if its queue is full.
+        claim: bytes that tell the listener who the caller is.
+        timeout: seconds for all attempts. The connection is tried again if the queue of the listener is full, or
+            if the listener closed it without an answer because it had no room, time, threads or file descriptors
+            left.
 
     Raises:
         ConnectionLost: the listener closed the last connection of the available time.

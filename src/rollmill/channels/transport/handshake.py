@@ -35,21 +35,22 @@ ACCEPTED, REFUSED = b"+", b"-"
 ANSWER_BYTES = 1 + PROOF_BYTES
 
 PATIENCE = 10.0
-"""Timeout in seconds for an expected message of the other end."""
+"""Seconds to wait for a message of the handshake."""
 
 Step: TypeAlias = tuple[bytes, int]
-"""Bytes to send, and the number of bytes to receive afterwards."""
+"""One step of a handshake: the bytes to send, and the number of bytes to receive afterwards."""
 
 Dialogue: TypeAlias = Generator[Step, bytes, T]
 
 
 class Admission(NamedTuple):
-    """An authenticated dialler."""
+    """An authenticated connection, as the acceptor sees it."""
 
     claim: bytes
     """The identity that the dialler claims."""
     answer: bytes
-    """Bytes to send as soon as a thread serves the connection. A dialler without them tries again."""
+    """Bytes to send as soon as a thread serves the connection. A dialler that does not receive them tries
+    again."""
 
 
 def new_token() -> str:
@@ -58,7 +59,7 @@ def new_token() -> str:
 
 
 def admit(token: bytes) -> Dialogue[Admission]:
-    """Conducts the acceptor's side of the handshake.
+    """Runs the acceptor's side of the handshake.
 
     Raises `Refused` if the dialler does not know the token, or if its claim is too long.
     """
@@ -76,7 +77,7 @@ def admit(token: bytes) -> Dialogue[Admission]:
 
 
 def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
-    """Conducts the dialler's side of the handshake.
+    """Runs the dialler's side of the handshake.
 
     Raises `Refused` if the acceptor rejects the token, or does not know it itself.
     """
@@ -94,10 +95,10 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
 
 
 def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T:
-    """Runs a dialogue to its end and returns its result. The timeout is for the whole dialogue.
+    """Runs one side of a handshake on a socket, and returns its result. The timeout covers the whole handshake.
 
-    Raises `TimedOut` after it, `ConnectionLost` if the other end closed the connection, and `Refused` as the
-    dialogue does.
+    Raises `TimedOut` after the timeout, `ConnectionLost` if the other end closed the connection, and `Refused` if
+    the handshake fails.
     """
     deadline, received = Deadline(timeout), b""
     try:

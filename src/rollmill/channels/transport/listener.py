@@ -1,8 +1,8 @@
 """Accepts connections, authenticates them, and serves each in a thread of its own.
 
-All parts of Rollmill use this listener: the broker, the ends of channels, the supervisor, and workers placed by
-Ray. One thread accepts, and runs all handshakes. An unauthenticated peer costs a file descriptor and no thread.
-The whole handshake has a time limit, and if there are too many handshakes, the oldest is dropped.
+The broker, the ends of channels, the supervisor, and workers placed by Ray all use this listener. One thread
+accepts connections and runs all handshakes, so an unauthenticated peer costs a file descriptor and no thread. A
+handshake has a time limit, and if too many are in progress, the oldest is dropped.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from rollmill.channels.transport.refusals import RefusalLog, RefusedConnection
 from rollmill.core.errors import RollmillError
 
 HANDSHAKE_SECONDS = 10.0
-"""Time limit for a whole handshake."""
+"""Time limit for a whole handshake in seconds."""
 
 MAX_HANDSHAKES = 64
-"""Number of handshakes under way at the same time."""
+"""Maximum number of handshakes in progress."""
 
 REST_SECONDS = 0.05
-"""Pause in accepting when the system has no free file descriptor."""
+"""Seconds for which no connection is accepted after the system has run out of file descriptors."""
 
 
 class Handshake:
@@ -53,9 +53,10 @@ class Handshake:
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def advance(self) -> Admission | None:
-        """Continues as far as possible without blocking. Returns the result once complete, and None until then.
+        """Continues the handshake as far as possible without blocking. Returns its result once complete, and None
+        until then.
 
-        Raises `Refused` as `admit` does, and an `OSError` if the connection was lost.
+        Raises `Refused` if the handshake fails, and an `OSError` if the connection was lost.
         """
         try:
             while True:
@@ -80,11 +81,11 @@ class Handshake:
 
 
 class Listener:
-    """Accepts connections of diallers that know the token, until it is closed.
+    """Accepts connections of peers that know the token, until it is closed.
 
-    It takes the bound and listening socket over. `serve` is called with each authenticated connection in a thread
-    of its own, and must first send the admission's answer. When it returns or raises, the connection is closed.
-    `show` gets sentences about refused connections, in the listener's thread.
+    It takes ownership of a listening socket. `serve` is called with each authenticated connection, in a thread of
+    its own, and must first send the admission's answer. When it returns or raises an exception, the connection is
+    closed. `show` receives sentences about refused connections, in the listener's thread.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops accepting. Connections that are being served continue."""
+        """Stops accepting connections. Those that are being served continue."""
         if not self._thread.is_alive():
             return
         self._stop.ring()
@@ -230,5 +231,5 @@ class Listener:
 
 
 def address_of(peer: object) -> str:
-    """IP address of a peer as `socket.accept` returns it, empty for a peer of this host's own sockets."""
+    """Returns the IP address of a peer, or an empty string for a peer of this host's own sockets."""
     return str(peer[0]) if isinstance(peer, tuple) else ""

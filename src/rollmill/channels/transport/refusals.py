@@ -1,4 +1,6 @@
-"""Sums up refused connections for the user: many strangers are one line, which has their addresses."""
+"""Reports refused connections to the user. Repeated refusals are combined in one line with the peers'
+addresses.
+"""
 
 import time
 from collections import Counter
@@ -6,36 +8,36 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 GATHER_SECONDS = 1.0
-"""How long refusals are gathered before they are shown."""
+"""Seconds for which refusals are collected before they are reported."""
 
 IDLE_GATHER_SECONDS = 12.0
-"""The same for peers that said nothing, longer than a handshake may take, so that one line has all that came
-together."""
+"""Seconds for which refusals of silent peers are collected before they are reported. It exceeds the time limit of
+a handshake, so that peers that came together are reported together."""
 
 REPEAT_SECONDS = 60.0
-"""How often at most a refusal is shown that repeats one with the same address and reason."""
+"""Minimum interval in seconds between reports of refusals with the same address and reason."""
 
 SHOWN_ADDRESSES = 5
-"""Number of addresses that a line has."""
+"""Maximum number of addresses in a report."""
 
 
 class RefusedConnection(NamedTuple):
-    """A connection that the listener refused."""
+    """A connection that a listener refused."""
 
     address: str
-    """IP address of the peer, empty for a peer of this host."""
+    """IP address of the peer, or empty for a peer of this host."""
     reason: str
     idle: bool = False
-    """Whether the peer said nothing and did not go away by itself, so that more like it may follow."""
+    """Whether the peer stayed connected without sending anything. More of the kind may follow."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Refusals with the same key repeat each other."""
+        """Key that is equal for refusals that repeat each other."""
         return self.address, "" if self.idle else self.reason
 
 
 class RefusalLog:
-    """Gathers refusals, and shows each group as one line. Not thread-safe."""
+    """Collects refused connections, and reports each group in one line. Not thread-safe."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -46,7 +48,7 @@ class RefusalLog:
         gathered."""
 
     def add(self, refusal: RefusedConnection) -> None:
-        """Gathers a refusal."""
+        """Adds a refused connection."""
         now = time.monotonic()
         again = self._shown_at.get(refusal.key, -REPEAT_SECONDS) + REPEAT_SECONDS
         due = max(again, now + (IDLE_GATHER_SECONDS if refusal.idle else GATHER_SECONDS))
@@ -54,7 +56,7 @@ class RefusalLog:
         self.due = due if self.due is None else min(self.due, due)
 
     def show_due(self, *, everything: bool = False) -> None:
-        """Shows the collected refusals if they are due."""
+        """Reports the collected refusals that are due."""
         if self.due is None or not (everything or time.monotonic() >= self.due):
             return
         gathered, self._gathered, self.due = self._gathered, [], None
@@ -65,7 +67,7 @@ class RefusalLog:
 
 
 def sentence(refusals: list[RefusedConnection]) -> str:
-    """Describes one or more refusals in a line."""
+    """Describes one or more refused connections in one line."""
     last = refusals[-1].reason
     if len(refusals) == 1:
         return f"a connection{_from(refusals[0].address)} was rejected: {last}"

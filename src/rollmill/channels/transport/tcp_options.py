@@ -1,4 +1,4 @@
-"""Options of TCP sockets between hosts, so that a lost link is noticed after seconds rather than hours."""
+"""TCP socket options that detect a lost link to another host within seconds rather than hours."""
 
 import contextlib
 import socket
@@ -6,25 +6,25 @@ import struct
 import sys
 
 SECONDS_UNTIL_LOST = 20
-"""Seconds without an acknowledgement after which a host is considered dead."""
+"""Seconds without an acknowledgement after which another host counts as lost."""
 
 PROBE_SECONDS = 4
-"""Seconds without a segment after which the kernel asks the other host for one, and again."""
+"""Seconds of silence after which the kernel sends a keep-alive probe, and interval between further probes."""
 
 MAX_RETRY_MS = 2000
-"""Upper bound on the pause between two retransmissions, in milliseconds, so that a restored link is used soon."""
+"""Maximum pause between two retransmissions in milliseconds, so that a restored link is used soon."""
 
 TCP_RTO_MAX_MS = 44
-"""From linux/tcp.h, since Linux 6.15."""
+"""Number of the socket option TCP_RTO_MAX_MS in linux/tcp.h, available since Linux 6.15."""
 
 LAST_ACKNOWLEDGED = struct.Struct("<56xI")
-"""Of `struct tcp_info`: milliseconds since the last acknowledgement, tcpi_last_ack_recv."""
+"""The part of `struct tcp_info` up to `tcpi_last_ack_recv`, the milliseconds since the last acknowledgement."""
 
 
 def watch_link(sock: socket.socket) -> None:
-    """Sets the options of a connection between hosts, and does nothing to a socket of another family.
+    """Sets the options that detect a lost link on a TCP connection. Does nothing to other sockets.
 
-    The kernels probe each other, so they know that the link and the host are there whatever the processes do.
+    The kernels of both hosts probe each other, so the link counts as alive regardless of what the processes do.
     After `SECONDS_UNTIL_LOST` without an acknowledgement the connection ends with an error.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -42,7 +42,7 @@ def watch_link(sock: socket.socket) -> None:
 
 
 def seconds_unacknowledged(sock: socket.socket) -> float | None:
-    """Returns the seconds since the other host's kernel acknowledged anything.
+    """Returns the seconds since the other host's kernel last acknowledged anything.
 
     While the link is up this is at most about `PROBE_SECONDS`, even if the process there is stopped or stuck.
     Returns None if the system does not report it, and for sockets within one host.
