@@ -1,4 +1,4 @@
-"""The command `rollmill board [FOLDER]`: a page in the browser of the runs and sweeps of a folder."""
+"""The command `rollmill board [FOLDER]`, which shows the runs and sweeps of a folder in the browser."""
 
 import contextlib
 import html
@@ -22,7 +22,7 @@ from rollmill.record.signals import stop_on_signals
 SNAPS = Path("/snap/bin")
 SNAP_BROWSERS = ("firefox", "chromium", "brave", "opera", "vivaldi")
 POLL_SECONDS = 0.1
-"""Time within which a signal ends the board."""
+"""Seconds within which the board reacts to a signal."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Board:
     """Show the runs and sweeps of a folder on a page in the browser, while they train."""
 
     folder: Annotated[Path, Arg(metavar="[FOLDER]", positional=True)] = Path("runs")
-    """Folder that is shown, with the folders inside it; runs/ if left out."""
+    """Folder to show, including its subfolders. Default: runs/."""
     port: int = 0
-    """Port of this machine to listen at; 0 takes a free one."""
+    """Port of this machine to listen at; 0 picks a free one."""
     open: Annotated[bool, Arg(only_on=True)] = False
     """Open the page in the browser."""
 
 
 def run(arguments: list[str]) -> int:
-    """Serves the page until Ctrl-C."""
+    """Serves the page of runs and sweeps until Ctrl-C, and returns the exit code."""
     options = parse(Board, arguments, prog="rollmill board")
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port} must be between 0 and 65535.")
@@ -62,9 +62,9 @@ def run(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def leading_page(url: str) -> Iterator[Path]:
-    """Yields a file that redirects a browser to `url`.
+    """Context manager that writes a file that redirects a browser to `url`, and yields its path.
 
-    Only this user can read the file, while all users can see the arguments of a browser's command.
+    Only this user can read the file, whereas all users can see the arguments of a browser's command.
     """
     with _folder_for_browsers() as folder:  # of mode 700
         page = Path(folder, "board.html")

@@ -1,7 +1,7 @@
-"""The process of a trial of a sweep, or of a search for a plan: `python -m rollmill.cli.child PARENT CORES NAME`.
+"""Process of a sweep's trial or of a plan search: `python -m rollmill.cli.child PARENT CORES NAME`.
 
-It reads its order as JSON from standard input. It runs on some of the machine's cores, so that XLA creates one
-thread for each, and stops with a checkpoint when the process that started it dies.
+It reads a job as JSON from standard input. It runs on some of the machine's cores, so that XLA creates one thread
+for each, and stops with a checkpoint when the process that started it dies.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 def run(parent: str, cores: str, name: str) -> NoReturn:
-    """Runs the requested order on some of the cores, as long as the parent lives."""
+    """Runs the job from standard input on some of the cores, for as long as the parent process lives."""
     from rollmill.core.interruption import take_held_requests
     from rollmill.core.process_tree import end_with_parent, name_process
 

@@ -1,4 +1,6 @@
-"""The command `rollmill completion SHELL`: writes the script by which a shell completes commands and options."""
+"""The command `rollmill completion SHELL`, which prints a script that completes commands and options in a
+shell.
+"""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 
 @dataclass(frozen=True)
 class Completion:
-    """Write the script by which a shell completes commands, names and options."""
+    """Print the script with which a shell completes commands, names and options."""
 
     shell: Annotated[Shell, Arg(metavar="SHELL", positional=True)]
     """Shell that reads the script: bash, zsh or fish."""
@@ -44,7 +46,7 @@ class _Vocabulary(NamedTuple):
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the script."""
+    """Prints the completion script, and returns the exit code."""
     shell = parse(Completion, arguments, prog="rollmill completion").shell
     print("\n".join(_WRITERS[shell](_vocabulary())))
     return 0

@@ -1,6 +1,6 @@
-"""Implements the option `--config FILE`, which reads options of a run from a file.
+"""The option `--config FILE`, which reads options of a run from a file.
 
-The file is TOML with names of options as keys, or the config.json of a run. Options of the command line take
+The file is TOML with names of options as keys, or the config.json of a run. Options on the command line take
 precedence.
 """
 
@@ -33,7 +33,7 @@ MISNAMED = {
     **dict.fromkeys(("environment-options", "environment-option", "env-options", "env-kwargs"), "env-option"),
     **{"imports": "import", "modules": "import", "transforms": "transform"},
 }
-"""Names that runs and programs have for options which are given once for each value."""
+"""Names of repeated options in configurations and Python code, with the names of the options."""
 
 
 class _FileEntry(NamedTuple):
@@ -51,18 +51,19 @@ class _FileEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """The content of an option file."""
+    """Content of a file given by `--config`."""
 
     path: Path
     content: Mapping[str, Any]
     is_of_run: bool = False
-    """True for the config.json of a run, which others may have written."""
+    """Whether the file is the config.json of a run, which somebody else may have written."""
 
     def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
         """Raises a `UsageError` if a run's file names code that the user has neither allowed nor named.
 
-        Code is a module or a cluster. A store counts as well, since the user's credentials would open it. `given`
-        are values of the command's own options, by name. `with_environment`: the environment is the run's.
+        Code is a module or a cluster. A store counts too, since the user's credentials would open it. `given` has
+        the values of the command's own options, by name. `with_environment` says that the environment comes from
+        the run.
         """
         if not self.is_of_run:
             return
@@ -98,10 +99,10 @@ class ConfigFile:
         )
 
     def lacking(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Returns which of `algorithm` and `environment` the file has to name.
+        """Returns which of `algorithm` and `environment` the file must name, because the command does not.
 
-        `named` holds the command's words before its options: none, the name of the algorithm, or both names.
-        Raises a `UsageError` for more words.
+        `named` has the command's arguments before its options: none, the algorithm, or algorithm and environment.
+        Raises a `UsageError` if there are more.
         """
         if len(named) > len(POSITIONAL):
             raise UsageError(
@@ -111,7 +112,7 @@ class ConfigFile:
         return POSITIONAL[len(named) :]
 
     def name(self, which: str) -> str:
-        """Returns the algorithm or the environment. Raises a `UsageError` if the file does not name it."""
+        """Returns the algorithm or environment that the file names. Raises a `UsageError` if it names none."""
         if not isinstance(name := self.content.get(which), str):
             raise UsageError(
                 f"{self.path} and the command line do not name the {which}. hint: add {which} = ... at the top "
@@ -120,7 +121,8 @@ class ConfigFile:
         return name
 
     def values(self, options: Sequence[Option], *, strict: bool = True) -> dict[str, Any]:
-        """Returns the values of options by name. With `strict`, every entry of the file must be a known option.
+        """Returns the file's values of options, by name. With `strict`, every entry of the file must be a known
+        option.
 
         Raises a `UsageError` if the file has an unknown option, or a value that its option rejects.
         """
@@ -144,7 +146,7 @@ class ConfigFile:
 
 
 def read_config_file(path: Path) -> ConfigFile:
-    """Reads an option file.
+    """Reads a file given by `--config`.
 
     Raises a `UsageError` if it does not exist, or is neither TOML nor a run's config.json.
     """
@@ -172,7 +174,7 @@ def read_config_file(path: Path) -> ConfigFile:
 
 @contextlib.contextmanager
 def named_in(file: ConfigFile | None) -> Iterator[None]:
-    """Puts the file that a wrong name comes from in front of the error."""
+    """Context manager that prefixes errors about a wrong name with the file that contains it."""
     try:
         yield
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The command `rollmill doctor [RUN]`."""
+"""The command `rollmill doctor [RUN]`, which checks the installation and the files of a run."""
 
 import sys
 from dataclasses import dataclass
@@ -56,13 +56,13 @@ class Doctor:
     run: Annotated[RunPath | None, Arg(metavar="[RUN]", positional=True)] = None
     """Directory of a run."""
     trust: Trust = False
-    """Let the run of this directory import the modules that it names, now and later."""
+    """Let the run in this directory import the modules that it names, now and later."""
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a report. Returns the exit code, which is 2 if the run is damaged."""
+    """Prints a report on the installation and a run. Returns the exit code, which is 2 if the run is damaged."""
     options = parse(Doctor, arguments, prog="rollmill doctor")
     if options.run is None:
         return _installation()

@@ -1,4 +1,4 @@
-"""The command `rollmill evaluate RUN`: episodes, or a match in a game for two players."""
+"""The command `rollmill evaluate RUN`, which plays episodes, or a match of a game for two players."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record.run_directory import RunDirectory
 
 FOR_RULES = ("run", "env", "env_options", "transforms", "seed", "imports", "episodes", "record", "json")
-"""Options that apply to policies that are functions."""
+"""Options that apply to policies that are functions rather than runs."""
 
 
 @dataclass(frozen=True)
@@ -31,28 +31,28 @@ class Evaluate(PolicyOptions):
 
     run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run; random, which draws from the legal actions; or MODULE:FUNCTION, a JAX function (key,
-    observation, legal actions) -> action. The latter two play in the environment that --env names."""
+    observation, legal actions) -> action. The latter two play in the environment given by --env."""
     episodes: int = 100
-    """Episodes to play; of a match an even number."""
+    """Number of episodes to play. A match needs an even number."""
     against: str | None = None
-    """Opponent in a game for two players: random; lookahead-N, which plays best over the next N plies; or the
+    """Opponent in a game for two players: random; lookahead-N, which plays optimally over the next N plies; or the
     directory of a run."""
     against_checkpoint: str = "last"
     """Checkpoint of the opponent's run."""
     opening_plies: int = 0
-    """Moves at the beginning of each game of a match that are drawn at random; policies that do not draw play the
-    same two games again and again without."""
+    """Number of random moves at the beginning of each game of a match. Without them, deterministic policies would
+    repeat the same two games."""
     record: Path | None = None
     """Write all transitions of the episodes to this new file, which ends in .npz. `rollmill train --clone FILE`
     imitates them."""
     watch: bool = False
-    """Evaluate every checkpoint as it appears, of a run that another process trains, until that ends."""
+    """Evaluate every checkpoint of a run as it appears, until the process that trains the run ends."""
     json: bool = False
     """Print the result as JSON."""
 
 
 def run(arguments: list[str]) -> int:
-    """Plays the episodes and prints the mean return, or the games and prints the score."""
+    """Plays episodes and prints the mean return, or plays a match and prints the score. Returns the exit code."""
     options = parse(Evaluate, arguments, prog="rollmill evaluate")
     if names_rule(options.run):
         result = _rule_episodes(options)

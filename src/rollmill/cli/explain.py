@@ -1,4 +1,6 @@
-"""`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
+"""The command `rollmill explain fusion ENVIRONMENT`, which explains whether training fuses and how its kernels
+compile.
+"""
 
 import sys
 import time
@@ -36,7 +38,8 @@ from rollmill.training.request import find_own_algorithm, resolve
 SUBJECTS = ("fusion",)
 
 LITTLE = 64
-"""Bytes of a thread's own memory that calls within a kernel may take."""
+"""Bytes of local memory per thread up to which a kernel does not count as spilling registers. Function calls
+within it may take this much."""
 
 
 DEFAULT_ALGORITHM = "ppo"
@@ -59,24 +62,25 @@ class _Named:
 
 @dataclass(frozen=True)
 class KernelOptions:
-    """The kernel to explain."""
+    """Options that select the kernel to explain."""
 
     chip: str | None = None
-    """GPU to compute bounds for; the one that is here if left out, or an H200."""
+    """GPU to compute bounds for. Default: the GPU of this machine, or an H200."""
     numerics: Numerics = "tf32"
     """Precision of matrix products in the kernel."""
     block: int = 64
-    """Environments of one program of the kernel."""
+    """Number of environments per program of the kernel."""
     num_warps: int = 4
-    """Warps of one program."""
+    """Number of warps per program of the kernel."""
     verbose: bool = False
-    """Print operations, memory and bounds of the rollout kernel too, and compile it, which may take minutes."""
+    """Also print operations, memory and speed bounds of the rollout kernel, and compile it, which may take
+    minutes."""
     ir: bool = False
-    """Print the programs of the kernels instead, after each stage of the compiler."""
+    """Print the kernels' programs after each stage of the compiler instead."""
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the explanation."""
+    """Prints the explanation, and returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(
             "usage: rollmill explain fusion ENVIRONMENT [OPTIONS]\n\n`rollmill explain fusion --help` lists them."

@@ -1,4 +1,4 @@
-"""The command `rollmill export RUN`: a policy as a file that other programs can compute."""
+"""The command `rollmill export RUN`, which writes a policy as a file that other programs can run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +24,21 @@ class ExportOptions:
     force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
     checkpoint: str = "last"
-    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    """Checkpoint of the policy: last; best, with the best return during training; or the number of an
+    iteration."""
     train_seed: int | None = None
-    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    """Training seed of the policy, if the run trained several. Default: the first."""
     trust: Trust = False
-    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    """Let the run in this directory import the modules that it names, now and later. Runs made on this machine
+    always may."""
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
 
 
 def run(arguments: list[str]) -> int:
-    """Writes the file, and prints its inputs, its outputs and the result of the comparison."""
+    """Writes the policy's file, and prints its inputs, its outputs and the result of comparing it with the
+    original.
+    """
     options = parse(ExportOptions, arguments, prog="rollmill export")
     written = export(
         options.run,

@@ -1,4 +1,4 @@
-"""`rollmill gpu`: the GPUs of this machine, and how they can be shared."""
+"""The command `rollmill gpu`, which lists the GPUs of this machine and how they can be shared."""
 
 import contextlib
 import shlex
@@ -19,7 +19,7 @@ from rollmill.gpus.sharing import choose_sharing
 
 
 def run(arguments: list[str]) -> int:
-    """Lists GPUs, or divides one by MIG. Returns the exit code."""
+    """Lists the GPUs, or divides one with MIG. Returns the exit code."""
     if HELP & set(arguments):
         print(_help())
         return 0

@@ -1,4 +1,4 @@
-"""The output of `--help` and `--help-all`: a command's options, with their meanings and defaults."""
+"""Formats the output of `--help` and `--help-all`: the options of a command, with descriptions and defaults."""
 
 import argparse
 import textwrap
@@ -39,7 +39,7 @@ COMMON = (
     *("total-timesteps", "num-envs", "learning-rate", "recipe", "seed", "num-seeds", "run-dir"),
     *("evaluate-every", "distribution", "fusion"),
 )
-"""Options of a training that `--help` describes, in this order."""
+"""Options of `rollmill train` that `--help` describes, in this order. `--help-all` describes all."""
 MAX_WIDTH = 110
 
 
@@ -48,8 +48,8 @@ def help_text(
 ) -> str:
     """Returns the help text of the command `prog`.
 
-    For commands that train, it describes common options and options of this command, and only names the others,
-    unless `everything` is set. `usage` replaces the first lines.
+    For a command that trains, it describes the common options and the command's own, and only lists the names of
+    all others, unless `everything` is set. `usage` replaces the first lines.
     """
     if not _is_training(options):
         return described({"options": options}, prog=prog, description=description, usage=usage)
@@ -81,7 +81,7 @@ def help_text(
 
 
 def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description: str = "", usage: str = "") -> str:
-    """Returns a help text that describes options by group, wrapped to the width of the terminal."""
+    """Returns a help text with the descriptions of options by group, wrapped to the width of the terminal."""
     of_all = [option for group in groups.values() for option in group]
     shown = [option.shown for option in of_all if option.arg.positional]
     parser = argparse.ArgumentParser(
@@ -98,12 +98,12 @@ def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description:
 
 
 def width() -> int:
-    """Returns the width of a help text in columns: the terminal's width, up to a limit."""
+    """Returns the width of a help text in columns: that of the terminal, up to a limit."""
     return min(get_terminal_size().columns, MAX_WIDTH)
 
 
 def two_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns lines of names and descriptions, with the descriptions wrapped in a second column."""
+    """Formats names and descriptions in two columns, with the descriptions wrapped."""
     rows = list(rows)
     indent = min(max((len(name) for name, _ in rows), default=0), 28) + 4
     return [line for name, text in rows for line in _wrapped_row(name, text, indent)]
@@ -128,7 +128,7 @@ def _is_training(options: Sequence[Option]) -> bool:
 
 
 def meaning_of(option: Option) -> str:
-    """Returns the meaning of an option, with its default."""
+    """Returns the description of an option, with its default."""
     return " ".join([*option.help.split(), *_default(option)])
 
 

@@ -1,4 +1,4 @@
-"""The command `rollmill list`."""
+"""The command `rollmill list`, which lists algorithms, environments, networks, transforms and recipes."""
 
 import inspect
 import json
@@ -36,15 +36,15 @@ class List:
     """List algorithms, environments, networks, transforms and recipes."""
 
     kind: Annotated[Kind | None, Arg(metavar="[KIND]", positional=True)] = None
-    """Only these: algorithms, environments, networks, transforms or recipes."""
+    """Kind to list: algorithms, environments, networks, transforms or recipes. Default: all."""
     json: Annotated[bool, Arg(only_on=True)] = False
-    """Print a JSON object that has an array of names and summaries for each kind."""
+    """Print a JSON object with an array of names and summaries for each kind."""
     imports: Imports = ()
     """Module to import first, because it registers environments, networks or algorithms."""
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the names of parts, each with a summary."""
+    """Prints the names of everything that a run can be made of, each with a summary. Returns the exit code."""
     options = parse(List, arguments, prog="rollmill list")
     import_modules(options.imports)
     kinds, problems = _parts()

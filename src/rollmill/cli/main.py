@@ -1,4 +1,4 @@
-"""Dispatches `rollmill COMMAND ...`, and converts errors to a message and an exit code."""
+"""Runs `rollmill COMMAND ...`, and converts errors to a message and an exit code."""
 
 import contextlib
 import io
@@ -17,16 +17,16 @@ from rollmill.core.text import printable, shortened
 
 
 class Command(NamedTuple):
-    """A command: its module, and a summary for the usage text."""
+    """A command of `rollmill`: its module, and its summary in the usage text."""
 
     module: str
     summary: str
     records: bool = False
-    """True if its result is a run directory, so that its output may be lost."""
+    """Whether the command's result is a run directory, so that losing its output does no harm."""
     only_acts: bool = False
-    """True if it computes a policy and trains none, often beside a training on the same GPU."""
+    """Whether the command computes a policy without training it, often on a GPU that a run is using."""
     forks: bool = False
-    """True if it forks its children, which takes a process of one thread."""
+    """Whether the command forks child processes, which is safe only while it has a single thread."""
 
 
 COMMANDS = {
@@ -73,7 +73,9 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0 on success, 2 on a usage error, 130, 140 or 143 on a signal."""
+    """Runs a command and exits with its code: 0 on success, 2 on a usage error, and 130, 140 or 143 on a
+    signal.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
     forked = words if arguments is None else []  # a program that calls this function is not to be forked
@@ -83,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_and_exit(
     action: Callable[[], int], *, keeps_result: bool, before: Callable[[], object] = lambda: None
 ) -> NoReturn:
-    """Runs `action` and exits with its exit code. Errors for users become one sentence and an exit code.
+    """Runs `action` and exits with its exit code. Errors that users can fix become one sentence and an exit code.
 
-    `before` is called while the process has one thread. Lost output is not an error if the result is on disk
-    (`keeps_result`).
+    `before` is called while the process still has a single thread. With `keeps_result`, losing the output is no
+    error, because the result is on disk.
     """
     output, _ = open_streams()
     interruption = Interruption()
@@ -168,7 +170,7 @@ def _find(name: str) -> Callable[[list[str]], int]:
 
 
 def usage() -> str:
-    """Returns the usage text, which describes all commands."""
+    """Returns the usage text, which lists all commands."""
     from rollmill.cli.help import two_columns
 
     return "\n".join(

@@ -1,8 +1,8 @@
-"""The process of a candidate of a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS`.
+"""Process of a candidate in a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS`.
 
-It reads a training request in JSON as the first line of the descriptor COMMANDS, compiles it, and then handles
-further lines: `time` runs a few iterations, `stages` the first stage of one, and `begin` trains. Answers are lines
-of JSON on the descriptor REPORTS. The process ends with its parent.
+It reads a training request as JSON from the first line of the file descriptor COMMANDS, and compiles it. Each
+following line is a command: `time` runs a few iterations, `stages` runs the first stage of one, and `begin`
+trains. Answers are lines of JSON on the file descriptor REPORTS. The process ends with its parent.
 """
 
 import json
@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, TextIO
 
 WATCH_SECONDS = 0.01
-"""Time between two looks at the memory that devices use."""
+"""Interval in seconds at which the memory use of devices is sampled."""
 
 
 def run(parent: str, commands: str, reports: str) -> int:
-    """Compiles the requested training, reports its program, and handles commands."""
+    """Compiles the requested training, reports its program, and handles commands. Returns the exit code."""
     from rollmill.core.process_tree import die_with
 
     die_with(int(parent))

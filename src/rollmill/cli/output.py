@@ -1,7 +1,7 @@
-"""Standard output and error that survive the loss of their reader, such as `head` or a closed terminal.
+"""Keeps standard output and error usable after their reader is gone, such as `head` or a closed terminal.
 
-Printing must never end training. Once a stream has no reader, further output is dropped. Commands with no other
-result report the loss by their exit code.
+Printing must never end training. Once a stream has no reader, further output is dropped. Commands whose only
+result is their output report the loss in their exit code.
 """
 
 import errno
@@ -13,19 +13,19 @@ from typing import Any
 from rollmill.core.text import printable
 
 LOST_READER = 141
-"""Exit code if the reader of a result disappeared: 128 plus the number of SIGPIPE, as a shell reports it."""
+"""Exit code if the reader of a result disappeared, as a shell reports SIGPIPE: 128 plus the signal's number."""
 UNWRITTEN = 1
 """Exit code if a result could not be written for another reason, such as a full disk."""
 
 GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.EBADF)
-"""Errors that mean that there is no reader: a closed pipe, a hung-up terminal, a closed descriptor."""
+"""Error numbers of a stream without a reader: a closed pipe, a closed terminal, or a closed descriptor."""
 
 
 class ForgivingFile(io.FileIO):
-    """A stream that records a failed write instead of raising it."""
+    """A stream that records a failed write instead of raising an exception."""
 
     failure: OSError | None = None
-    """The first failure; None so far."""
+    """The first failure, or None."""
 
     def write(self, data: Any, /) -> int:
         """Writes the data, or drops it after a failure."""
@@ -41,13 +41,13 @@ class PlainText(io.TextIOWrapper):
     """A text stream that escapes control characters, so that untrusted text cannot control the terminal."""
 
     def write(self, text: str, /) -> int:
-        """Writes the text with control characters as escapes."""
+        """Writes text, with control characters escaped."""
         super().write(printable(text))
         return len(text)
 
 
 def control_terminal(text: str) -> None:
-    """Prints trusted text with control sequences, which move the cursor or set colours."""
+    """Prints trusted text without escaping its control sequences, which move the cursor or set colours."""
     stream = sys.stdout
     if isinstance(stream, PlainText):
         io.TextIOWrapper.write(stream, text)
@@ -57,10 +57,11 @@ def control_terminal(text: str) -> None:
 
 
 def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
-    """Replaces standard output and error by forgiving streams. Returns None for a captured stream.
+    """Replaces standard output and error with streams that tolerate the loss of their reader.
 
-    Closed descriptors among 0 to 2 are first opened on the null device: otherwise the next file opened would get
-    such a number, and libraries' output would end up in that file.
+    Returns None for a stream that is already captured. Descriptors 0 to 2 that are closed are first opened on the
+    null device. Otherwise the next file to be opened would get one of these numbers, and receive the output of
+    libraries.
     """
     for descriptor in range(3):
         try:
@@ -100,7 +101,7 @@ def _number(stream: io.TextIOWrapper) -> int | None:
 
 
 def code_after_output(code: int, output: ForgivingFile | None) -> int:
-    """Returns the exit code of a command that prints its result, and reports a failure to write it."""
+    """Returns the exit code of a command that printed its result, and reports a failure to write it."""
     sys.stdout.flush()
     failure = output.failure if output is not None else None
     if failure is None or code:

@@ -1,4 +1,4 @@
-"""Parses the arguments of a command into a dataclass: its fields are the options."""
+"""Parses the arguments of a command into a dataclass, whose fields are the options."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,18 +14,18 @@ HELP = {"-h", "--help", HELP_ALL}
 
 
 class Parsed(NamedTuple):
-    """The words of a command, parsed."""
+    """The parsed arguments of a command."""
 
     options: Any
-    """An instance of the command's dataclass."""
+    """Values of all options, as an instance of the command's dataclass."""
     given: Mapping[str, Any]
-    """Values of the options that were given, by name without dashes in front."""
+    """Values of the options that the user gave, by name without leading dashes."""
 
 
 def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
-    """Parses the options of a command to an instance of `kind`. `--help` prints them and exits.
+    """Parses the arguments of a command into an instance of `kind`. `--help` prints a help text and exits.
 
-    Raises a `UsageError` if an option is unknown, a value is invalid, or something is missing or left over.
+    Raises a `UsageError` for unknown options, invalid values, and missing or surplus arguments.
     """
     return parse_given(kind, arguments, prog=prog).options
 
@@ -33,9 +33,9 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 def parse_given(
     kind: Any, arguments: Sequence[str], *, prog: str, under: Mapping[str, Any] = MappingProxyType({})
 ) -> Parsed:
-    """Parses the options of a command, and returns which were given. Raises the errors of `parse`.
+    """Parses the arguments of a command, and also returns which options were given. Raises the errors of `parse`.
 
-    The arguments override the values in `under`, by name. Messages mention the command as `prog`.
+    The arguments override the values in `under`, by name. Messages refer to the command as `prog`.
     """
     options = options_of(kind)
     if HELP & set(arguments):
@@ -50,7 +50,7 @@ def parse_given(
 
 
 def parse_known(kind: Any, arguments: Sequence[str], *, prog: str) -> Parsed:
-    """Parses the options of `kind` among the arguments, and skips all others."""
+    """Parses the options of `kind` among the arguments, and ignores all others."""
     options = options_of(kind)
     given = read_words(options, arguments, prog=prog, strict=False).given
     return Parsed(build(kind, options, given), given)
@@ -62,5 +62,5 @@ def positional_words(kind: Any, arguments: Sequence[str], *, prog: str) -> list[
 
 
 def description_of(kind: type) -> str:
-    """Returns the first paragraph of a command's docstring, but nothing of a generated class."""
+    """Returns the first paragraph of a command's docstring, or an empty string for a generated class."""
     return "" if kind.__module__ == "types" else (kind.__doc__ or "").partition("\n\n")[0]

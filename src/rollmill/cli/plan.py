@@ -1,4 +1,4 @@
-"""`rollmill plan [ALGORITHM ENVIRONMENT] [OPTIONS]`."""
+"""The command `rollmill plan`, which draws a plan or searches for the fastest one."""
 
 import sys
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.request import TrainingRequest, prepare_request, resolve
 
 MORE = 4
-"""Times as long a search is suggested where candidates were not reached."""
+"""Factor by which to suggest a longer search, if it ended before all candidates were measured."""
 
 
 @dataclass(frozen=True)
 class Showing:
-    """Options of the output: whether the plan is drawn, and where it is written."""
+    """Options for showing a plan, and for writing it to a file."""
 
     show: bool = True
-    """Draw groups, and what passes between them."""
+    """Draw the groups of fragments, and the data that passes between them."""
     rate: float = 100_000.0
-    """Environment steps a second that bytes a second are computed for."""
+    """Assumed environment steps per second, from which bytes per second are computed."""
     memory: bool = False
-    """Compile the training as well, and print the memory that it will need. Nothing is trained."""
+    """Also compile the training, and print the memory that it will need. Nothing is trained."""
     output: Path | None = None
     """File to write the plan to, for `rollmill train --plan FILE`."""
     force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
 
     def check(self, *, searches: bool) -> None:
-        """Checks these options, before anything is searched for or compiled.
+        """Checks the options, before anything is searched for or compiled.
 
         Raises a `UsageError` if one is out of bounds or has no effect, or if the file cannot be written.
         """
@@ -56,7 +56,7 @@ class Showing:
 
 
 def run(arguments: list[str]) -> int:
-    """Draws a plan, searches for one, or lists the distribution policies."""
+    """Draws a plan, searches for one, or lists the distribution policies. Returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(_usage())
         return 0
@@ -74,14 +74,14 @@ def run(arguments: list[str]) -> int:
 
 
 def write_found(order: SearchOrder) -> int:
-    """Searches for a plan, prints the table, writes the plan, and returns the exit code."""
+    """Searches for a plan, prints the table of candidates, writes the plan, and returns the exit code."""
     plan = search_plan(SearchRequest(order.request, order.objective, order.budget, order.fresh))
     write_plan(plan, Path(order.output))
     return 0
 
 
 def search_plan(search: SearchRequest) -> Plan:
-    """Searches for a plan on this machine, and prints the table."""
+    """Searches for a plan on this machine, and prints the table of candidates."""
     environment = leave_devices()
     prepare_devices(search.options, environment=search.training.environment)
     quiet = search.options.quiet
@@ -124,7 +124,7 @@ def _memory_text(request: TrainingRequest) -> str:
 
 
 def described(need: MemoryNeed) -> str:
-    """Formats the needed memory, next to the available memory."""
+    """Returns the memory that a program needs as text, beside the memory that is available."""
     if need.process is None:
         of_what = f"on each of {need.devices} devices" if need.devices > 1 else "on the device"
         found = f"memory: {memory_text(need.device)} {of_what}"

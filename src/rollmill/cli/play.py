@@ -1,4 +1,4 @@
-"""The command `rollmill play RUN`: a person against a policy, in the terminal."""
+"""The command `rollmill play RUN`, in which a person plays against a policy in the terminal."""
 
 import sys
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rollmill.policies.playing import GameAgainstPolicy
 HELP = "Type the number of an action, ? for the policy's choice, or q to quit."
 
 MAX_LISTED = 12
-"""Legal actions that the prompt lists."""
+"""Maximum number of legal actions that the prompt lists."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Play(PolicyOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """Plays one game, with the person's moves on standard input, a line each."""
+    """Plays one game, reading the person's moves from standard input, one per line. Returns the exit code."""
     options = parse(Play, arguments, prog="rollmill play")
     game = GameAgainstPolicy(
         options.load(),

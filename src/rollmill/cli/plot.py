@@ -1,4 +1,4 @@
-"""The command `rollmill plot RUN [RUN ...]`: learning curves of runs and sweeps."""
+"""The command `rollmill plot RUN [RUN ...]`, which draws learning curves of runs and sweeps."""
 
 import sys
 from dataclasses import dataclass
@@ -18,27 +18,26 @@ MAX_LINES = 20
 
 @dataclass(frozen=True)
 class Plot:
-    """Draw learning curves: the mean over the seeds of each configuration, and its interval."""
+    """Draw learning curves: the mean over the seeds of each configuration, with its interval."""
 
     runs: Annotated[tuple[RunPath, ...], Arg(metavar="RUN [RUN ...]", positional=True)]
     """Directories of runs and of sweeps."""
     output: Path = Path("curves.html")
     """File to write, which ends in .html or .png."""
     metric: str = METRIC
-    """Name of the metric, as metrics.jsonl has it."""
+    """Name of the metric, as in metrics.jsonl."""
     x: str = "both"
-    """Axis: steps, seconds, or both."""
+    """Horizontal axis: steps, seconds, or both."""
     smoothing: float = 0.0
     """Weight of the past in an exponential moving mean of each curve, from 0 to below 1."""
     baselines: Annotated[tuple[str, ...], Arg(name="baseline", metavar="NAME=NUMBER", repeated=True)] = ()
-    """Draw a level line, such as the mean return that `rollmill evaluate random` prints. May be given several
-    times."""
+    """Draw a horizontal line, such as the mean return that `rollmill evaluate random` prints. May be repeated."""
     force: Annotated[bool, Arg(only_on=True)] = False
     """Replace an existing file."""
 
 
 def run(arguments: list[str]) -> int:
-    """Writes the figure, and prints the last values of each group."""
+    """Writes the figure, and prints the last values of each group. Returns the exit code."""
     options = parse(Plot, arguments, prog="rollmill plot")
     curves = plot(
         *options.runs,

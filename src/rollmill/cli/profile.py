@@ -1,4 +1,4 @@
-"""`rollmill profile ALGORITHM ENVIRONMENT [OPTIONS]`, and `rollmill profile compare A B`."""
+"""The commands `rollmill profile ALGORITHM ENVIRONMENT` and `rollmill profile compare A B`."""
 
 import contextlib
 import shlex
@@ -35,19 +35,19 @@ from rollmill.training.request import ResolvedRequest, resolve
 
 PROFILE, PAGE, TRACE, FIGURE = "profile.json", "profile.html", "trace.json", "profile.png"
 ITERATIONS = 2**22
-"""Iterations of a training that is profiled, where nobody says how many steps it has."""
+"""Number of iterations to profile if the user does not set the number of steps."""
 PLENTY = 2**30
-"""Environment steps that are more than one iteration of any training."""
+"""Number of environment steps that exceeds one iteration of any run."""
 
 
 @dataclass(frozen=True)
 class Profiling(ProfileOptions):
-    """Options of profiling: the windows, and where the result is written."""
+    """Options of a profile: its windows, and where to write it."""
 
     output: Path | None = None
-    """Directory of the result; named by algorithm, environment and time under profiles/ if left out."""
+    """Directory of the result. Default: one under profiles/, named after algorithm, environment and time."""
     png: bool = False
-    """Also writes profile.png, a figure for papers; drawn by matplotlib, which the extra `plot` installs."""
+    """Also write profile.png, a figure for papers. It needs matplotlib, which the extra `plot` installs."""
 
 
 _BEFORE = Arg(metavar="BEFORE", help="Directory written by `rollmill profile`.", positional=True)

@@ -1,4 +1,4 @@
-"""The command `rollmill render RUN`: pictures of a policy at play, as a file or in the terminal."""
+"""The command `rollmill render RUN`, which shows a policy at play, as a file or in the terminal."""
 
 import itertools
 import os
@@ -31,19 +31,21 @@ class Render(PolicyOptions):
     episodes: int = 1
     """Episodes to play, one after the other."""
     max_steps: int = 1000
-    """Steps after which an episode is cut."""
+    """Maximum number of steps to show of an episode."""
     fps: float | None = None
-    """Frames a second. Default: those that suit the environment."""
+    """Frames per second. Default: depends on the environment."""
     size: int | None = None
-    """Pixels of the longer side. Default: 480, or those of an environment that gives pixels."""
+    """Length of the longer side in pixels. Default: 480, or the size of the pictures that an environment draws
+    itself."""
     no_captions: Annotated[bool, Arg(only_on=True)] = False
-    """Leave out the strip below each picture with episode, step, return, action and the meaning of colours."""
+    """Leave out the strip below each picture, which shows episode, step, return, action and the meaning of
+    colours."""
     force: Annotated[bool, Arg(only_on=True)] = False
-    """Replace an existing file, or folder of frames."""
+    """Replace an existing file or folder of frames."""
 
 
 def run(arguments: list[str]) -> int:
-    """Plays the episodes, and writes or shows their pictures."""
+    """Plays the episodes, and writes or shows their pictures. Returns the exit code."""
     options = parse(Render, arguments, prog="rollmill render")
     output = options.output or f"{os.path.basename(os.path.realpath(options.run))}.gif"
     path = local_path("output", output)
@@ -87,13 +89,13 @@ class Tally:
         self._count, self._last = 0, {}
 
     def counting(self, frames: Iterator[Frame]) -> Iterator[Frame]:
-        """Yields the same frames and counts them."""
+        """Yields the given frames, and counts them."""
         for frame in frames:
             self._count, self._last[frame.episode] = self._count + 1, frame
             yield frame
 
     def sentence(self, output: str, fps: float) -> str:
-        """Returns a sentence on the written file and the outcomes of the episodes."""
+        """Returns a sentence about the written file and the outcomes of the episodes."""
         height, width = self._last[0].picture.shape[:2]
         returns = ", ".join(f"{frame.episode_return:.5g} in {frame.step} steps" for frame in self._last.values())
         frames = f"{self._count} frames of {width} x {height} pixels at {fps:g} frames per second"
@@ -101,7 +103,9 @@ class Tally:
 
 
 def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
-    """Plays frames in a terminal at `fps`, or prints them below each other in plain characters elsewhere."""
+    """Plays frames in a terminal at `fps`. Without a terminal, prints them one below the other in plain
+    characters.
+    """
     if not sys.stdout.isatty():
         for frame in frames:
             print("\n".join([_caption(frame), *plain_lines(frame.picture, 80, 24), ""]))

@@ -1,4 +1,4 @@
-"""Parses the arguments of `rollmill train` and of commands with its options into a request."""
+"""Parses the arguments of `rollmill train`, and of commands that share its options, into a training request."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from rollmill.runs.options import RunOptions
 from rollmill.training.request import NETWORK, TrainingRequest, default_config, find_own_algorithm, find_recipe
 
 Field: TypeAlias = tuple[str, Any, Any]
-"""Name, type and default of a field."""
+"""Name, type and default of a dataclass field."""
 MERGED = Arg(name="")
 
 
@@ -29,9 +29,9 @@ class ParsedTraining(NamedTuple):
     request: TrainingRequest
     searching: SearchOptions
     given: Mapping[str, Any]
-    """Values of all options that were given, by name, those of a file of `--config` included."""
+    """Values of all options that the user gave, by name, including those from a file given by `--config`."""
     more: Any = None
-    """The value of the command's further field."""
+    """Value of the command's additional field."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class _Head:
 def parse_training(
     arguments: Sequence[str], *, command: str = "train", more: Field | None = None
 ) -> ParsedTraining:
-    """Parses the arguments of a training command: the algorithm, the environment and options.
+    """Parses the arguments of a command that trains: the algorithm, the environment and the options.
 
-    `more` is a further field of the command's options. Raises a `UsageError` if words or the file of `--config`
-    are wrong, or if neither names an algorithm and an environment.
+    `more` is an additional field of the command's options. Raises a `UsageError` if an argument or the file given
+    by `--config` is invalid, or if neither names an algorithm and an environment.
     """
     named = list(takewhile(lambda word: not word.startswith("-"), arguments))
     head, file = _head(arguments[len(named) :], names_environment=len(named) > 1)
@@ -82,7 +82,7 @@ def parse_training(
 
 
 def training_options(algorithm: str) -> list[Option]:
-    """Returns the options of `rollmill train` with an algorithm."""
+    """Returns the options of `rollmill train` for an algorithm."""
     return options_of(_kind(algorithm, None, None))
 
 
@@ -108,9 +108,10 @@ def _environment_in(words: Sequence[str]) -> str:
 def request_of(
     algorithm: str, parsed: Any, given: Mapping[str, Any], options: Sequence[Option]
 ) -> TrainingRequest:
-    """Returns the request of parsed options, with fields such as `environment`, `env_options` and `imports`.
+    """Returns the training request for parsed options, which have fields such as `environment`, `env_options` and
+    `imports`.
 
-    `given` has the values of the options that the user set, by name, and `options` all options of the command.
+    `given` has the values that the user set, by name, and `options` lists all options of the command.
     """
     paths = {option.name: option.path for option in options}
     settings = {

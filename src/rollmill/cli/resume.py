@@ -1,4 +1,4 @@
-"""`rollmill resume RUN`."""
+"""The command `rollmill resume RUN`, which continues a run from its newest checkpoint."""
 
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -30,30 +30,31 @@ class Resume:
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
     trust: Trust = False
-    """Let this directory's run import the modules that it names, now and later; one made here does so anyway."""
+    """Let the run in this directory import the modules that it names, now and later. Runs made on this machine
+    always may."""
     changes: Annotated[tuple[str, ...], Arg(name="set", metavar="NAME=VALUE", repeated=True)] = ()
-    """Give a hyperparameter another value from now on, such as learning_rate=1e-4 or a later total_timesteps."""
+    """Change a hyperparameter from now on, such as learning_rate=1e-4 or a larger total_timesteps."""
     fusion: Fusion | None = None
-    """Fused kernels; as before if left out. A change makes numbers differ by rounding."""
+    """Fused kernels. Default: as before. A change alters results by rounding."""
     hang_seconds: float | None = None
-    """Time without progress after which a worker counts as hung; as before if left out."""
+    """Seconds without progress after which a worker counts as hung. Default: as before."""
     start_seconds: float | None = None
-    """The same while a worker starts, builds its environments and compiles."""
+    """Seconds that a worker may take to start, build its environments and compile. Default: as before."""
     max_failures: int | None = None
-    """How many times in a row an environment may fail, or its worker be lost; one more ends the run."""
+    """How many times in a row an environment may fail, or its worker be lost. One more failure ends the run."""
     stop_at_return: float | Literal["never"] | None = None
-    """Another return to stop at, or never; as before if left out."""
+    """Mean return at which to stop, or never. Default: as before."""
     track: tuple[str, ...] = ()
-    """Trackers, as for `rollmill train`. A run keeps none."""
+    """Trackers, as for `rollmill train`. A run does not remember them."""
     dashboard: bool = True
-    """Show losses, returns and the rest at the bottom of the terminal, instead of a bar."""
+    """Show losses, returns and other metrics at the bottom of the terminal, instead of a progress bar."""
     quiet: bool = False
-    """Show nothing while training."""
+    """Show nothing during training."""
     placement: _MERGED = PlacementOptions()  # noqa: RUF009 - frozen
 
 
 def run(arguments: list[str]) -> int:
-    """Resumes a run, and prints its directory."""
+    """Resumes a run, and prints its directory. Returns the exit code."""
     before = _placement_before(arguments)
     command = make_dataclass("Resume", [("placement", _MERGED, before)], bases=(Resume,), frozen=True)
     command.__doc__ = Resume.__doc__

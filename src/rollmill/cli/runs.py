@@ -1,4 +1,4 @@
-"""The command `rollmill runs [FOLDER]`: a table of the runs and sweeps of a folder."""
+"""The command `rollmill runs [FOLDER]`, which prints a table of the runs and sweeps of a folder."""
 
 import json
 import sys
@@ -21,32 +21,32 @@ _On: TypeAlias = Annotated[bool, Arg(only_on=True)]
 
 @dataclass(frozen=True)
 class Runs:
-    """List the runs and sweeps of a folder: state, steps, return, speed."""
+    """List the runs and sweeps of a folder with their state, steps, return and speed."""
 
     folder: Annotated[Path, Arg(metavar="[FOLDER]", positional=True)] = Path("runs")
-    """Folder that is searched, with the folders inside it; runs/ if left out."""
+    """Folder to search, including its subfolders. Default: runs/."""
     states: _States = ()
     """Show only runs in this state."""
     algorithm: Annotated[str | None, Arg(metavar="NAME")] = None
     """Show only runs of this algorithm. * and ? are wildcards, as in --env."""
     env: Annotated[str | None, Arg(metavar="NAME")] = None
-    """Show only runs on this environment, such as 'CartPole*'."""
+    """Show only runs in this environment, such as 'CartPole*'."""
     where: _Where = ()
     """Show only runs with this value of a setting, such as learning_rate=0.001."""
     show: _Show = ()
-    """Setting that gets a column, such as learning_rate."""
+    """Add a column for a setting, such as learning_rate."""
     sort: SortKey = "changed"
-    """Order of the rows: newest, largest or highest first; names from A to Z."""
+    """Order of the rows: newest, largest or highest first, and names from A to Z."""
     limit: int | None = None
     """Maximum number of rows."""
     trials: _On = False
-    """Also the trials of sweeps, each in a row."""
+    """Also list the trials of sweeps, one per row."""
     json: _On = False
     """Print an array of JSON objects with all values of each row, settings included."""
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the table."""
+    """Prints the table of runs and sweeps, and returns the exit code."""
     options = parse(Runs, arguments, prog="rollmill runs")
     if options.limit is not None and options.limit < 1:
         raise UsageError(f"--limit {options.limit} must be at least 1.")

@@ -1,4 +1,4 @@
-"""The options of a search for a plan, in `rollmill plan` and `rollmill train`."""
+"""The options of a plan search, in `rollmill plan` and `rollmill train`."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -11,25 +11,27 @@ from rollmill.training.request import TrainingRequest
 
 OWN = ("budget", "objective", "fresh")
 ELSEWHERE = ("plan", "cluster", "host")
-"""Options that leave nothing to search for, or not on this machine."""
+"""Options that cannot be combined with a plan search on this machine."""
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Options of the search for a plan."""
+    """Options of a plan search."""
 
     search_plan: bool = False
-    """First search for the fastest way to run the training, by short trainings; placement options that are given
-    narrow the search. The result is kept for the next time."""
+    """First search for the fastest way to run the training, using short trainings. Other placement options narrow
+    the search. The result is kept for next time."""
     budget: float = DEFAULT_BUDGET
-    """Seconds that the search may take; the first candidate is measured in any case."""
+    """Maximum duration of the search in seconds. The first candidate is always measured."""
     objective: Objective = "keep-batch"
-    """`keep-batch` changes nothing of what is learned; `grow-batch` may also raise the number of environments."""
+    """`keep-batch` does not change what is learned; `grow-batch` may also raise the number of environments."""
     fresh: bool = False
-    """Search although there is a result of an earlier search."""
+    """Search again, even if an earlier search has a result."""
 
     def check(self, given: Collection[str]) -> None:
-        """Raises a `UsageError` if an option is out of bounds, or has no effect with the `given` ones."""
+        """Raises a `UsageError` if an option is out of bounds, or has no effect together with the `given`
+        options.
+        """
         if not self.search_plan:
             for name in sorted({*given} & {*OWN}):
                 raise UsageError(
@@ -46,7 +48,7 @@ class SearchOptions:
 
 
 class PlanSearchFailed(RollmillError):
-    """The search ended without a plan, and has printed the reason."""
+    """Raised if a plan search ended without a plan. The search has printed the reason."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("the search found no plan (see above). Nothing was written.")
@@ -55,10 +57,10 @@ class PlanSearchFailed(RollmillError):
 
 @contextlib.contextmanager
 def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
-    """Yields the request, with the plan of a search if requested.
+    """Context manager that yields the request, with the plan of a search if one was requested.
 
-    The search runs in its own process, because it starts JAX with other devices than the training may need. Raises
-    `PlanSearchFailed` if it failed, after it has printed why.
+    The search runs in a process of its own, because it starts JAX with other devices than the training may need.
+    Raises `PlanSearchFailed` if the search found no plan and has printed why.
     """
     if not searching.search_plan:
         yield request

@@ -1,4 +1,4 @@
-"""The command `rollmill help WORD ...`: searches the options of all commands."""
+"""The command `rollmill help WORD ...`, which searches the options of all commands."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ OPTIONS = {
     "completion": "completion:Completion",
     "doctor": "doctor:Doctor",
 }
-"""Module and dataclass of each command's own options, without the options of a training."""
+"""Module and dataclass of each command's own options, without those of `rollmill train`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Help:
     """Search the options of all commands; without a word, list the commands."""
 
     words: Annotated[tuple[str, ...], Arg(metavar="[WORD ...]", positional=True)] = ()
-    """Words that names or meanings of options have to contain; or the name of a command."""
+    """Words that the name or description of an option must contain, or the name of a command."""
 
 
 class _Found(NamedTuple):
@@ -49,7 +49,7 @@ class _Found(NamedTuple):
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the options that contain all words. The exit code is 1 if there are none."""
+    """Prints the options that contain all words. Returns the exit code, which is 1 if there are none."""
     from rollmill.cli.main import COMMANDS, main, usage
 
     plain = [word if word in HELP else word.lstrip("-") for word in arguments]
@@ -69,8 +69,8 @@ def run(arguments: list[str]) -> int:
 
 
 def find_options(words: list[str]) -> list[_Found]:
-    """Returns the options with all words in their names or descriptions, ignoring case. Matching names come
-    first.
+    """Returns the options whose names or descriptions contain all words, ignoring case. Matching names
+    come first.
     """
     found: dict[tuple[str, str], _Found] = {}
     for owner, option in _all_options():

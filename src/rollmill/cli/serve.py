@@ -1,4 +1,4 @@
-"""The command `rollmill serve RUN`: a policy behind a local HTTP server."""
+"""The command `rollmill serve RUN`, which serves a policy over HTTP."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ from rollmill.serving import (
 )
 
 GAVE_UP = 1
-"""Exit code if batches failed one after the other."""
+"""Exit code if several batches in a row failed."""
 
 GAVE_UP_SENTENCE = "rollmill: the server stopped because one batch after another failed."
 
@@ -49,57 +49,59 @@ MAX_WORKERS = 256
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve a run's policy over HTTP. Requests of several clients are computed in common batches."""
+    """Serve a run's policy over HTTP. Requests from several clients are batched."""
 
     run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     checkpoint: str = "last"
-    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    """Checkpoint of the policy: last; best, with the best return during training; or the number of an
+    iteration."""
     host: str = LOOPBACK
-    """Address to listen at; one that other machines can reach needs a token."""
+    """Address to listen at. An address that other machines can reach needs a token."""
     port: int = 0
-    """Port to listen at; 0 takes a free one."""
+    """Port to listen at; 0 picks a free one."""
     socket: Path | None = None
-    """Listen at this path instead, as a Unix socket for this user alone."""
+    """Listen at this path as a Unix socket instead, which only this user can access."""
     token_file: Path | None = None
-    """File with a token that clients have to send (Authorization: Bearer)."""
+    """File with a token that clients must send (Authorization: Bearer)."""
     address_file: Path | None = None
-    """Write the server's address into this file once it is ready."""
+    """Write the server's address to this file once it is ready."""
     max_batch: int = 64
-    """Most observations that are computed together: a power of two."""
+    """Maximum number of observations in a batch, a power of two."""
     max_wait_ms: float = 0.0
-    """Milliseconds that a request waits for others while the device is idle; 0 computes what is there."""
+    """Milliseconds that a request may wait for others while the device is idle; 0 computes immediately."""
     workers: int = 1
-    """Processes that serve, each with a policy of its own."""
+    """Number of processes that serve, each with its own copy of the policy."""
     gpu_sharing: GpuSharing = "auto"
     """How several processes share a GPU: mps, mig, turns, or auto."""
     max_sessions: int = 1024
-    """Most sessions of a recurrent policy."""
+    """Maximum number of open sessions of a recurrent policy."""
     session_seconds: float = 600.0
-    """Seconds without a request after which a session may be given up for a new one."""
+    """Seconds without a request after which a session may be evicted for a new one."""
     stochastic: bool = False
     """Sample actions as in training, instead of taking the most likely one."""
     seed: int = 0
-    """Seed of sampled actions."""
+    """Seed for sampling actions."""
     train_seed: int | None = None
-    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    """Training seed of the policy, if the run trained several. Default: the first."""
     trust: Trust = False
-    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    """Let the run in this directory import the modules that it names, now and later. Runs made on this machine
+    always may."""
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
 
     @property
     def address(self) -> Address:
-        """Where to listen."""
+        """Address at which the server listens."""
         return Address(self.host, self.port, self.socket)
 
     @property
     def rule(self) -> BatchingRule:
-        """How requests are gathered into batches."""
+        """Rule by which requests are combined into batches."""
         return check_rule(BatchingRule(self.max_batch, self.max_wait_ms / 1e3))
 
     def check(self) -> None:
-        """Raises a `UsageError` if a number is out of range."""
+        """Raises a `UsageError` if an option is out of range."""
         bounds = {"port": (0, 65535), "workers": (1, MAX_WORKERS), "max_sessions": (1, 2**20)}
         for name, (least, most) in bounds.items():
             if not least <= (value := getattr(self, name)) <= most:
@@ -111,7 +113,7 @@ class Serve:
             raise UsageError(f"--session-seconds {self.session_seconds:g} must be positive and finite.")
 
     def policy(self, worker: int = 0) -> BatchedPolicy:
-        """Loads and compiles the run's policy. Workers draw different actions."""
+        """Loads and compiles the run's policy. Workers sample different actions."""
         loaded = load_weights(
             self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
         )
@@ -132,13 +134,13 @@ class Serve:
         return policy
 
     def limits(self, policy: BatchedPolicy) -> ServerLimits:
-        """Returns the limits of the server."""
+        """Limits on requests and connections that the server enforces."""
         found = limits_of(self.rule.max_batch, policy.numbers)
         return found.with_sessions(self.max_sessions, self.session_seconds)
 
 
 def run(arguments: list[str]) -> int:
-    """Serves until a signal and returns its exit code."""
+    """Serves the policy until a signal arrives, and returns the exit code."""
     options = parse(Serve, arguments, prog="rollmill serve")
     options.check()
     allow_descriptors(ServerLimits(1).connections)
@@ -194,7 +196,7 @@ def _serve_by_workers(
 
 
 def announce(options: Serve, listener: socket.socket) -> None:
-    """Says where the server listens, on standard output and in the file that was asked for."""
+    """Prints the address of the server, and writes it to the file that the user requested."""
     url = url_of(listener)
     if options.address_file is not None:
         try:

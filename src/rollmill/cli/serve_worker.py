@@ -1,4 +1,4 @@
-"""The process of one worker of a server: `python -m rollmill.cli.serve_worker ARGUMENTS PARENT ...`."""
+"""Worker process of a server: `python -m rollmill.cli.serve_worker ARGUMENTS PARENT ...`."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from rollmill.core.json_data import parse_json
 
 
 def run(arguments: str, parent: str, listener: str, counts: str, index: str, cores: str, pipe: str) -> int:
-    """Serves on a socket of the parent process as long as that process lives, and returns the exit code.
+    """Serves on a socket of the parent process for as long as that process lives, and returns the exit code.
 
-    `arguments` are the arguments of `rollmill serve`, as a JSON list. `listener`, `counts` (the file of
-    statistics) and `pipe` (through which it reports that it serves) are descriptors. It runs on the
-    comma-separated `cores`, or on any if empty.
+    `arguments` are the arguments of `rollmill serve` as a JSON list. `listener`, `counts` (the file of statistics)
+    and `pipe` (through which the worker reports that it serves) are file descriptors. It runs on the
+    comma-separated `cores`, or on any core if empty.
     """
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

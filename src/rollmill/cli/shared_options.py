@@ -1,4 +1,4 @@
-"""Options that several commands share: of the environment, of a run's policy, and what may be imported."""
+"""Options that several commands share: of the environment, of a run's policy, and of imports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,14 +66,14 @@ Transforms: TypeAlias = Annotated[
 
 
 def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses the values of `--env-option`."""
+    """Parses the values of `--env-option` into a dictionary."""
     return parse_options(texts, flag="--env-option")
 
 
 def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[str]) -> dict[str, Any]:
-    """Returns the options of an environment, with its transforms.
+    """Returns the options of an environment, including its transforms.
 
-    Raises a `UsageError` if an option or transform is invalid, or if transforms are given in both ways.
+    Raises a `UsageError` if an option or transform is invalid, or if transforms are given in two ways.
     """
     options = parse_env_options(env_options)
     if not transforms:
@@ -89,29 +89,31 @@ def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """A run, the checkpoint of its policy, and the environment to play in."""
+    """Options that select a run, a checkpoint of its policy, and the environment to play in."""
 
     run: Annotated[RunPath, Arg(metavar="RUN", positional=True)]
     """Directory of the run."""
     checkpoint: str = "last"
-    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    """Checkpoint of the policy: last; best, with the best return during training; or the number of an
+    iteration."""
     env: str | None = None
     """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
     env_options: EnvOptions = ()
     transforms: Transforms = ()
     seed: int = 0
-    """Seed of the environments and, where it is stochastic, of the policy."""
+    """Seed of the environments, and of a stochastic policy."""
     train_seed: int | None = None
-    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    """Training seed of the policy, if the run trained several. Default: the first."""
     stochastic: bool = False
     """Sample actions as in training, instead of taking the most likely one."""
     trust: Trust = False
-    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    """Let the run in this directory import the modules that it names, now and later. Runs made on this machine
+    always may."""
     imports: Imports = ()
     """Module to import first, because it registers the environment, the network or the algorithm."""
 
     def load(self) -> "LoadedRun":
-        """Loads the run's graph and its policy's weights."""
+        """Loads the run's graph, and the weights of its policy."""
         from rollmill.policies.policies import load_weights
 
         return load_weights(

@@ -1,4 +1,6 @@
-"""`rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ... [OPTIONS OF TRAIN]`."""
+"""The command `rollmill sweep ALGORITHM ENVIRONMENT --over OPTION=VALUES ...`, which trains with different
+options.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,11 +41,11 @@ DESCRIPTION = (
 
 
 PRELOADED = ("rollmill.cli.train", "rollmill.training.population")
-"""Modules of a trial that this command does without."""
+"""Modules that trials need and this command does not. The process that forks trials imports them once."""
 
 
 def fork(arguments: Sequence[str]) -> None:
-    """Forks the process that forks trials. A trial begins here, and does not return."""
+    """Forks the process that forks trials. In a trial, this call does not return."""
     if arguments and arguments[0] not in HELP and (words := fork_children(PRELOADED)) is not None:
         from rollmill.cli.child import run as run_child
 
@@ -51,7 +53,7 @@ def fork(arguments: Sequence[str]) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a sweep and prints its table."""
+    """Runs a sweep, and prints its table. Returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(_help())
         return 0 if arguments else 2

@@ -1,4 +1,4 @@
-"""`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
+"""The command `rollmill train ALGORITHM ENVIRONMENT`, which trains a policy."""
 
 from rollmill.cli.help import two_columns
 from rollmill.cli.parsing import HELP
@@ -15,7 +15,7 @@ from rollmill.training.training import Run
 
 
 def run(arguments: list[str]) -> int:
-    """Trains, and prints the run directory. Returns the exit code."""
+    """Trains a policy, and prints the run directory. Returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(usage("train"))
         return 0 if arguments else 2
@@ -27,14 +27,14 @@ def run(arguments: list[str]) -> int:
 
 
 def serve(member: Membership) -> int:
-    """Serves as a worker host for the run of another process of the job, until that run ends."""
+    """Serves as a worker host for a run that another process of the same job started, until that run ends."""
     from rollmill.processes.hosts.agent import serve_host  # of which other trainings have no need
 
     return serve_host(member, Lines().note)
 
 
 def report(run: Run) -> int:
-    """Prints where a run is and how to use it, and returns the exit code."""
+    """Prints the directory of a run and how to use it, and returns the exit code."""
     summary = run.summary
     if summary["status"] == "finished" or "stop_reason" in summary:
         final = summary["final_return"]

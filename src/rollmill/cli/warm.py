@@ -1,4 +1,4 @@
-"""`rollmill warm ALGORITHM ENVIRONMENT [OPTIONS]`: compiles a run ahead of time, for later starts."""
+"""The command `rollmill warm ALGORITHM ENVIRONMENT`, which compiles a run ahead of time."""
 
 from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import parse_training

@@ -1,4 +1,4 @@
-"""Parses the arguments of a command into values of its options."""
+"""Converts the arguments of a command to values of its options."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from rollmill.core.text_values import read_value
 
 
 class Read(NamedTuple):
-    """The words of a command, read."""
+    """The arguments of a command as values."""
 
     given: dict[str, Any]
-    """Values by option; those that were not given are absent."""
+    """Values of the options that were given, by name."""
     positional: list[str]
-    """Words that belong to no option."""
+    """Arguments that belong to no option."""
 
 
 class _Form(NamedTuple):
@@ -27,10 +27,10 @@ class _Form(NamedTuple):
 
 
 def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, strict: bool = True) -> Read:
-    """Reads the arguments of a command, which follow its name `prog`.
+    """Converts the arguments of the command `prog` to values of its options.
 
-    `strict` rejects unknown options. Otherwise they are left out, and words after them count as positional. Raises
-    a `UsageError` if an option is unknown, or if its value is invalid.
+    `strict` rejects unknown options. Otherwise they are ignored, and arguments after them count as positional.
+    Raises a `UsageError` if an option is unknown or its value is invalid.
     """
     named = [option for option in options if not option.arg.positional]
     forms = {option.name: _Form(option) for option in named}
@@ -55,9 +55,9 @@ def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, st
 
 
 def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: str) -> dict[str, Any]:
-    """Returns the values of a command's positional options.
+    """Assigns positional arguments to a command's positional options, and returns their values by name.
 
-    Raises a `UsageError` if one is missing or left over.
+    Raises a `UsageError` if an argument is missing or left over.
     """
     given: dict[str, Any] = {}
     rest = list(words)
@@ -75,7 +75,7 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
 
 
 def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
-    """Returns an error that suggests the nearest options."""
+    """Returns an error about an unknown option, which suggests the most similar options."""
     known = list(known)
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown option {name}. --{note}")
@@ -85,7 +85,7 @@ def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
 
 
 def options_like(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the known options that resemble an unknown one, without leading dashes, the nearest first."""
+    """Returns the known options most similar to an unknown one, without leading dashes, the best match first."""
     names = {option for option in known if not option.rpartition(".")[2].startswith("no-")}
     meant = named_like(name, {option.replace("-", "_") for option in names})
     if meant is not None:
