@@ -1,1 +1,1 @@
-"""A page in the browser with a folder's runs and sweeps, behind a server for only this user."""
+"""A browser page with a folder's runs and sweeps, served only to this user."""

@@ -1,4 +1,4 @@
-"""Answers the requests of the page: rows, curves, details, and files below the folder."""
+"""Answers the requests of the board's page: rows, curves, details, and files below the folder."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from rollmill.record.metric_curves import LINE_START, RETURN, metric_names
 from rollmill.record.run_directory import RunDirectory
 
 MAX_COMPARED = 40
-"""Runs that are compared at a time."""
+"""Maximum number of runs that are compared at a time."""
 MAX_SPARKS = 200
 MAX_SMOOTHING = 0.99
 PAGE_POLICY = "; ".join(
@@ -28,7 +28,8 @@ PAGE_POLICY = "; ".join(
         "img-src data:",
     ]
 )
-"""Policy of a page from a run's directory, which is not trusted: it reaches neither this server nor others."""
+"""Content security policy of a page from a run's directory. Such a page is not trusted, and can reach no
+server."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".gif": "image/gif",
@@ -41,16 +42,16 @@ Query = Mapping[str, Sequence[str]]
 
 
 class Answer(NamedTuple):
-    """An answer to a request."""
+    """An HTTP answer to a request of the page."""
 
     status: int
     kind: str
-    """Media type of the body."""
+    """Media type of the body, such as `text/html`."""
     body: bytes | IO[bytes]
-    """Data, or a file that whoever sends it closes."""
+    """Data, or an open file that the sender closes."""
     length: int
     policy: str = "default-src 'none'"
-    """Content security policy."""
+    """Content security policy of the answer."""
 
 
 class Answers:
@@ -68,11 +69,11 @@ class Answers:
         }
 
     def read(self) -> None:
-        """Reads the folder in advance, for the first request."""
+        """Reads the folder in advance, so that the first request is fast."""
         self._contents.changes()
 
     def answer(self, path: str, query: Query) -> Answer:
-        """Returns the answer to a request by its path and the values of its query."""
+        """Returns the answer to a request, given its path and query."""
         way = self._ways.get(path)
         if way is None:
             return _error(404, "this page does not exist")

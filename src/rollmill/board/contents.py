@@ -1,4 +1,4 @@
-"""Keeps the rows of a folder's runs and sweeps, and reads again only what has changed."""
+"""Keeps the rows of a folder's runs and sweeps up to date, reading only what has changed."""
 
 import os
 import threading
@@ -17,46 +17,46 @@ from rollmill.record.run_files import CONFIG, LOCK, METRICS, SUMMARY
 from rollmill.sweeps.directory import FAILURES, PROPOSALS, SPECIFICATION, STOPPING, TRIALS
 
 MIN_SECONDS = 0.5
-"""Shortest time between two looks at the folder."""
+"""Minimum interval in seconds between two reads of the folder."""
 MAX_SHARE = 0.1
-"""Highest share of the time that goes into looking at the folder."""
+"""Maximum share of the time spent on reading the folder."""
 SUFFIXES = (".html", ".gif", ".mp4", ".png")
-"""Endings of the pages and pictures that are shown."""
+"""File endings of the pages and pictures that the board shows."""
 MAX_FILES = 500
 MAX_VARYING = 40
-"""Settings that have a column at most."""
+"""Maximum number of settings that get a column."""
 
 Signature: TypeAlias = tuple[Any, ...]
 
 
 class Item(NamedTuple):
-    """A run, a sweep, or a trial of a sweep."""
+    """A row of the board: a run, a sweep, or a trial of a sweep."""
 
     key: str
-    """Its path below the folder, by which clients name it."""
+    """Path of the run or sweep below the folder, which identifies the row."""
     entry: Entry
     parent: str | None
-    """Key of the sweep that it is a trial of."""
+    """Key of the sweep that a trial belongs to, or None."""
     version: int
-    """Number of the change in which it became as it is."""
+    """Version of the folder's content in which the row last changed."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Rows that have changed since a version."""
+    """Rows that have changed since a version of the folder's content."""
 
     version: int
     items: Sequence[Item]
     gone: Sequence[str]
-    """Keys of rows that are no longer there."""
+    """Keys of rows that no longer exist."""
     varying: Sequence[str]
-    """Settings in which runs of the folder differ."""
+    """Settings in which the runs of the folder differ."""
     files: Sequence[str]
     """Pages and pictures beside the runs, as paths below the folder."""
 
 
 class FolderContents:
-    """The rows of a folder. Several threads may ask at a time."""
+    """The rows of a folder's runs and sweeps. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,7 +70,7 @@ class FolderContents:
         self._files: tuple[str, ...] = ()
 
     def changes(self, since: int = 0) -> Changes:
-        """Returns the rows that have changed since a version. Reads the folder again first, if that is due."""
+        """Returns the rows that have changed since a version, after reading the folder again if that is due."""
         with self._lock:
             self._refresh()
             changed = [item for item in self._items.values() if item.version > since]
@@ -78,23 +78,23 @@ class FolderContents:
             return Changes(self._version, changed, gone, self._varying, self._files)
 
     def item(self, key: str) -> Item | None:
-        """Returns a row by its key."""
+        """Returns the row with this key."""
         with self._lock:
             return self._items.get(key)
 
     def trials(self, key: str) -> list[Item]:
-        """Returns the trials of a sweep."""
+        """Returns the rows of a sweep's trials."""
         with self._lock:
             return [item for item in self._items.values() if item.parent == key]
 
     def files_beside(self, item: Item) -> list[str]:
-        """Returns the pages and pictures with the name of a run, as `rollmill render` writes them."""
+        """Returns the pages and pictures named after a run, as `rollmill render` writes them."""
         name = item.entry.path.name
         with self._lock:
             return [file for file in self._files if Path(file).name.startswith((f"{name}.", f"{name}-"))]
 
     def folder(self, path: str) -> Folder:
-        """Returns a folder below this one, without following links."""
+        """Opens a subfolder by its path, without following links."""
         return Folder(self.root, tuple(part for part in Path(path).parts if part != "."))
 
     def _refresh(self) -> None:
@@ -156,7 +156,7 @@ class FolderContents:
 
 
 def run_signature(root: Path) -> Signature:
-    """Returns a value that differs once a run has changed."""
+    """Returns a value that changes whenever a run's files change."""
     files = tuple(_stamp(root / name) for name in (CONFIG, METRICS, SUMMARY, "fault"))
     locked = _stamp(root / LOCK) is not None and _is_locked(root)
     return (*files, locked)

@@ -1,4 +1,4 @@
-"""Curves of the chosen runs as a part of the page."""
+"""Draws the curves of selected runs as part of the board's page."""
 
 import math
 import threading
@@ -18,22 +18,22 @@ from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.record.run_directory import RunDirectory
 
 MAX_POINTS = 300
-"""Points of a curve that are drawn."""
+"""Maximum number of points that are drawn of a curve."""
 MAX_KEPT = 400
-"""Curves that are kept for the next time."""
+"""Maximum number of curves that are cached."""
 SPARK_POINTS = 24
 MAX_TITLE = 70
 
 
 class CurveCache:
-    """Curves of runs, read again once the runs have changed."""
+    """Cache of learning curves, which are read again when their runs have changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], tuple[Signature, list[SeedCurve]]] = {}
 
     def curves(self, item: Item, metric: str) -> list[SeedCurve]:
-        """Returns the curves of a run's seeds, or none if it has no value of the metric or cannot be read."""
+        """Returns the curves of a run's seeds, or none if the run has no value of the metric or cannot be read."""
         signature, key = run_signature(item.entry.path), (item.key, metric)
         with self._lock:
             kept = self._kept.pop(key, None)
@@ -55,7 +55,7 @@ def _read(item: Item, metric: str) -> list[SeedCurve]:
 
 
 def spark(item: Item) -> list[float]:
-    """Returns a few values of a run's learning curve, for the small picture in its row."""
+    """Returns a few values of a run's learning curve, for the small figure in its row."""
     try:
         points = thinned_curve(RunDirectory(item.entry.path), SPARK_POINTS)
     except (RollmillError, OSError):
@@ -67,7 +67,7 @@ def spark(item: Item) -> list[float]:
 def comparison(
     cache: CurveCache, items: Sequence[Item], *, metric: str, axis: str, smoothing: float, by_group: bool
 ) -> str:
-    """Returns the figure of the chosen runs, and their settings beside each other, as HTML."""
+    """Returns the figure of the selected runs, and a table of their settings, as HTML."""
     curves = [curve for item in items for curve in cache.curves(item, metric)]
     rows = settings_table(items)
     if not curves:
@@ -104,12 +104,12 @@ def _group_line(index: int, group: CurveGroup, axis: str) -> ChartLine:
 
 
 def colour_of(index: int) -> str:
-    """Returns the name of the colour of a line by its place among the lines."""
+    """Returns the name of the colour of line number `place`."""
     return f"c{index}" if index < COLOURED else GREY
 
 
 def settings_table(items: Sequence[Item]) -> str:
-    """Returns a table of the settings of several runs. Equal settings are folded away."""
+    """Returns an HTML table of the settings of several runs, with equal settings folded away."""
     names = dict.fromkeys(name for item in items for name in item.entry.settings)
     texts = {name: [_setting(item, name) for item in items] for name in names}
     differing = [name for name in names if len(set(texts[name])) > 1]
@@ -139,7 +139,7 @@ def _compact(value: float | None) -> str:
 
 
 def small_chart(curves: Sequence[SeedCurve], metric: str) -> str:
-    """Returns a figure of one metric of one run over its steps."""
+    """Returns a figure of one metric of a run over its steps, as HTML."""
     lines = [_plain_line(curve.points, index) for index, curve in enumerate(curves)]
     return chart(lines, across=AXIS_TITLES["steps"], upwards=metric)
 

@@ -1,4 +1,4 @@
-"""One run or sweep in detail, as a part of the page."""
+"""Shows one run or sweep in detail, as part of the board's page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -48,7 +48,7 @@ def details(contents: FolderContents, cache: CurveCache, item: Item) -> str:
 
 
 def file_url(path: str) -> str:
-    """Returns the address of a file below the folder."""
+    """Returns the address at which the board serves a file below its folder."""
     return f"file?{urlencode({'path': path}, errors='backslashreplace')}"
 
 
@@ -187,5 +187,5 @@ def _commands(entry: Entry, run: RunDirectory) -> str:
 
 
 def beside(files: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Returns names and addresses of the pages and pictures in the folder."""
+    """Returns the names and addresses of the pages and pictures in a run's folder."""
     return [{"name": file, "url": file_url(file)} for file in files]

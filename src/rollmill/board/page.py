@@ -1,4 +1,4 @@
-"""The page of the board. A script fills its frame with data from the server."""
+"""The HTML page of the board. Its script fills it with data from the server."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ FRAME = """\
 
 
 def board_page(folder: Path) -> str:
-    """Returns the page for a folder."""
+    """Returns the page for a folder as HTML."""
     script = asset(charts.__name__, "charts.js") + asset(__name__, "board.js")
     body = [FRAME.format(folder=escaped(str(folder), most=100))]
     style = asset(__name__, "board.css")

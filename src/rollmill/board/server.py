@@ -1,6 +1,6 @@
-"""Serves the page only on this machine, to holders of the token in its address.
+"""Serves the board on this machine only, to browsers that have the token in the address.
 
-Imports nothing slow: the page opens while what reads the runs is still imported.
+It imports nothing slow: the page opens while the modules that read runs are still being imported.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
-"""Names of this machine in addresses. Another name leads here only if somebody points it at this machine. Any port
-is taken, because a tunnel may have another one at its end."""
+"""Names of this machine in addresses. A request with another name is rejected, because somebody must have pointed
+that name at this machine. Any port is accepted, because a tunnel may use another port at its other end."""
 PIECE = 2**18
 POLL_SECONDS = 0.1
-"""Time within which a server ends."""
+"""Seconds within which the server reacts to a request to end."""
 MAX_FIELDS = 500
 IDLE_SECONDS = 60.0
 TOKEN_BYTES = 24
 
 
 class BoardServer(ThreadingHTTPServer):
-    """A server for the board of a folder.
+    """HTTP server for the board of a folder.
 
     Raises a `UsageError` if the port is in use or not permitted.
     """
@@ -60,7 +60,7 @@ class BoardServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address that opens the page, token included."""
+        """Address that opens the page in a browser, including the token."""
         return f"http://{LOOPBACK}:{self.server_port}/?token={self.token}"
 
     @property
@@ -75,7 +75,7 @@ class BoardServer(ThreadingHTTPServer):
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Serves in threads while the context lasts, and reads the folder at once."""
+        """Context manager that serves requests in threads, and starts reading the folder immediately."""
         reading = threading.Thread(target=self._read, daemon=True)
         threading.Thread(target=partial(self.serve_forever, POLL_SECONDS), daemon=True).start()
         reading.start()
@@ -87,7 +87,7 @@ class BoardServer(ThreadingHTTPServer):
             reading.join()  # Python aborts if it ends while a thread imports JAX's libraries
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignores a client that went away."""
+        """Ignores errors caused by a client that closed its connection."""
 
     def _read(self) -> None:
         self.answers.read()

@@ -1,1 +1,1 @@
-"""Overviews of a folder's runs and sweeps, while they train and afterwards."""
+"""Overviews of a folder's runs and sweeps, during training and afterwards."""

@@ -1,4 +1,4 @@
-"""Reads the state of one run or sweep from its directory, which may be growing or damaged.
+"""Reads the state of a run or sweep from its directory, which may still be growing or be damaged.
 
 Nothing is imported, compiled or changed, and nothing in the directory is trusted.
 """
@@ -18,12 +18,12 @@ from rollmill.record.run_files import CONFIG, METRICS, SUMMARY, VERSIONS
 from rollmill.sweeps.directory import FINISHED, SPECIFICATION, SweepDirectory
 
 State: TypeAlias = Literal["running", "finished", "stopped", "failed", "killed", "damaged"]
-"""`running`: a process trains it. `finished`: it came to its end. `stopped`: by a signal or a hook, with a
-checkpoint. `failed`: it met a number that was not finite. `killed`: its process has ended without a summary, and
-the newest checkpoint is kept. `damaged`: its files cannot be read."""
+"""State of a run. `running`: a process is training it. `finished`: it reached its end. `stopped`: a signal or a
+hook ended it, with a checkpoint. `failed`: a number was not finite. `killed`: its process ended without a summary,
+and the newest checkpoint is kept. `damaged`: its files cannot be read."""
 
 MAX_NUMBER = 1e18
-"""Numbers of a damaged file beyond it are left out."""
+"""Upper bound on the magnitude of numbers in a run's files. Larger numbers, as in a damaged file, are ignored."""
 STEPS, SPEED = "env_steps", "steps_per_second"
 
 
@@ -40,30 +40,30 @@ class Entry:
     """Environment steps so far, over all seeds and trials."""
     planned_steps: int | None = None
     mean_return: float | None = None
-    """Mean return of the latest episodes. Of a sweep that of its best trial, over seeds if these vary."""
+    """Mean return of the latest episodes. For a sweep it is that of the best trial, over seeds if these vary."""
     evaluation_return: float | None = None
     steps_per_second: float | None = None
     seed: int | None = None
     num_seeds: int | None = None
     trials: int | None = None
-    """Number of trials of a sweep; None for a run."""
+    """Number of trials of a sweep, or None for a run."""
     finished_trials: int | None = None
     started: datetime | None = None
     changed: datetime | None = None
-    """Time of the newest line of metrics or summary."""
+    """Time of the newest line of metrics, or of the summary."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Hyperparameters and options of the environment, from dotted names to values."""
+    """Hyperparameters and environment options, from dotted names to values."""
     note: str = ""
-    """Why a directory cannot be read, or why a training stopped."""
+    """The reason why the directory cannot be read, or why training stopped."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the row as JSON's types."""
+        """Returns the row as JSON values."""
         times = {name: _iso(getattr(self, name)) for name in ("started", "changed")}
         return {**asdict(self), **times, "path": str(self.path), "settings": dict(self.settings)}
 
 
 def read_run(root: Path) -> Entry:
-    """Returns the row of the run in `root`; `damaged` with a note if its files cannot be read."""
+    """Returns the row of the run in `root`. If its files cannot be read, the row is `damaged`, with a note."""
     run = RunDirectory(root)
     try:
         return _read_run(run)
@@ -72,8 +72,9 @@ def read_run(root: Path) -> Entry:
 
 
 def read_sweep(root: Path, read: Callable[[Path], Entry] = read_run) -> tuple[Entry, list[Entry]]:
-    """Returns the row of the sweep in `root`, and the rows of its trials that have begun, as returned by
-    `read`.
+    """Returns the row of the sweep in `root`, and the rows of its trials that have begun.
+
+    `read` returns the row of one trial.
     """
     try:
         sweep = SweepDirectory.open(root)

@@ -1,4 +1,4 @@
-"""Finds the runs and sweeps of a folder."""
+"""Finds the runs and sweeps in a folder."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -11,23 +11,23 @@ from rollmill.record.run_files import CONFIG
 from rollmill.sweeps.directory import SPECIFICATION
 
 MAX_DEPTH = 4
-"""Folders between the one that is named and a run."""
+"""Maximum number of folders between the searched folder and a run."""
 
 
 PlaceKind: TypeAlias = Literal["run", "sweep", "file"]
 
 
 class RunPlace(NamedTuple):
-    """The path of a run or sweep, or of another file in the folder."""
+    """The path of a run, of a sweep, or of another file in a folder."""
 
     path: Path
     kind: PlaceKind
 
 
 def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
-    """Returns the rows of all runs and sweeps in a folder and in folders inside it.
+    """Returns the rows of all runs and sweeps in a folder and its subfolders.
 
-    Links are not followed. With `trials`, the trials of a sweep follow it.
+    Links are not followed. With `trials`, each sweep is followed by its trials.
 
     Raises a `UsageError` if the folder does not exist or is a file.
     """
@@ -43,9 +43,10 @@ def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
 
 
 def find_places(folder: Path, *, suffixes: Collection[str] = (), depth: int = MAX_DEPTH) -> Iterator[RunPlace]:
-    """Yields the directories of runs and sweeps in a folder, and the files beside them with one of the suffixes.
+    """Yields the directories of runs and sweeps in a folder and its subfolders, and files beside them with certain
+    endings.
 
-    Links are not followed, and the directories themselves are not searched.
+    Links are not followed, and the directories of runs and sweeps are not searched.
     """
     try:
         with os.scandir(folder) as scanned:

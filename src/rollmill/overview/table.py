@@ -1,4 +1,4 @@
-"""Selects rows of an overview, sorts them, and prints them as a table."""
+"""Filters the rows of an overview, sorts them, and prints them as a table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ assert _KEYS.keys() == set(get_args(SortKey))
 
 MAX_CELL = 40
 NUMBERS = ("STEPS", "RETURN", "STEPS/S")
-"""Columns that are aligned to the right."""
+"""Columns that are right-aligned."""
 
 
 def selected(
@@ -35,9 +35,9 @@ def selected(
     environment: str | None = None,
     where: Mapping[str, str] | None = None,
 ) -> list[Entry]:
-    """Returns the rows of these states, algorithms, environments and settings.
+    """Returns the rows with these states, algorithms, environments and settings.
 
-    `algorithm` and `environment` may have the wildcards `*` and `?`. `where` compares values as strings.
+    `algorithm` and `environment` may contain the wildcards `*` and `?`. `where` compares values as strings.
 
     Raises a `UsageError` if no row has a setting that `where` names.
     """
@@ -56,7 +56,7 @@ def selected(
 
 
 def check_settings(entries: Sequence[Entry], names: Sequence[str] | Mapping[str, str]) -> None:
-    """Raises a `UsageError` if no row has a setting of one of the names."""
+    """Raises a `UsageError` if a setting with one of these names exists in no row."""
     known = {name for entry in entries for name in entry.settings}
     for name in names:
         if entries and name not in known:
@@ -64,18 +64,18 @@ def check_settings(entries: Sequence[Entry], names: Sequence[str] | Mapping[str,
 
 
 def ordered(entries: Sequence[Entry], key: SortKey) -> list[Entry]:
-    """Returns the rows in an order: newest, largest or highest first, but names from A to Z."""
+    """Returns the rows sorted by a column: newest, largest or highest first, but names from A to Z."""
     return sorted(entries, key=_KEYS[key], reverse=key != "name")
 
 
 def table(entries: Sequence[Entry], *, folder: Path, show: Sequence[str] = (), now: datetime | None = None) -> str:
-    """Returns the rows as text, each in a line that ends with its path below `folder`.
+    """Returns the rows as text, one per line. Each line ends with the path below `folder`.
 
     Args:
-        entries: rows.
-        folder: the searched folder.
+        entries: rows of the overview.
+        folder: the folder that was searched.
         show: settings that get a column.
-        now: the present time; the clock's if left out.
+        now: current time. Default: the system clock.
     """
     now = now or datetime.now(UTC)
     head = ["STATE", "ALGORITHM", "ENVIRONMENT", "STEPS", "RETURN", "STEPS/S", "CHANGED", *show, "RUN"]
@@ -109,7 +109,7 @@ def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> li
 
 
 def steps_text(entry: Entry) -> str:
-    """Returns the steps so far, and their share of the planned ones while a run is unfinished."""
+    """Returns the steps so far as text and, for an unfinished run, as a share of the planned steps."""
     if entry.steps is None:
         return ""
     share = ""
@@ -119,7 +119,7 @@ def steps_text(entry: Entry) -> str:
 
 
 def age(passed: timedelta) -> str:
-    """Returns a duration since an event in its largest unit: `12 s ago`, `3 h ago`, `5 d ago`."""
+    """Returns the time since an event as text in its largest unit, such as `12 s ago`, `3 h ago` or `5 d ago`."""
     seconds = max(0, int(passed.total_seconds()))
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:

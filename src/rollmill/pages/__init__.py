@@ -1,1 +1,1 @@
-"""Self-contained HTML pages: their frame and its parts, figures with axes, and text."""
+"""Self-contained HTML pages: frame, tables, figures with axes, and escaped text."""

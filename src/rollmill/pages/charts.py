@@ -1,4 +1,4 @@
-"""A figure of lines with areas around them, as a part of a page: readable at any width, and without a script."""
+"""Line charts as parts of an HTML page. They are readable at any width, and need no script."""
 
 import json
 import math
@@ -13,7 +13,7 @@ MIN_RANGE = 1e-300
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Returns about five round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
+    """Returns about five round numbers in a range, multiples of 1, 2 or 5 times a power of ten."""
     if not MIN_RANGE < high - low < math.inf:
         return [low]
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -22,17 +22,17 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 COLOURED = 8
-"""Lines that have a colour of their own: `c0` to `c7`."""
+"""Number of lines with a colour of their own, `c0` to `c7`."""
 GREY = "idle"
-"""Colour of the others."""
+"""Name of the colour of all other lines."""
 UNITS = 1000.0
-"""Width and height of the drawing in its own units; the browser stretches it."""
+"""Width and height of the drawing in its own units. The browser scales it."""
 DIGITS = 1
 MAX_TITLE = 90
 
 
 class ChartLine(NamedTuple):
-    """A line and the area around it. NaN marks missing points."""
+    """A line of a chart, with an optional area around it. NaN marks missing points."""
 
     label: str
     colour: str
@@ -42,7 +42,7 @@ class ChartLine(NamedTuple):
     low: Sequence[float]
     high: Sequence[float]
     is_faint: bool = False
-    """A line in the background, without an area."""
+    """Whether the line is in the background, without an area."""
 
 
 class _Side(NamedTuple):
@@ -58,13 +58,13 @@ class _Side(NamedTuple):
 
 
 def chart(lines: Sequence[ChartLine], *, across: str, upwards: str, is_smoothable: bool = False) -> str:
-    """Draws a figure as HTML, with the first line on top. At least one line must have a point.
+    """Draws a line chart as HTML, with the first line on top. At least one line must have a point.
 
     Args:
-        lines: lines and areas around them.
+        lines: lines and the areas around them.
         across: title of the horizontal axis, in plain text.
         upwards: title of the vertical axis, in plain text.
-        is_smoothable: add a slider for an exponential moving mean of each line. The lines have no areas.
+        is_smoothable: add a slider for an exponential moving mean of each line. The lines must have no areas.
     """
     x = _side([value for line in lines for value in line.x], margin=0.0)
     y = _side([value for line in lines for values in (line.low, line.high) for value in values], margin=0.04)

@@ -1,4 +1,4 @@
-"""Parts of a page that loads nothing: its frame, sections with their explanation, tables, legends and bars."""
+"""Parts of an HTML page that loads nothing: frame, sections, tables, legends and bars."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ MAX_TEXT, MAX_NAME = 800, 50
 
 
 class BarPart(NamedTuple):
-    """A part of a stacked bar."""
+    """One part of a stacked bar."""
 
     share: float
-    """Part of the bar's full width, from 0 to 1."""
+    """Share of the bar's full width, from 0 to 1."""
     colour: str
     """Name of one of the page's colours."""
     title: str
@@ -26,26 +26,28 @@ class BarPart(NamedTuple):
 
 
 def escaped(text: str, *, most: int = MAX_TEXT) -> str:
-    """Escapes text for a page and for quoted attributes, truncated to `most` characters or twice as many bytes."""
+    """Escapes text for an HTML page and for quoted attributes, truncated to `most` characters or twice as many
+    bytes.
+    """
     shown = one_line(cut(text, most))
     made = escape(shown)
     return made if len(made.encode()) <= 2 * most else escape(cut(shown, most // 5))
 
 
 def escaped_name(name: str) -> str:
-    """Returns a name that is safe in a page, cut if it is long."""
+    """Escapes a name for an HTML page, shortened if it is long."""
     return escaped(name, most=MAX_NAME)
 
 
 def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", sources: str = "") -> str:
-    """Returns a whole page, of a plain title and parts in HTML.
+    """Returns a whole HTML page.
 
-    Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
-    Without the script the page is complete, but not interactive.
+    Its content security policy lets a browser load nothing, and run no script but the page's own, even if text
+    were not escaped. Without the script the page is complete, but not interactive.
 
     Args:
         title: title of the page, in plain text.
-        body: parts in HTML.
+        body: content of the page, as HTML.
         script: script of the page.
         style: additional CSS rules.
         sources: additional directives of the content security policy, such as `img-src data:`.
@@ -71,18 +73,18 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
 
 
 def asset(module: str, name: str) -> str:
-    """Reads a file in the folder of a module."""
+    """Reads a text file beside a module."""
     return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 
 def section(title: str, how: str, body: Iterable[str]) -> str:
-    """Returns a figure or table with its title and a sentence on how to read it, both plain text."""
+    """Returns a figure or table as HTML, with a title and a sentence on how to read it, both in plain text."""
     explained = f'<p class="how">{escaped(how)}</p>' if how else ""
     return "\n".join([f"<section><h2>{escaped(title)}</h2>{explained}", *body, "</section>"])
 
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
-    """Returns large figures, each with its meaning in a few words."""
+    """Returns large numbers as HTML, each with a few words on its meaning."""
     made = (
         f'<div class="tile"><b>{escaped(value)}</b><span>{escaped(text)}</span></div>' for value, text in figures
     )
@@ -92,9 +94,9 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
 def legend(
     colours: Mapping[str, str] | Sequence[tuple[str, str]], *, hatched: str = "", most: int = MAX_NAME
 ) -> str:
-    """Draws names, cut to `most` characters, and their colours, which may be equal in a sequence.
+    """Returns a legend as HTML: names, shortened to `most` characters, with their colours.
 
-    The area of the name `hatched` is hatched in the colour of the device.
+    The colour of the name `hatched` is hatched, like times of the device.
     """
     marks = [
         f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'
@@ -108,7 +110,7 @@ def legend(
 
 
 def bar(parts: Iterable[BarPart], *, kind: str = "") -> str:
-    """Returns a stacked bar without the parts that are too small to see."""
+    """Returns a stacked bar as HTML, without parts that are too small to see."""
     return f'<div class="bar {kind}">{"".join(_part(part) for part in parts if part.share > 0.0002)}</div>'
 
 
@@ -127,9 +129,10 @@ def bar_row(
     is_outer: bool = False,
     below: Iterable[BarPart] | None = None,
 ) -> str:
-    """Draws a line of a chart: its name, indented by `depth` steps, one or two bars and their value as text.
+    """Returns a row of a bar chart as HTML: a name indented by `depth` steps, one or two bars, and their value as
+    text.
 
-    The names of outer lines (`is_outer`) stand out.
+    The names of outer rows (`is_outer`) are emphasised.
     """
     bars = bar(parts) if below is None else bar(parts, kind="thin") + bar(below, kind="thin")
     kind = " outer" if is_outer else ""
@@ -148,10 +151,10 @@ def table(
     most: int = MAX_NAME,
     num_marked: int = 0,
 ) -> str:
-    """Draws a table of plain text, which scrolls sideways if it does not fit.
+    """Returns a table of plain text as HTML. It scrolls sideways if it does not fit.
 
-    Leading blanks of a row's first cell, cut to `most` characters, indent it. The other columns are numbers,
-    except those at the indices `left`. The first `num_marked` rows stand out.
+    The first cell of a row is shortened to `most` characters, and its leading spaces indent it. The other columns
+    are right-aligned numbers, except those with the indices `left`. The first `num_marked` rows are emphasised.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
     head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))
@@ -175,15 +178,15 @@ def _cell(text: str, side: str) -> str:
 
 
 def folded(summary: str, body: Iterable[str]) -> str:
-    """Returns a part of the page that opens when its summary is clicked."""
+    """Returns a part of a page as HTML that opens when its summary is clicked."""
     return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])
 
 
 def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns the figures of a chart as a table that opens on a click."""
+    """Returns the numbers of a chart as an HTML table that opens on a click."""
     return folded("the same as a table", [table(columns, rows)])
 
 
 def ratio(part: float, whole: float) -> float:
-    """Returns a part over a whole, at least 0."""
+    """Returns a part divided by a whole, at least 0."""
     return max(part, 0.0) / whole if whole > 0 else 0.0

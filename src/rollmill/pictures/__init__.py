@@ -1,4 +1,4 @@
-"""Converts drawings to pixels, and frames to files or text, and draws figures."""
+"""Converts drawings to pixels, and frames to files or text. Draws figures with matplotlib."""
 
 from rollmill.pictures.captions import Legend, captioned
 from rollmill.pictures.figures import GREY, new_figure, require_matplotlib, tidy

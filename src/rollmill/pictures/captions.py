@@ -1,4 +1,4 @@
-"""Captions below pictures: a strip with texts in fixed places, and a legend of colours, drawn by Pillow."""
+"""Captions below pictures, a strip with texts in fixed positions and a legend of colours, drawn by Pillow."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from rollmill.pictures.files import pillow
 from rollmill.pictures.raster import Picture
 
 MIN_WIDTH = 96
-"""Pixels below which a picture is too narrow for a caption."""
+"""Minimum width in pixels of a picture that gets a caption."""
 MIN_FONT, MAX_FONT, FONT_SHARE = 9, 28, 32
 """Pixels of the font, which is a `FONT_SHARE`th of the picture's width within these limits."""
 CELL = 9.5
-"""Width of a text's place, in heights of the font."""
+"""Width of each text's position, in font heights."""
 LINE = 1.5
-"""Height of a line, in heights of the font."""
+"""Height of a line, in font heights."""
 PAPER, INK = "#ffffff", "#1d2327"
 
 Legend = Sequence[tuple[Colour, str]]
@@ -34,10 +34,10 @@ class _Placed(NamedTuple):
 
 
 def captioned(picture: Picture, texts: Sequence[str], legend: Legend = ()) -> Picture:
-    """Returns the picture above a strip with the texts, one place each, and the legend below them.
+    """Returns the picture above a strip with the texts and a legend.
 
-    The height depends on the number of texts and on the legend alone, so that frames of a film have one size. A
-    picture that is too narrow is returned as it is. Raises a `UsageError` if Pillow is not installed.
+    The height depends only on the number of texts and on the legend, so all frames of a film have the same size. A
+    picture that is too narrow is returned unchanged. Raises a `UsageError` if Pillow is not installed.
     """
     width = picture.shape[1]
     if width < MIN_WIDTH:

@@ -1,4 +1,4 @@
-"""Figures by matplotlib, an optional package."""
+"""Figures drawn by matplotlib, an optional package."""
 
 import importlib
 from typing import Any
@@ -7,12 +7,12 @@ from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 
 DPI = 160
-"""Pixels of an inch."""
+"""Pixels per inch."""
 GREY, GRID = "#a9b2b8", "#d9dee1"
 
 
 def require_matplotlib() -> None:
-    """Raises a UsageError if matplotlib is not installed."""
+    """Raises a `UsageError` if matplotlib is not installed."""
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError:
@@ -30,9 +30,9 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def tidy(axes: Any, *, grid: str = "both") -> None:
-    """Leaves the lower and the left side of matplotlib's axes, and a faint grid behind the drawing.
+    """Removes the upper and right side of matplotlib axes, and draws a faint grid behind the data.
 
-    `grid` is `x`, `y` or `both`: the axes whose marks have lines.
+    `grid` is `x`, `y` or `both`: the axes whose ticks get grid lines.
     """
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, color=GRID, linewidth=0.7)

@@ -1,4 +1,4 @@
-"""Writes frames as a GIF, an MP4 or a folder of PNGs, first under a temporary name."""
+"""Writes frames as a GIF, an MP4 or a folder of PNGs, under a temporary name until they are complete."""
 
 import importlib
 import shutil
@@ -17,27 +17,27 @@ from rollmill.core.installation import install_command
 from rollmill.pictures.raster import Picture
 
 MAX_BYTES = 2**31
-"""Bytes of the pictures that are held at once."""
+"""Maximum size in bytes of the pictures held in memory at once."""
 
 GIF_TICKS = 100
-"""A GIF counts its time in hundredths of a second."""
+"""Time units per second of a GIF."""
 FASTEST_GIF = 50
-"""Frames a second above which viewers show a GIF slowly."""
+"""Maximum frames per second of a GIF. Viewers slow down faster ones."""
 SLOWEST = 0.05
-"""Frames a second. A GIF counts up to 655 seconds for a frame."""
+"""Minimum frames per second. A GIF can show a frame for up to 655 seconds."""
 FASTEST = 240
 COLOURS, EXACT_COLOURS = 256, 64
 """Colours of a GIF's palette, and of these the ones that are taken as they are."""
 MIN_APART = 8
-"""Difference of two colours of a palette, in the part in which they differ most."""
+"""Minimum difference between two colours of a palette, in the channel in which they differ most."""
 SUFFIXES = (".gif", ".mp4")
 
 
 def check_place(path: Path, *, fps: float | None, force: bool) -> None:
-    """Checks the destination of frames before anything is played.
+    """Checks the destination of frames before any episode is played.
 
-    Raises a `UsageError` if the name is not a GIF, MP4 or folder, if the rate does not fit it, or if something
-    exists already.
+    Raises a `UsageError` if the name is not a GIF, an MP4 or a folder, if the frame rate does not fit, or if
+    something already exists there.
     """
     is_folder = not path.suffix
     if not is_folder and path.suffix not in SUFFIXES:
@@ -67,13 +67,13 @@ def check_place(path: Path, *, fps: float | None, force: bool) -> None:
 
 
 def check_fps(fps: float | None) -> None:
-    """Checks a number of frames a second."""
+    """Raises a `UsageError` if a frame rate is out of range."""
     if fps is not None and not SLOWEST <= fps <= FASTEST:
         raise UsageError(f"fps={fps} must be between {SLOWEST} and {FASTEST}.")
 
 
 def gathered(frames: Iterable[Picture]) -> list[Picture]:
-    """Returns the frames as a list. Raises a `UsageError` if there are too many to hold at once."""
+    """Returns the frames as a list. Raises a `UsageError` if there are too many to hold in memory."""
     kept, size = [], 0
     for frame in frames:
         kept.append(frame)
@@ -91,11 +91,12 @@ def _is_frame(path: Path) -> bool:
 
 
 def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
-    """Writes frames as a GIF, an MP4, or as `00000.png` and so on in a folder, by the ending of the name.
+    """Writes frames as a GIF, an MP4, or PNG files `00000.png` and so on in a folder, as the ending of the name
+    says.
 
-    What exists there is replaced. There is at least one frame, and all are of one size. Of an MP4 and PNGs each is
-    written as it comes. Raises a `UsageError` if the library that writes them is not installed, or if a GIF has
-    too many frames, and a `StorageError` if the files cannot be written.
+    Existing files are replaced. There must be at least one frame, and all must have the same size. An MP4 and PNGs
+    are written frame by frame. Raises a `UsageError` if the required library is not installed or a GIF has too
+    many frames, and a `StorageError` if the files cannot be written.
     """
     beside: Path | None = None
     try:
@@ -174,7 +175,7 @@ def _write_pngs(path: Path, frames: Iterator[Picture], fps: float) -> None:
 
 
 def pillow() -> ModuleType:
-    """Returns the module of Pillow's images. Raises a `UsageError` if it is not installed."""
+    """Returns Pillow's module `Image`. Raises a `UsageError` if Pillow is not installed."""
     return _library("PIL.Image", "Pillow")
 
 

@@ -1,7 +1,8 @@
-"""Drawings as pixels, with smooth edges: the share of a pixel that a shape covers follows from its distance.
+"""Renders drawings as pixels with smooth edges. The share of a pixel that a shape covers follows from its
+distance.
 
-Shape letters: `H` rows from the top and `W` columns of pixels; `h` and `w` of the part that a shape touches;
-`P` points.
+Shape letters: `H` rows from the top and `W` columns of pixels, `h` and `w` rows and columns of the part that a
+shape touches, `P` points.
 """
 
 from functools import lru_cache
@@ -17,7 +18,7 @@ Picture = UInt8[np.ndarray, "_ _ 3"]
 """Pixels from the top row on: red, green and blue."""
 
 KEPT_SHAPES = 512
-"""Shapes whose pixels are kept: most of a drawing is the same from frame to frame."""
+"""Number of shapes whose pixels are cached, because most of a drawing stays the same from frame to frame."""
 
 
 class _Cover(NamedTuple):
@@ -29,7 +30,8 @@ class _Cover(NamedTuple):
 
 
 def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
-    """Returns rows and columns of a drawing by its longer side, both even, as videos need.
+    """Returns the rows and columns of pixels of a drawing, given its longer side. Both are even, as videos
+    require.
 
     Raises a `UsageError` if the drawing has no area.
     """
@@ -44,7 +46,7 @@ def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
 
 
 def rasterise(drawing: Drawing, longer_side: int) -> Picture:
-    """Returns the pixels of a drawing with `longer_side` pixels on its longer side.
+    """Renders a drawing with `longer_side` pixels on its longer side.
 
     Raises a `UsageError` if the drawing has no area, or if a colour is invalid.
     """
@@ -133,7 +135,7 @@ def _inside(
 
 
 def resized(picture: Picture, height: int, width: int) -> Picture:
-    """Resizes a picture. A new pixel is the mean of the old pixels that it covers."""
+    """Resizes a picture. Each new pixel is the mean of the old pixels that it covers."""
     down, across = (_overlaps(new, old) for new, old in zip((height, width), picture.shape[:2], strict=True))
     made = np.einsum("hH,HWc,wW->hwc", down, picture.astype(np.float32), across, optimize=True)
     return np.round(made).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Pictures for terminals: two coloured pixels per character, or shades of characters without colours."""
+"""Pictures as terminal text: two coloured pixels per character, or ASCII shades without colours."""
 
 import numpy as np
 from jaxtyping import UInt8
@@ -7,19 +7,21 @@ from rollmill.pictures.raster import resized
 
 UPPER_HALF = "\N{UPPER HALF BLOCK}"
 SHADES = " .:-=+*#%@"
-"""From paper to ink."""
+"""Characters from light to dark."""
 RESET = "\x1b[0m"
 
 
 def coloured_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
-    """Returns lines of half-block characters in 24-bit colours, within a number of columns and rows."""
+    """Returns a picture as lines of half-block characters in 24-bit colours, within a number of columns
+    and rows.
+    """
     height, width = _fitted(picture, columns, 2 * rows)
     pixels = resized(picture, max(2, height - height % 2), width)
     return ["".join(_pairs(upper, lower)) + RESET for upper, lower in zip(pixels[::2], pixels[1::2], strict=True)]
 
 
 def plain_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
-    """Returns lines of ASCII characters, dark where the picture differs from its upper left corner."""
+    """Returns a picture as lines of ASCII characters, dark where it differs from its upper left corner."""
     height, width = _fitted(picture, columns, 2 * rows)
     pixels = resized(picture, max(1, height // 2), width).astype(np.float32)
     paper = pixels[0, 0]

@@ -1,1 +1,1 @@
-"""Learning curves of runs and sweeps: as values, as a page, and as a PNG."""
+"""Learning curves of runs and sweeps, as values, as an HTML page, or as a PNG."""

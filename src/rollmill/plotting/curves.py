@@ -1,4 +1,4 @@
-"""Reads the curves of runs and sweeps, and writes them as a page or a PNG."""
+"""Reads the learning curves of runs and sweeps, and writes them as an HTML page or a PNG."""
 
 import math
 import os
@@ -23,7 +23,7 @@ from rollmill.sweeps.directory import SweepDirectory
 METRIC = RETURN
 SWEEP = "sweep.json"
 MAX_DIGITS = 20
-"""Digits of a seed, which is a number of 64 bits."""
+"""Maximum number of digits of a seed, a 64-bit integer."""
 SUFFIXES = (".html", ".png")
 
 
@@ -36,24 +36,24 @@ def plot(
     force: bool = False,
     baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> Curves:
-    """Draws a metric of runs: the mean over the seeds of each configuration, and its interval.
+    """Draws a metric of runs: the mean over the seeds of each configuration, with its interval.
 
     Args:
         *runs: directories of runs and of sweeps.
         output: file to write, which ends in .html or .png. Default: nothing is written.
         metric: name of the metric.
-        x: axis, `steps` or `seconds`, or `both` below each other.
+        x: horizontal axis, `steps` or `seconds`, or `both` for two figures.
         smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
         force: replace an existing file.
         baselines: values of policies that are not trained, by name, such as the mean return of
-            `rollmill.evaluate("random", env=...)`. Each is a level line.
+            `rollmill.evaluate("random", env=...)`. Each is drawn as a horizontal line.
 
     Returns:
         The curves as arrays.
 
     Raises:
         CheckpointError: a directory is not a run, or is damaged.
-        UsageError: a run has no metrics yet or not this one, or an option is out of its range.
+        UsageError: a run has no metrics yet or lacks this one, or an option is out of range.
         StorageError: the file cannot be written.
 
     Examples:
@@ -81,7 +81,7 @@ def _checked(baselines: Mapping[str, float]) -> dict[str, float]:
 
 
 def axes_of(x: str) -> tuple[str, ...]:
-    """Returns the axes of a figure. Raises a `UsageError` if `x` names none."""
+    """Returns the horizontal axes that `x` stands for. Raises a `UsageError` for an unknown one."""
     if x not in (*AXES, "both"):
         raise UsageError(f"x={x!r} must be {', '.join(AXES)} or both.")
     return AXES if x == "both" else (x,)
@@ -138,7 +138,7 @@ def _opened(runs: Sequence[str | Path]) -> _NamedRuns:
 
 
 def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
-    """Returns the curve of each seed of a run, or one curve for all seeds if the metric is not recorded by seed.
+    """Returns the curve of each seed of a run, or one curve if the metric is not recorded per seed.
 
     Raises a `CheckpointError` if the run is damaged.
     """
@@ -183,9 +183,9 @@ def _without(run: RunDirectory, metric: str) -> UsageError:
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Checks the path of a figure before anything is read.
+    """Checks the path of a figure before any run is read.
 
-    Raises a `UsageError` if the name has another ending, or if something is there already.
+    Raises a `UsageError` if its ending is unknown, or if the file exists.
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path} must end in .html or .png.")
@@ -195,7 +195,7 @@ def check_output(path: Path, *, force: bool) -> None:
 
 
 def write_curves(path: Path, curves: Curves, axes: Sequence[str]) -> None:
-    """Writes curves as a page or as a PNG, for which matplotlib has to be installed, by the ending of the name."""
+    """Writes curves as an HTML page or a PNG, as the ending of the path says. A PNG needs matplotlib."""
     try:
         with replacing_named(path) as file:
             if path.suffix == ".png":

@@ -1,6 +1,6 @@
-"""Curves of several runs, grouped by configuration: mean over seeds, with an interval.
+"""Groups the curves of several runs by configuration, with means and intervals over seeds.
 
-Shape letter: `P` points of an axis.
+Shape letter: `P` points along an axis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rollmill.record.metric_curves import MetricPoint
 from rollmill.sweeps.intervals import bootstrap_interval
 
 POINTS = 200
-"""Points of an axis at which curves are compared."""
+"""Number of points along an axis at which curves are compared."""
 AXES = ("steps", "seconds")
 PLACEMENT = (
     "distribution",
@@ -29,21 +29,22 @@ PLACEMENT = (
     "fusion",
     "numerics",
 )
-"""Options of a run that its label may name. Others, such as the seed, do not tell groups apart."""
+"""Options of a run that its label may show. Other options of a run, such as the seed, do not distinguish
+groups."""
 NAMES_FIRST = ("algorithm", "environment")
 
 
 class SeedCurve(NamedTuple):
-    """The curve of a run's seed."""
+    """The learning curve of one seed of a run."""
 
     run: str
     settings: Mapping[str, Any]
-    """The settings that tell groups apart, flat: from dotted names to values of JSON."""
+    """The settings that distinguish groups, from dotted names to JSON values."""
     points: Sequence[MetricPoint]
 
 
 class Band(NamedTuple):
-    """A group over one axis."""
+    """The mean of a group's curves along one axis, with its interval."""
 
     x: Float[np.ndarray, " P"]
     mean: Float[np.ndarray, " P"]
@@ -52,37 +53,37 @@ class Band(NamedTuple):
 
 
 class CurveGroup(NamedTuple):
-    """Trainings of the same configuration."""
+    """The learning curves of runs with the same configuration."""
 
     label: str
-    """The settings in which it differs from other groups."""
+    """The settings in which the group differs from others, as text."""
     runs: tuple[str, ...]
-    """Names of the runs, one for each curve."""
+    """Name of each curve's run."""
     steps: Band
     seconds: Band
     last: Float[np.ndarray, " curves"]
-    """The last value of each curve."""
+    """Last value of each curve."""
     last_steps: float
-    """Steps of the longest curve."""
+    """Environment steps at the end of the longest curve."""
     last_seconds: float
 
 
 class Curves(NamedTuple):
-    """Learning curves of one metric, the group with the highest last mean first."""
+    """Learning curves of one metric, in groups. The group with the highest mean of last values comes first."""
 
     metric: str
     smoothing: float
     groups: tuple[CurveGroup, ...]
     left_out: tuple[str, ...] = ()
-    """Trials of sweeps that have no value of the metric yet."""
+    """Number of sweep trials that have no value of the metric yet."""
     baselines: Mapping[str, float] = MappingProxyType({})
     """Values of policies that are not trained, by name."""
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that tell a run from runs of other groups, from its recorded configuration.
+    """Returns the settings that distinguish a run from runs of other groups, read from its recorded configuration.
 
-    Raises a `DataError` if a part of it is not an object.
+    Raises a `DataError` if a part of the configuration is not an object.
     """
     graph, options = object_in(config, "graph"), object_in(config, "options")
     settings: dict[str, Any] = {name: graph.get(name) for name in NAMES_FIRST}
@@ -95,7 +96,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns an object inside a recorded configuration, or an empty one if it is missing or null.
 
-    Raises a `DataError` if something else is there.
+    Raises a `DataError` if the value is anything else.
     """
     value = values.get(name)
     if value is None:
@@ -113,10 +114,10 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def grouped(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[CurveGroup, ...]:
-    """Groups of curves with the same settings, the highest mean of last values first.
+    """Groups curves by their settings. The group with the highest mean of last values comes first.
 
     Args:
-        curves: each with at least one point.
+        curves: curves with at least one point each.
         smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
     """
     members: dict[tuple, list[SeedCurve]] = {}
@@ -128,12 +129,12 @@ def grouped(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[Cur
 
 
 def group_key(settings: Mapping[str, Any]) -> tuple:
-    """Returns a value that is equal for runs of one group."""
+    """Returns a value that is equal for curves of the same group."""
     return tuple(sorted((name, setting_text(value)) for name, value in settings.items()))
 
 
 def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a label for each group: algorithm and environment if they differ, and other settings that do."""
+    """Returns a label for each group, made of the settings that differ, algorithm and environment first."""
     named = [tuple(setting_text(group.get(name)) for name in NAMES_FIRST) for group in groups]
     alike = [name for i, name in enumerate(NAMES_FIRST) if len({pair[i] for pair in named}) == 1]
     heads = [
@@ -155,7 +156,7 @@ def _differing(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def setting_text(value: Any) -> str:
-    """Returns the value of a setting as labels and tables show it: `64 64` for the sizes of layers."""
+    """Returns the value of a setting as labels and tables show it, such as `64 64` for layer sizes."""
     match value:
         case bool() | None:
             return str(value).lower()
@@ -186,7 +187,9 @@ def _positions(members: Sequence[SeedCurve], axis: str) -> list[Float[np.ndarray
 
 
 def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
-    """Returns the exponential moving mean, corrected for its start, so that it begins with the first value."""
+    """Returns the exponential moving mean of values, corrected for its start, so that it begins with the first
+    value.
+    """
     if weight == 0:
         return values
     total, share, made = 0.0, 0.0, np.empty(len(values))
@@ -197,13 +200,13 @@ def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray
 
 
 def smoothed_points(points: Sequence[MetricPoint], weight: float) -> list[MetricPoint]:
-    """Returns points with `smoothed` values."""
+    """Returns the points of a curve with smoothed values."""
     values = smoothed(np.array([point.value for point in points]), weight).tolist()
     return [point._replace(value=value) for point, value in zip(points, values, strict=True)]
 
 
 def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
-    """Returns at most `most` points: means of neighbours, and the last point unchanged."""
+    """Returns at most `most` points, means of adjacent ones. The last point is unchanged."""
     if len(points) <= most:
         return list(points)
     parts = np.array_split(np.array(points[:-1]), most - 1)

@@ -18,14 +18,14 @@ from rollmill.plotting.words import (
 
 MAX_FAINT = 200
 MAX_ROWS = 500
-"""Groups of the table that are shown, those with the highest last values."""
+"""Maximum number of groups in the table, those with the highest last values."""
 LONGEST = MAX_LABEL + 20
-"""Characters of a label with its number of seeds."""
+"""Maximum number of characters of a label, including the number of seeds."""
 COLUMNS = ("group", "seeds", "last mean", "lowest", "highest", "steps", "seconds")
 
 
 def curves_page(curves: Curves, axes: Sequence[str]) -> str:
-    """Returns a page with at least one group, and a figure for each axis: `steps`, `seconds` or both."""
+    """Returns a page of learning curves as HTML, with a figure for each axis: `steps`, `seconds` or both."""
     title = f"{metric_title(curves).capitalize()} of {_subject(curves)}"
     names = labels(curves.groups)
     colours = [(name, f"c{index}") for index, name in enumerate(names[:COLOURED])]

@@ -1,4 +1,4 @@
-"""Learning curves as a PNG, by matplotlib."""
+"""Draws learning curves as a PNG, using matplotlib."""
 
 from collections.abc import Sequence
 from typing import IO, Any
@@ -15,7 +15,9 @@ WIDTH, HEIGHT = 8.0, 4.2
 
 
 def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:
-    """Writes the figure, with one part for each axis. Raises a `UsageError` if matplotlib is not installed."""
+    """Writes learning curves as a PNG, with one panel per axis. Raises a `UsageError` if matplotlib is not
+    installed.
+    """
     figure = new_figure(WIDTH, HEIGHT * len(axes))
     for number, axis in enumerate(axes, 1):
         _draw(figure.add_subplot(len(axes), 1, number), curves, axis)

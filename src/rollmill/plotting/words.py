@@ -1,4 +1,4 @@
-"""Titles, labels and colours that the page and the PNG share."""
+"""Titles, labels and colours that the HTML page and the PNG share."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +12,14 @@ MAX_LABEL = 90
 
 
 def metric_title(curves: Curves) -> str:
-    """Returns the metric in words: `episode return`."""
+    """Returns the name of a metric as words, such as `episode return`."""
     return one_line(cut(curves.metric.replace("/", " ").replace("_", " "), MAX_LABEL))
 
 
 def labels(groups: Sequence[CurveGroup]) -> list[str]:
-    """Returns a label of each group, with its number of seeds, and with a run where cut labels would be equal."""
+    """Returns a label for each group, with its number of seeds. If shortened labels would be equal, they also name
+    a run.
+    """
     texts = [one_line(cut(group.label, MAX_LABEL)) for group in groups]
     counts = Counter(texts)
     return [
@@ -37,12 +39,12 @@ def _seeds(group: CurveGroup) -> str:
 
 
 def baseline_label(name: str, value: float) -> str:
-    """Returns the label of a level line: the name of a policy that is not trained, and its value."""
+    """Returns the label of a baseline: the name of an untrained policy, and its value."""
     return f"{one_line(cut(name, MAX_LABEL))}: {number(value)}"
 
 
 def explanation(curves: Curves) -> str:
-    """How to read the figure, in a sentence or two."""
+    """Returns a sentence or two on how to read the figure."""
     several = any(len(group.runs) > 1 for group in curves.groups)
     means = (
         "Lines are means over seeds, and areas are 95 % confidence intervals. A seed that has ended keeps its "
