@@ -10,7 +10,13 @@ import pytest
 from agents_envs import crowd
 
 import rollmill
-from rollmill.algorithms.opponent_pool import next_opponents, no_opponents, start_pool
+from rollmill.algorithms.opponent_pool import (
+    KindsWithOpponents,
+    draw_opponents,
+    next_opponents,
+    no_opponents,
+    start_pool,
+)
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import collect, identity, start
 from rollmill.programs.compiled import lower
@@ -18,6 +24,7 @@ from rollmill.programs.dispatch import dispatch_ahead
 from wordings import raises
 
 E = 4
+BOTH = KindsWithOpponents(("a", "b"), {"a": "a", "b": "b"}, ())
 SMALL = {"num_envs": E, "num_steps": 2, "total_timesteps": 12 * 2 * E, "num_minibatches": 1, "update_epochs": 1}
 
 
@@ -36,9 +43,9 @@ def quickly(function):
 
 
 def test_the_pool_keeps_the_newest_weights_and_draws_all_of_them():
-    pool, drawn = start_pool(numbered(0), ("a", "b"), jax.random.key(0), size=3), set()
-    opponents = no_opponents(numbered(0), ("a", "b"))
-    step = jax.jit(lambda pool, networks, played: next_opponents(pool, networks, played, every=2, share=1.0))
+    pool, drawn = start_pool(numbered(0), BOTH, jax.random.key(0), size=3), set()
+    opponents = no_opponents(numbered(0), BOTH)
+    step = jax.jit(lambda pool, networks, played: next_opponents(pool, networks, played, BOTH, every=2, share=1.0))
     for iteration in range(1, 41):
         played = opponents
         pool, opponents = step(pool, numbered(iteration), played)
@@ -56,13 +63,13 @@ def test_the_pool_keeps_the_newest_weights_and_draws_all_of_them():
 
 
 def test_the_share_of_iterations_with_an_opponent():
-    kinds, networks = ("a", "b"), numbered(1)
+    networks = numbered(1)
 
     def step(carry, _):
-        carry = next_opponents(carry[0], networks, carry[1], every=1, share=0.25)
+        carry = next_opponents(carry[0], networks, carry[1], BOTH, every=1, share=0.25)
         return carry, sum(plays.astype(jnp.int32) for plays in carry[1].playing.values())
 
-    begin = start_pool(networks, kinds, jax.random.key(1), size=1), no_opponents(networks, kinds)
+    begin = start_pool(networks, BOTH, jax.random.key(1), size=1), no_opponents(networks, BOTH)
     played = jax.jit(lambda: jax.lax.scan(step, begin, length=400)[1].sum())()
     assert int(played) == pytest.approx(100, abs=30)
 
@@ -97,8 +104,10 @@ def test_only_the_policy_of_a_training_acts_by_earlier_weights():
 
     def decisions():
         weights, other = (graph.weights(graph.start_learner(jax.random.key(n))) for n in (0, 1))
+        kinds = KindsWithOpponents((), {"walker": "walker", "keeper": "keeper"}, ())
         opponents = replace(
-            no_opponents(other.networks, ()), playing={"walker": jnp.asarray(True), "keeper": jnp.asarray(False)}
+            no_opponents(other.networks, kinds),
+            playing={"walker": jnp.asarray(True), "keeper": jnp.asarray(False)},
         )
         mixed = {**weights.networks, "walker": other.networks["walker"]}
         cases = {
@@ -118,11 +127,62 @@ def test_only_the_policy_of_a_training_acts_by_earlier_weights():
     assert without.acting(stochastic=True) is without.policy and without.acting(stochastic=False) is without.greedy
 
 
-def test_a_pool_needs_two_kinds_that_learn():
-    with raises("pool-size-opponent-acts-by"):
+def test_only_the_roles_of_the_pool_play_and_frozen_ones_keep_the_weights_that_they_began_with():
+    kinds = KindsWithOpponents(("b",), {"b": "b"}, ("b",))
+    pool = start_pool(numbered(0), kinds, jax.random.key(0), size=4)
+    assert set(pool.networks) == set(pool.kept) == {"b"}
+    assert not draw_opponents(pool, kinds, share=1.0).playing["b"]  # nothing is in the pool
+    places = {"b": {"w": jnp.broadcast_to(jnp.arange(4.0)[:, None], (4, 2))}}
+    pool, drawn = replace(pool, networks=places, kept={"b": jnp.int32(3)}), set()
+    opponents = no_opponents(numbered(0), kinds)
+    step = jax.jit(
+        lambda pool, networks, played: next_opponents(pool, networks, played, kinds, every=1, share=1.0)
+    )
+    for iteration in range(30):
+        pool, opponents = step(pool, numbered(100 + iteration), opponents)
+        assert set(opponents.playing) == {"b"} and opponents.playing["b"]
+        drawn.add(float(opponents.networks["b"]["w"][0]))
+    assert drawn == {0.0, 1.0, 2.0} and int(pool.kept["b"]) == 3 and int(pool.count) == 30
+
+
+def test_a_kind_without_weights_in_the_pool_is_not_drawn():
+    pool = start_pool(numbered(0), BOTH, jax.random.key(3), size=2)
+    pool = replace(pool, kept={"a": jnp.int32(0), "b": jnp.int32(1)})
+    for count in range(8):
+        playing = draw_opponents(replace(pool, count=jnp.int32(count)), BOTH, share=1.0).playing
+        assert playing["b"] and not playing["a"]
+
+
+def test_pool_roles_names_the_kinds_that_play_by_earlier_weights():
+    graph = graph_with(pool_size=2, pool_roles=("keeper",))
+    learner = jax.eval_shape(graph.start_learner, jax.random.key(0))
+    assert set(learner.weights.opponents.playing) == set(learner.pool.networks) == {"keeper"}
+    both = jax.eval_shape(graph_with(pool_size=2).start_learner, jax.random.key(0))
+    assert set(both.pool.networks) == {"walker", "keeper"}
+
+
+def test_a_pool_needs_a_kind_that_learns_meanwhile():
+    with raises("no-other-kind-agents-would", "--pool-roles keeper --pool-from RUN"):
         graph_with(pool_size=2, frozen=("keeper",))
+    with raises("no-other-kind-agents-would", "while walker acts"):
+        graph_with(pool_size=2, frozen=("keeper",), pool_roles=("keeper", "walker"))
+    with raises("unknown-name", "kepper"):
+        graph_with(pool_size=2, pool_roles=("kepper",))
     with raises("out-of-bounds", "pool_size=-1", kind=UsageError):
         graph_with(pool_size=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"pool_share": 0.5}, "pool_share=0.5"),
+        ({"pool_every": 3}, "pool_every=3"),
+        ({"pool_roles": ("keeper",)}, "pool_roles=keeper"),
+    ],
+)
+def test_options_of_a_pool_are_refused_without_one(options, shown):
+    with raises("has-no-effect-without-pool", shown):
+        graph_with(**options)
 
 
 @pytest.mark.slow

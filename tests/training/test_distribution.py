@@ -49,6 +49,11 @@ ALGORITHMS = {
     ),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"normalize_observations": True}),
     "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {}),
+    "a pool of opponents": (
+        rollmill.ippo,
+        "TagGridWorld-Small-v0",
+        {"pool_size": 2, "pool_every": 1, "pool_share": 0.9},
+    ),
 }
 POLICIES = {
     "gpu-only": {"place": "processes", "learners": 2},

@@ -125,6 +125,8 @@ class MAPPOConfig:
     """Iterations between two weights that the pool keeps; the oldest make room."""
     pool_share: Fraction = 0.2
     """Share of the iterations in which one kind, drawn at random, acts by weights from the pool."""
+    pool_roles: tuple[str, ...] = ()
+    """Kinds of agents that may act by weights from the pool. Default: all kinds that learn."""
     agent_ids: bool = False
     """Add a one-hot of the agent's index among those that share its parameters to its observation."""
     num_shards: Count | None = None
@@ -228,7 +230,7 @@ def _assemble(
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
     check_rates(config, is_function=choices.schedule is not None)
     numbers = numbers_to_hold(config, loops, **numbers_of_roles(config, policy.sets))
-    with_opponents = kinds_with_opponents(policy.sets, config.frozen) if config.pool_size else ()
+    opponents = kinds_with_opponents(config, policy.sets)
     trained = tuple(group for group in policy.sets if group.name not in config.frozen)
     return Graph(
         settings=settings,
@@ -248,11 +250,11 @@ def _assemble(
             numbers,
             normalise_values=config.normalize_values,
             pool_size=config.pool_size,
-            with_opponents=with_opponents,
+            opponents=opponents,
         ),
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
-        prepare=partial(prepare, policy, config),
+        prepare=partial(prepare, policy, config, opponents),
         condition=partial(
             condition,
             policy.sets,

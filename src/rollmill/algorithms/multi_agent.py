@@ -26,7 +26,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
 from rollmill.algorithms.hyperparameters import Number, as_data, current, follows_schedules, numbers_now
 from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSamples, is_missing, over_steps
-from rollmill.algorithms.opponent_pool import OpponentPool, next_opponents, no_opponents, start_pool
+from rollmill.algorithms.opponent_pool import (
+    KindsWithOpponents,
+    OpponentPool,
+    next_opponents,
+    no_opponents,
+    start_pool,
+)
 from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
@@ -84,16 +90,15 @@ def start_learner(
     *,
     normalise_values: bool,
     pool_size: int = 0,
-    with_opponents: tuple[str, ...] = (),
+    opponents: KindsWithOpponents | None = None,
 ) -> AgentLearner:
-    """Returns the initial learner. `with_opponents` are the kinds that may act by one of `pool_size` weights."""
+    """Returns the initial learner. `opponents` are the kinds that may act by one of `pool_size` weights."""
     weights, held = policy.start_weights(key), as_data(numbers)
     pool = None
-    if pool_size:
-        pool = start_pool(
-            weights.networks, with_opponents, jax.random.fold_in(key, len(policy.sets)), size=pool_size
-        )
-        weights = replace(weights, opponents=no_opponents(weights.networks, with_opponents))
+    if opponents is not None:
+        pool_key = jax.random.fold_in(key, len(policy.sets))
+        pool = start_pool(weights.networks, opponents, pool_key, size=pool_size)
+        weights = replace(weights, opponents=no_opponents(weights.networks, opponents))
     begin = optimiser.init
     start = {group.name: jax.vmap(begin) if group.independent else begin for group in policy.sets}
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
@@ -114,6 +119,7 @@ def start_learner(
 def prepare(
     policy: AgentPolicy,
     config: Any,
+    opponents: KindsWithOpponents | None,
     learner: AgentLearner,
     trajectory: Trajectory,
     *,
@@ -143,7 +149,7 @@ def prepare(
         },
         weight={name: active.astype(jnp.float32) for name, active in learns.items()},
     )
-    updated = _with_next_opponents(updated, current(config, held))
+    updated = _with_next_opponents(updated, current(config, held), opponents)
     return replace(updated, targets=statistics), Batch(rows)
 
 
@@ -155,14 +161,20 @@ def _learning(learner: AgentLearner, steps: Step) -> dict[str, Bool[Array, "T E 
     return {name: each & ~playing[name] if name in playing else each for name, each in active.items()}
 
 
-def _with_next_opponents(learner: AgentLearner, config: Any) -> AgentLearner:
+def _with_next_opponents(learner: AgentLearner, config: Any, opponents: KindsWithOpponents | None) -> AgentLearner:
     """Returns the learner with the opponents of the next iteration."""
     weights = learner.weights
-    if learner.pool is None or weights.opponents is None:
+    if opponents is None or learner.pool is None or weights.opponents is None:
         return learner
-    every, share = config.pool_every, config.pool_share
-    pool, opponents = next_opponents(learner.pool, weights.networks, weights.opponents, every=every, share=share)
-    return replace(learner, pool=pool, weights=replace(weights, opponents=opponents))
+    pool, drawn = next_opponents(
+        learner.pool,
+        weights.networks,
+        weights.opponents,
+        opponents,
+        every=config.pool_every,
+        share=config.pool_share,
+    )
+    return replace(learner, pool=pool, weights=replace(weights, opponents=drawn))
 
 
 def _samples(

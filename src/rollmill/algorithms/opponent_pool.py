@@ -8,7 +8,8 @@ Shape letter: `K` places of the pool.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,7 +18,7 @@ from jaxtyping import Array, Bool, Int, PyTree, UInt32
 
 from rollmill.algorithms.hyperparameters import Number
 from rollmill.algorithms.sharing import ParameterSet, set_of
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Key
 
 
@@ -25,7 +26,7 @@ class Opponents(eqx.Module):
     """Weights of the opponents in one iteration, and the agents that act by them."""
 
     networks: dict[str, PyTree[Array]]
-    """Earlier weights of each parameter set."""
+    """Earlier weights of each parameter set with opponents."""
     playing: dict[str, Bool[Array, ""]]
     """Whether each kind of agents acts by the earlier weights. At most one kind does."""
 
@@ -34,7 +35,9 @@ class OpponentPool(eqx.Module):
     """Earlier weights, and how they are drawn."""
 
     networks: dict[str, PyTree[Array]]
-    """Weights of each parameter set, with leaves `[K, ...]`."""
+    """Weights of each parameter set with opponents, leaves `[K, ...]`."""
+    kept: dict[str, Int[Array, ""]]
+    """Number of weights of each of these sets that were ever kept. The latest `K` of them are there."""
     count: Int[Array, ""]
     """Iterations so far."""
     key: UInt32[Array, "..."]
@@ -43,39 +46,96 @@ class OpponentPool(eqx.Module):
     """Which kinds acted by earlier weights in the iteration that is being learned from."""
 
 
-def kinds_with_opponents(sets: tuple[ParameterSet, ...], frozen: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the kinds that may act by earlier weights: those that learn, if another kind learns meanwhile.
+class KindsWithOpponents(NamedTuple):
+    """The kinds of agents that may act by earlier weights, and the sets that their weights belong to."""
 
-    Raises a `UsageError` if there are none.
+    kinds: tuple[str, ...]
+    sets: Mapping[str, str]
+    """Parameter set of each of these kinds."""
+    fixed: tuple[str, ...]
+    """Sets that do not learn. The pool keeps no further weights of them."""
+
+    def of_sets(self, networks: Mapping[str, PyTree[Array]]) -> dict[str, PyTree[Array]]:
+        """Returns the weights of the sets with opponents."""
+        names = set(self.sets.values())
+        return {name: leaves for name, leaves in networks.items() if name in names}
+
+    def nobody(self) -> dict[str, Bool[Array, ""]]:
+        """Returns for each kind that it does not act by earlier weights."""
+        return {name: jnp.asarray(False) for name in self.kinds}
+
+
+def kinds_with_opponents(config: Any, sets: tuple[ParameterSet, ...]) -> KindsWithOpponents | None:
+    """Returns the kinds that may act by earlier weights: `pool_roles`, by default all that learn. None without a
+    pool.
+
+    Reads `pool_size`, `pool_every`, `pool_share`, `pool_roles` and `frozen`. Raises a `UsageError` if an option
+    has no effect without a pool, a kind does not exist, or no other kind would learn meanwhile.
     """
-    learning = [name for group in sets if group.name not in frozen for name in group.names]
-    if len(learning) < 2:
-        raise UsageError(
-            f"pool_size: an opponent acts by earlier weights while another kind of agents learns, and here only "
-            f"{' and '.join(learning)} learns. hint: an environment with two kinds, and fewer of them in frozen."
+    if not config.pool_size:
+        _refuse_without_pool(config)
+        return None
+    of_kind = {name: group.name for group in sets for name in group.names}
+    learning = [name for name, group in of_kind.items() if group not in config.frozen]
+    for name in config.pool_roles:
+        if name not in of_kind:
+            raise unknown_name("kind of agents in pool_roles", name, of_kind)
+    kinds = tuple(name for name in of_kind if name in (config.pool_roles or learning))
+    for name in kinds:
+        if not set(learning) - {name}:
+            raise _nobody_learns(config, name, list(of_kind))
+    return KindsWithOpponents(kinds, {name: of_kind[name] for name in kinds}, tuple(config.frozen))
+
+
+def _refuse_without_pool(config: Any) -> None:
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in ("pool_every", "pool_share", "pool_roles"):
+        if (value := getattr(config, name)) != defaults[name]:
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            raise UsageError(
+                f"{name}={shown} has no effect without pool_size, the number of earlier weights to keep. hint: "
+                "--pool-size 10 (pool_size=10 in Python)."
+            )
+
+
+def _nobody_learns(config: Any, kind: str, kinds: list[str]) -> UsageError:
+    others = [name for name in kinds if name != kind]
+    if not others:
+        return UsageError(
+            f"pool_size={config.pool_size} needs another kind of agents that learns while {kind} acts by earlier "
+            f"weights, but {kind} is the only kind. hint: leave pool_size out."
         )
-    return tuple(learning)
+    return UsageError(
+        f"no other kind of agents would learn while {kind} acts by earlier weights "
+        f"(pool_size={config.pool_size}), because frozen holds {' and '.join(config.frozen)}. hint: leave frozen "
+        f"out, and let {others[0]} alone act by earlier weights with --pool-roles {others[0]}; or keep it frozen "
+        f"and add --pool-roles {others[0]} --pool-from RUN, which trains against checkpoints of another run."
+    )
 
 
 def start_pool(
-    networks: Mapping[str, PyTree[Array]], kinds: tuple[str, ...], key: Key, *, size: int
+    networks: Mapping[str, PyTree[Array]], kinds: KindsWithOpponents, key: Key, *, size: int
 ) -> OpponentPool:
-    """Returns an empty pool for `size` earlier weights. `kinds` may act by them."""
-    places = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), dict(networks))
-    return OpponentPool(places, jnp.int32(0), jax.random.key_data(key), _nobody(kinds))
+    """Returns an empty pool for `size` earlier weights."""
+    own = kinds.of_sets(networks)
+    places = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), own)
+    kept = {name: jnp.int32(0) for name in own}
+    return OpponentPool(places, kept, jnp.int32(0), jax.random.key_data(key), kinds.nobody())
 
 
-def no_opponents(networks: Mapping[str, PyTree[Array]], kinds: tuple[str, ...]) -> Opponents:
+def no_opponents(networks: Mapping[str, PyTree[Array]], kinds: KindsWithOpponents) -> Opponents:
     """Returns opponents of whom none plays."""
-    return Opponents(dict(networks), _nobody(kinds))
-
-
-def _nobody(kinds: tuple[str, ...]) -> dict[str, Bool[Array, ""]]:
-    return {name: jnp.asarray(False) for name in kinds}
+    return Opponents(kinds.of_sets(networks), kinds.nobody())
 
 
 def next_opponents(
-    pool: OpponentPool, networks: Mapping[str, PyTree[Array]], played: Opponents, *, every: int, share: Number
+    pool: OpponentPool,
+    networks: Mapping[str, PyTree[Array]],
+    played: Opponents,
+    kinds: KindsWithOpponents,
+    *,
+    every: int,
+    share: Number,
 ) -> tuple[OpponentPool, Opponents]:
     """Returns the pool after an iteration, and the opponents of the next one.
 
@@ -83,21 +143,47 @@ def next_opponents(
         pool: the pool before.
         networks: weights of the iteration.
         played: opponents of the iteration.
+        kinds: the kinds that may act by earlier weights.
         every: iterations between two weights that are kept. The oldest make room for new ones.
         share: share of the iterations with an opponent.
     """
     count = pool.count + 1
-    size, kept = jax.tree.leaves(pool.networks)[0].shape[0], count // every
-    place, is_due = (kept - 1) % size, count % every == 0
-    put = lambda places, leaf: jnp.where(is_due, places.at[place].set(leaf), places)
-    places = jax.tree.map(put, pool.networks, dict(networks))
-    keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(pool.key), count), 3)
-    plays = (kept > 0) & (jax.random.uniform(keys[0]) < share)
-    chosen = jax.random.randint(keys[1], (), 0, jnp.clip(kept, 1, size))
-    kind = jax.random.randint(keys[2], (), 0, len(played.playing))
-    playing = {name: plays & (kind == number) for number, name in enumerate(played.playing)}
-    earlier = jax.tree.map(lambda leaf: leaf[chosen], places)
-    return OpponentPool(places, count, pool.key, played.playing), Opponents(earlier, playing)
+    is_due, places, kept = count % every == 0, dict(pool.networks), dict(pool.kept)
+    for name in places:
+        if name not in kinds.fixed:
+            places[name] = _put(places[name], kept[name], networks[name], is_due)
+            kept[name] = kept[name] + is_due.astype(jnp.int32)
+    after = OpponentPool(places, kept, count, pool.key, played.playing)
+    return after, draw_opponents(after, kinds, share=share)
+
+
+def _put(places: PyTree[Array], kept: Int[Array, ""], newest: PyTree[Array], is_due: Bool[Array, ""]) -> PyTree:
+    size = jax.tree.leaves(places)[0].shape[0]
+    put = lambda places, leaf: jnp.where(is_due, places.at[kept % size].set(leaf), places)
+    return jax.tree.map(put, places, newest)
+
+
+def draw_opponents(pool: OpponentPool, kinds: KindsWithOpponents, *, share: Number) -> Opponents:
+    """Draws the opponents of the next iteration: whether there are any, of which kind, and by which weights.
+
+    Args:
+        pool: the pool before the iteration.
+        kinds: the kinds that may act by earlier weights.
+        share: share of the iterations with an opponent.
+    """
+    keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(pool.key), pool.count), 3)
+    is_ready = jnp.stack([pool.kept[kinds.sets[name]] > 0 for name in kinds.kinds])
+    plays = jnp.any(is_ready) & (jax.random.uniform(keys[0]) < share)
+    nth = jax.random.randint(keys[2], (), 0, jnp.maximum(jnp.sum(is_ready), 1))
+    kind = jnp.argmax(jnp.cumsum(is_ready) > nth)  # the nth kind with weights in the pool
+    playing = {name: plays & (kind == number) for number, name in enumerate(kinds.kinds)}
+
+    def drawn(name: str, places: PyTree[Array]) -> PyTree[Array]:
+        held = jnp.clip(pool.kept[name], 1, jax.tree.leaves(places)[0].shape[0])
+        chosen = jax.random.randint(keys[1], (), 0, held)
+        return jax.tree.map(lambda leaf: leaf[chosen], places)
+
+    return Opponents({name: drawn(name, places) for name, places in pool.networks.items()}, playing)
 
 
 def networks_of_kind(

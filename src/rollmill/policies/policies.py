@@ -136,6 +136,18 @@ def restore_run(
     return RestoredRun(run, graph, options.seeds, restored)
 
 
+def restore_newest(run_dir: str | Path, *, count: int, imports: Sequence[str] = ()) -> list[RestoredRun]:
+    """Returns the newest checkpoints of a run, at most `count`, the oldest first.
+
+    Raises a `CheckpointError` if the directory is not a run, has no checkpoint, or one of them is damaged.
+    """
+    run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        newest = checkpoints.iterations()[-count:]
+    chosen: list[str | int] = [*newest] or [NEWEST]  # which raises the error
+    return [restore_run(run_dir, checkpoint=iteration, imports=imports) for iteration in chosen]
+
+
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
     """Returns the iteration of a checkpoint, or None for the last, which an earlier checkpoint may replace."""
     if checkpoint == BEST:

@@ -1,6 +1,7 @@
 """Options for running and recording, as opposed to the algorithm and the environment."""
 
 from dataclasses import dataclass
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -27,9 +28,9 @@ Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
 class RunOptions(PlacementOptions):
     """Settings for running and recording.
 
-    Only seven options change the result of a seed by more than rounding: `seed`; `start_from`, `clone` and
-    `clone_updates`, other first weights; `asynchronous`, which lets actors use older weights; `numerics`, the
-    precision of kernels' matrix products; and `stop_at_return`, which may end the training early.
+    Only eight options change the result of a seed by more than rounding: `seed`; `start_from`, `clone`,
+    `clone_updates` and `pool_from`, other first weights; `asynchronous`, which lets actors use older weights;
+    `numerics`, the precision of kernels' matrix products; and `stop_at_return`, which may end the training early.
     """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
@@ -44,6 +45,9 @@ class RunOptions(PlacementOptions):
     begin with the same ones."""
     clone_updates: Count | None = None
     """Steps of Adam, on 256 transitions each, by which `clone` learns; 2,000 if left out."""
+    pool_from: Path | None = None
+    """Fill the pool of earlier opponents of mappo or ippo with the checkpoints of this run, a directory: the
+    newest ones, at most `pool_size`."""
     run_dir: RunPath | None = None
     """Where the run is recorded: a folder, or a URL such as s3://bucket/runs/mine, where finished checkpoints are
     copied. If left out, it is named by algorithm, environment, seed and time under runs/."""
@@ -110,6 +114,8 @@ class RunOptions(PlacementOptions):
     """Show nothing while training."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.start_from, PathLike):  # a path in Python, or a `Run`
+            object.__setattr__(self, "start_from", fspath(self.start_from))
         super().__post_init__()
         if self.cluster == HOSTS and self.place not in (None, "mesh"):
             raise UsageError(

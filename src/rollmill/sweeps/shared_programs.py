@@ -84,7 +84,7 @@ def _is_fresh(sweep: SweepDirectory, trial: Trial, alone: Collection[str]) -> bo
 def _may_share(trial: Trial) -> bool:
     """Returns whether a trial may share a program at all."""
     options = with_types(trial.request).options
-    first = options.start_from or options.clone
+    first = options.start_from or options.clone or options.pool_from
     own = (options.evaluate_every, options.stop_at_return, first, follows_one_training(options))
     return options.num_seeds == 1 and not any(own) and not is_on_host(trial.request.environment)
 

@@ -19,7 +19,7 @@ from rollmill.training.recorder import default_log_every
 from rollmill.training.request import ResolvedRequest, TrainingRequest, resolve
 from rollmill.training.training import plan_training
 
-ALONE = ("evaluate_every", "stop_at_return", "start_from", "clone")
+ALONE = ("evaluate_every", "stop_at_return", "start_from", "clone", "pool_from")
 """Options of runs that have a program of their own."""
 
 SHARED = ("unroll", "fusion", "numerics", "devices", "checkpoint_iterations", "log_every")

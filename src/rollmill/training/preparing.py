@@ -125,7 +125,7 @@ def prepare(
         options = replace(options, reduction=program.reduction) if program.reduction else options
         launches = program.launches
     config = run_config(described, options, modules, plan, launches, planned.recipe)
-    config |= {"started_from": given.source} if given else {}
+    config |= given.record if given else {}
     spec = run_spec(plan, options, described=described, imports=modules, launches=launches)
     return PreparedTraining(graph, options, config, spec, program, display, evaluation, given, restored)
 

@@ -2,12 +2,14 @@
 
 Copies all floating-point arrays that both learners have, with the same path and the same shape. Arrays that belong
 together, such as the arrays of a layer or of running statistics, are copied together or not at all. Optimiser
-states, update counts, hyperparameters and an adapted learning rate are not copied.
+states, update counts, hyperparameters, an adapted learning rate and a pool of opponents are not copied. A pool may
+be filled with the checkpoints of a run.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +23,20 @@ from rollmill.dataflow import Graph, State, start_learner
 from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
-ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale")
+ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale", "pool", "opponents")
 """Fields of a learner that are not taken from another run."""
 
 OBSERVATIONS = "weights.observations"
 """Place of the statistics by which a policy normalises observations."""
+
+POOL, KEPT = "pool.networks.", "pool.kept."
+"""Places of a pool of opponents: weights, and the number of those that were kept, of each parameter set."""
+
+NETWORKS, STATISTICS = "weights.networks.", "weights.agents."
+"""Places of the weights of several agents, and of the statistics by which they normalise observations."""
+
+MAX_LACKING = 6
+"""Names of arrays without initial weights that the note lists. `config.json` lists all."""
 
 
 class GivenWeights(NamedTuple):
@@ -33,19 +44,40 @@ class GivenWeights(NamedTuple):
 
     arrays: Mapping[str, np.ndarray]
     """By their place in the learner."""
-    source: Mapping[str, Any]
+    source: Mapping[str, Any] = MappingProxyType({})
     """The run and the iteration that they come from, and the places in the learner that it lacks; or the recording
     that they imitate."""
     unread: str | None = None
     """Statistics of the run's observations, if the training has none of these."""
+    pool: Mapping[str, Any] = MappingProxyType({})
+    """The run and the iterations of the weights that a pool of opponents begins with."""
+    in_pool: Mapping[str, np.ndarray] = MappingProxyType({})
+    """Arrays of this pool, by their place in the learner."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Returns the fields of `config.json` that say where the weights come from."""
+        fields = {"started_from": self.source, "pool_started_from": self.pool}
+        return {name: dict(value) for name, value in fields.items() if value}
 
     def __str__(self) -> str:
+        parts = [self._of_policy] if self.source else []
+        if self.pool:
+            iterations = ", ".join(map(str, self.pool["iterations"]))
+            parts.append(
+                f"the pool of opponents begins with the weights of {self.pool['run']} after iteration {iterations}"
+            )
+        return "; ".join(parts)
+
+    @property
+    def _of_policy(self) -> str:
         if "file" in self.source:
             return "begins with weights that imitate {transitions:,} transitions of {file}: {agreement}".format(
                 **self.source
             )
         source, lacking = self.source, self.source["lacking"]
-        more = f"; {', '.join(lacking)} start with random weights" if lacking else ""
+        cut = f" and {len(lacking) - MAX_LACKING} more" if len(lacking) > MAX_LACKING else ""
+        more = f"; {', '.join(lacking[:MAX_LACKING])}{cut} start with random weights" if lacking else ""
         if self.unread is not None:
             more += (
                 f"; {self.unread} are left out, although its network learned from normalised observations. hint: "
@@ -57,35 +89,99 @@ class GivenWeights(NamedTuple):
 
 
 def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
-    """Reads the initial weights from the first seed of `options.start_from`, or learns them from `options.clone`.
+    """Reads the initial weights from the first seed of `options.start_from`, or learns them from `options.clone`,
+    and fills a pool of opponents with the checkpoints of `options.pool_from`.
 
-    Returns None without either.
+    Returns None without any of these.
 
     Raises a `CheckpointError` if that is not a run with a complete checkpoint, and a `UsageError` if the two
-    learners have nothing in common.
+    learners have nothing in common, or the pool would never hold anything new.
     """
+    pool = _pool_of(graph, options, imports)
     if options.clone is not None:
-        return _cloned(graph, options, options.clone)
-    if options.start_from is None:
-        return None
+        given = _cloned(graph, options, options.clone)
+    elif options.start_from is not None:
+        given = _started(graph, options.start_from, imports)
+    else:
+        return pool
+    return given if pool is None else given._replace(pool=pool.pool, in_pool=pool.in_pool)
+
+
+def _started(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenWeights:
+    """Returns the weights of the newest checkpoint of a run."""
     from rollmill.policies.policies import restore_run
 
-    run, other, seeds, found = restore_run(options.start_from, imports=imports)
-    learner = found.state.learner
-    if len(seeds) > 1:
-        learner = jax.tree.map(lambda leaf: leaf[0], learner)
-    theirs = _weights_of(learner)
+    run, other, seeds, found = restore_run(start_from, imports=imports)
+    theirs = _weights_of(_of_first_seed(found.state.learner, seeds))
     ours = _weights_of(jax.eval_shape(lambda: start_learner(graph, jax.random.key(0))))
     unfit = {_holder(place) for place, leaf in ours.items() if not _fits(leaf, theirs.get(place))}
     arrays = {place: np.asarray(theirs[place]) for place in ours if _holder(place) not in unfit}
     if not any(array.ndim for array in arrays.values()):
         raise UsageError(
-            f"start_from={options.start_from}: {_name(other)} has no weights with the same names and shapes as "
+            f"start_from={start_from}: {_name(other)} has no weights with the same names and shapes as "
             f"those of {_name(graph)}. hint: give both the same network."
         )
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
     return GivenWeights(arrays, source, OBSERVATIONS if _has_statistics(theirs) > _has_statistics(ours) else None)
+
+
+def _pool_of(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
+    """Returns the weights with which a pool of opponents begins, or None if it begins empty."""
+    config, algorithm = graph.settings.get("config", {}), graph.settings["algorithm"]
+    size = config.get("pool_size")
+    if not size:
+        if options.pool_from is not None:
+            raise UsageError(
+                f"pool_from={options.pool_from} fills a pool of earlier opponents, which this training does not "
+                "have. hint: mappo and ippo have one with --pool-size 10 (pool_size=10 in Python)."
+                if "pool_size" in config
+                else f"pool_from={options.pool_from} has no effect, because {algorithm} does not train against a "
+                "pool of earlier opponents. hint: mappo and ippo do, with --pool-size 10."
+            )
+        return None
+    ours = _places(jax.eval_shape(lambda: start_learner(graph, jax.random.key(0))))
+    sets = [place.removeprefix(KEPT) for place in ours if place.startswith(KEPT)]
+    if options.pool_from is None:
+        if still := [name for name in sets if name in config["frozen"]]:
+            raise UsageError(
+                f"{still[0]} is frozen, so all of its weights in the pool would be equal. hint: --pool-from RUN "
+                f"fills the pool with checkpoints of another run; or leave {still[0]} out of frozen."
+            )
+        return None
+    return _filled_pool(graph, ours, sets, options.pool_from, size, imports)
+
+
+def _filled_pool(
+    graph: Graph, ours: Mapping[str, Any], sets: Sequence[str], pool_from: Path, size: int, imports: Sequence[str]
+) -> GivenWeights:
+    """Returns the weights of the newest checkpoints of a run, of all parameter sets in the pool."""
+    from rollmill.policies.policies import restore_newest
+
+    found = restore_newest(pool_from, count=size, imports=imports)
+    learners = [_places(_of_first_seed(each.restored.state.learner, each.seeds)) for each in found]
+    if any(place.startswith(STATISTICS) for place in (*ours, *learners[-1])):
+        raise UsageError(
+            f"pool_from={pool_from} is not supported with normalize_observations, because networks in the pool "
+            "read observations that are normalised by the newest statistics. hint: train both runs without "
+            "normalize_observations."
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for place, leaf in ours.items():
+        if not place.startswith(POOL):
+            continue
+        theirs = [learner.get(NETWORKS + place.removeprefix(POOL)) for learner in learners]
+        if any(array is None or array.shape != leaf.shape[1:] for array in theirs):
+            name = next(name for name in sets if place.startswith(f"{POOL}{name}."))
+            raise UsageError(
+                f"pool_from={pool_from}: {_name(found[-1].graph)} has no parameter set {name} with the network of "
+                f"{_name(graph)}. hint: use a run with the same kinds of agents, sharing and network."
+            )
+        arrays[place] = np.resize(np.stack([np.asarray(array) for array in theirs]), leaf.shape)
+    arrays |= {KEPT + name: np.asarray(len(found), np.int32) for name in sets}
+    iterations = [each.restored.iteration for each in found]
+    source = {"run": str(found[-1].run.root.resolve()), "iterations": iterations}
+    return GivenWeights({}, pool=source, in_pool=arrays)
 
 
 def _cloned(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
@@ -117,8 +213,10 @@ def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: S
     if state is None:
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)
 
+    arrays = {**given.arrays, **given.in_pool}
+
     def placed(path: Any, leaf: Array) -> Array:
-        array = given.arrays.get(_place(path).removeprefix("learner."))
+        array = arrays.get(_place(path).removeprefix("learner."))
         if array is None or _place(path[:1]) != "learner":
             return leaf
         return jax.device_put(jnp.broadcast_to(array, leaf.shape).astype(leaf.dtype), leaf.sharding)
@@ -138,9 +236,18 @@ def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
     return jnp.zeros(shape.shape, shape.dtype)
 
 
+def _of_first_seed(learner: PyTree, seeds: Sequence[int]) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf[0], learner) if len(seeds) > 1 else learner
+
+
+def _places(learner: PyTree) -> dict[str, Any]:
+    """Returns the learner's arrays by path."""
+    return {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(learner)}
+
+
 def _weights_of(learner: PyTree) -> dict[str, Any]:
     """Returns the learner's float arrays that can be copied, by path."""
-    leaves = {_place(path): leaf for path, leaf in jax.tree.leaves_with_path(learner)}
+    leaves = _places(learner)
     return {
         place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)
     }

@@ -173,8 +173,9 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
 def _settled(options: RunOptions) -> RunOptions:
     """Returns the options merged with their plan, and with an absolute run directory."""
     options = with_settings(options)
-    if options.clone is not None:
-        options = replace(options, clone=Path(os.path.realpath(local_path("clone", options.clone))))
+    for name in ("clone", "pool_from"):
+        if (path := getattr(options, name)) is not None:
+            options = replace(options, **{name: Path(os.path.realpath(local_path(name, path)))})
     if options.start_from is None:
         return options
     return replace(options, start_from=os.path.realpath(run_folder("start_from", options.start_from)))
