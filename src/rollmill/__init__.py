@@ -1,7 +1,7 @@
 """Rollmill: reinforcement-learning training in JAX.
 
-Environments and algorithms are written once, as pure functions that name no machine; Rollmill
-decides how they run, runs them, and records the results.
+Environments and algorithms are written once, as pure functions that do not mention any machine. Rollmill decides
+how to run them, runs them, and records the results.
 """
 
 # Names are imported at their first use, so that `import rollmill` and `--help` do not wait for JAX.

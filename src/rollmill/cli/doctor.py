@@ -54,7 +54,7 @@ class Doctor:
     """Check the installation. With a run, check its files, and replay the step with the first NaN or infinity."""
 
     run: Annotated[RunPath | None, Arg(metavar="[RUN]", positional=True)] = None
-    """Directory of a run."""
+    """Directory of a run to check."""
     trust: Trust = False
     """Let the run in this directory import the modules that it names, now and later."""
     imports: Imports = ()

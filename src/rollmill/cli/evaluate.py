@@ -38,7 +38,7 @@ class Evaluate(PolicyOptions):
     """Opponent in a game for two players: random; lookahead-N, which plays optimally over the next N plies; or the
     directory of a run."""
     against_checkpoint: str = "last"
-    """Checkpoint of the opponent's run."""
+    """Checkpoint of the opponent, if the opponent is a run."""
     opening_plies: int = 0
     """Number of random moves at the beginning of each game of a match. Without them, deterministic policies would
     repeat the same two games."""

@@ -42,7 +42,7 @@ class Runs:
     trials: _On = False
     """Also list the trials of sweeps, one per row."""
     json: _On = False
-    """Print an array of JSON objects with all values of each row, settings included."""
+    """Print an array of JSON objects with all values of each row, including settings."""
 
 
 def run(arguments: list[str]) -> int:

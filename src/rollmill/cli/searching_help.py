@@ -35,7 +35,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Help:
-    """Search the options of all commands; without a word, list the commands."""
+    """Search the options of all commands. Without a word, list the commands."""
 
     words: Annotated[tuple[str, ...], Arg(metavar="[WORD ...]", positional=True)] = ()
     """Words that the name or description of an option must contain, or the name of a command."""

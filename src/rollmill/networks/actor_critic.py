@@ -64,7 +64,7 @@ class NetworkConfig:
     games."""
 
     hidden_sizes: tuple[Count, ...] = (64, 64)
-    """Widths of the fully connected layers, after the convolutions and before the recurrent unit."""
+    """Widths of the fully connected layers, which follow the convolutions and precede the recurrent unit."""
 
     layer_norm: bool = False
     """Normalise the outputs of each fully connected layer before its activation (Ba et al. 2016)."""
@@ -201,15 +201,15 @@ def actor_critic(
     *,
     critic_space: spaces.Space | None = None,
 ) -> Any:
-    """Makes the network that `config` describes, by default one of the two classes above.
+    """Makes an actor-critic network for these spaces, as `config` describes.
 
     Args:
         key: random key of the weights.
         observation_space: the actor's observation space, and by default the critic's.
         action_space: the action space.
         config: the network's settings.
-        critic_space: the critic's observation space, if it differs. Then only `policy` and `value` of the
-            network may be called.
+        critic_space: the critic's observation space, if it differs. Then only `policy` and `value` of the network
+            may be called.
 
     Raises:
         UsageError: the settings or the spaces do not allow such a network.
@@ -244,7 +244,7 @@ def actor_critic(
 
 
 def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None:
-    """Raises a `UsageError` that names the first invalid setting."""
+    """Raises a `UsageError` that names the first invalid network setting."""
     if config.name is not None:
         _check_beside_own(config, config.name)
     for name, choices in (("torso", TORSOS), ("image_layout", LAYOUTS), ("activation", ACTIVATIONS)):

@@ -12,14 +12,14 @@ from rollmill.core.types import Action, Key, Memory, Observation
 
 @runtime_checkable
 class Distribution(Protocol):
-    """A distribution over the elements of one action space, as a pytree of arrays."""
+    """Protocol of a distribution over one action space, a pytree of arrays."""
 
     def sample(self, key: Key, /) -> Action:
         """Samples one action, in the shape and dtype of the space."""
         ...
 
     def sample_and_log_prob(self, key: Key, /) -> tuple[Action, Float[Array, ""]]:
-        """Samples one action, and returns its log-probability, equal to `log_prob(action)`."""
+        """Samples one action, and returns it with its log-probability, equal to `log_prob(action)`."""
         ...
 
     def log_prob(self, action: Action, /) -> Float[Array, ""]:
@@ -43,7 +43,7 @@ class Output(NamedTuple):
     value: Float[Array, ""]
     """Predicted return, `[]` in float32."""
     memory: Memory
-    """Memory to pass with the next observation of the same episode."""
+    """Memory to pass to the network with the next observation of the same episode."""
 
 
 @runtime_checkable

@@ -44,7 +44,7 @@ class Categorical(eqx.Module):
         return (_draw(key, self.logits) + self.start).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, ""], Float[Array, ""]]:
-        """Returns an action and its log-probability."""
+        """Samples an action, and returns it with its log-probability."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -77,7 +77,7 @@ class MultiCategorical(eqx.Module):
         return (_draw(key, self.logits) + self._start()).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
-        """Returns an action and its log-probability."""
+        """Samples an action, and returns it with its log-probability."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -90,7 +90,7 @@ class MultiCategorical(eqx.Module):
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, "*shape"]:
-        """Returns the most probable value of each choice."""
+        """Returns the most probable category of each choice."""
         return (jnp.argmax(self.logits, axis=-1) + self._start()).astype(self.dtype)
 
     def _start(self) -> Int[Array, "*shape"]:
@@ -110,7 +110,7 @@ class Bernoulli(eqx.Module):
         return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
-        """Returns an action and its log-probability."""
+        """Samples all bits, and returns them with their log-probability."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -161,7 +161,7 @@ class DiagonalGaussian(eqx.Module):
         return jnp.sum(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e))
 
     def mode(self) -> Float[Array, "*shape"]:
-        """Returns the mean."""
+        """Returns the mean, which is the most probable action."""
         return self.mean
 
 

@@ -204,7 +204,7 @@ def _log_std(key: Key, mean: Linear, initial: float, *, state_dependent: bool) -
 
 
 def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns both bounds of a `Box`, flattened.
+    """Returns the lower and upper bounds of a `Box`, flattened.
 
     Raises a `UsageError` if a bound is infinite, or if a lower bound is not less than its upper bound.
     """

@@ -67,11 +67,11 @@ class LayerNorm(eqx.Module):
 
 
 class GRUCell(eqx.Module):
-    """A gated recurrent unit (Cho et al. 2014), with its three gates in two fused products.
+    """A gated recurrent unit (Cho et al. 2014), whose three gates are computed by two matrix products.
 
-    With the columns of `x @ input_weight + bias` and of `h @ hidden_weight` in the order r, z, n:
-    `r = sigmoid(x_r + h_r)`, `z = sigmoid(x_z + h_z)`, `n = tanh(x_n + r (h_n + candidate_bias))`
-    and the next state is `n + z (h - n)`.
+    The columns of `x @ input_weight + bias` and of `h @ hidden_weight` are in the order r, z, n. With `r =
+    sigmoid(x_r + h_r)`, `z = sigmoid(x_z + h_z)` and `n = tanh(x_n + r (h_n + candidate_bias))`, the next state is
+    `n + z (h - n)`.
     """
 
     input_weight: Float[Array, "I G"]
@@ -80,7 +80,7 @@ class GRUCell(eqx.Module):
     candidate_bias: Float[Array, " H"]
 
     def initial_state(self) -> Float[Array, " H"]:
-        """Returns the hidden state at the start of an episode: zeros."""
+        """Returns the hidden state at the start of an episode, all zeros."""
         return jnp.zeros(self.candidate_bias.shape, jnp.float32)
 
     def __call__(
@@ -115,7 +115,7 @@ class LSTMCell(eqx.Module):
     bias: Float[Array, " G"]
 
     def initial_state(self) -> LSTMState:
-        """Returns the state at the start of an episode: zeros."""
+        """Returns the state at the start of an episode, all zeros."""
         zeros = jnp.zeros(self.hidden_weight.shape[0], jnp.float32)
         return LSTMState(zeros, zeros)
 

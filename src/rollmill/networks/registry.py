@@ -18,19 +18,19 @@ _torsos: set[str] = set()
 def register_network(name: str, factory: NetworkFactory, *, torso: bool = False, overwrite: bool = False) -> None:
     """Registers a network under a name, for `NetworkConfig(name="my-net")` and `--network my-net`.
 
-    A whole network is an actor-critic. A torso serves every algorithm: it comes before the layers of
-    `hidden_sizes` in actors, and in critics of states and of actions.
+    A registered network is a whole actor-critic, or a torso. A torso can be used by every algorithm: it precedes
+    the layers of `hidden_sizes` in actors and in critics.
 
     Args:
         name: name of the network, such as `my-net`: one word without a colon.
         factory: function that makes the network, as for the argument `network=` of algorithms. The first line of
             its docstring is its description.
         torso: whether it makes a torso, `(key, observation space) -> module`. The module maps one observation to a
-            vector of features.
+            feature vector.
         overwrite: replace a factory of the same name.
 
     Raises:
-        UsageError: the name is taken or cannot be one, or the factory is not callable.
+        UsageError: the name is taken or not valid, or the factory is not callable.
     """
     NETWORKS.check(name, factory, overwrite=overwrite)
     NETWORKS.register(name, factory)

@@ -15,7 +15,7 @@ from rollmill.core.drawing import Circle, Drawing, Line, Polygon, Shape
 from rollmill.core.errors import UsageError
 
 Picture = UInt8[np.ndarray, "_ _ 3"]
-"""Pixels from the top row on: red, green and blue."""
+"""Pixels of a picture, beginning with the top row, as red, green and blue."""
 
 KEPT_SHAPES = 512
 """Number of shapes whose pixels are cached, because most of a drawing stays the same from frame to frame."""

@@ -1,9 +1,10 @@
-"""Serves a broker to other processes: file descriptors over a Unix socket, all other requests over TCP as well.
+"""Serves a broker to other processes. File descriptors need a Unix socket, and all other requests also work over
+TCP.
 
-A request is a JSON object, and so is its answer, which has the key "error" if the request failed.
+Requests and answers are JSON objects. If a request failed, the answer has the key "error".
 
     {"ask": "segment", "name": ..., "nbytes": ..., "digest": ...}   -> {} and one file descriptor
-    {"ask": "doorbell", "name": ...}                                -> {} and one or two
+    {"ask": "doorbell", "name": ...}                                -> {} and one or two file descriptors
     {"ask": "agree", "name": ..., "digest": ...}                    -> {}
     {"ask": "claim", "name": ..., "segment": ..., "word": ...}      -> {"incarnation": number}
     {"ask": "confirm", "name": ..., "incarnation": number, "segment": ..., "word": ...}    -> {}

@@ -1,15 +1,15 @@
-"""All-reduce (mean) over ranks through shared memory, with bit for bit the same result on every rank.
+"""All-reduce (mean) over ranks through shared memory, with bitwise the same result on every rank.
 
     1. Each rank writes its operand to its buffer, and increments its counter ARRIVED.
-    2. When all have arrived, each sums its share of the elements over all buffers in the order of ranks, writes
-       their mean to the shared result, and increments its counter SUMMED.
-    3. When all have summed, each copies the result.
+    2. When all have arrived, each rank averages its share of the elements over all buffers in the order of ranks,
+       writes the means to the shared result, and increments its counter SUMMED.
+    3. When all have summed, each rank copies the result.
 
-One buffer for each rank is enough: a rank that writes the operand of reduction n + 1 has seen all ranks sum
-reduction n. One shared result is enough too: a rank that writes result n + 1 has seen all ranks arrive at n + 1,
-which each does after copying result n.
+One buffer for each rank is enough, because a rank that writes the operand of reduction n + 1 has seen all ranks
+sum reduction n. One shared result is enough too, because a rank that writes result n + 1 has seen all ranks arrive
+at n + 1, which each does after copying result n.
 
-A rank that gives up sets a flag in its line, and all others give up too. One that dies never arrives.
+A rank that gives up sets a flag, and all others give up too. A rank that dies never arrives.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
-"""Latest-value channels in shared memory: one writer, any number of readers, which never block it.
+"""Latest-value channels in shared memory, with one writer and any number of readers that never block it.
 
-A board has a few slots, which the writer fills in turn. A slot's stamp is odd while it is being written,
+The memory has a few slots, which the writer fills in turn. A slot's stamp is odd while the slot is being written,
 and `2 * n` when it holds message number `n` (a seqlock). The word `LATEST` is the number of the newest complete
-message, so a writer that dies in mid-write leaves the previous one readable. A reader copies a slot, then checks
-that its stamp is unchanged. With four slots, a copy fails only if the writer laps the reader.
+message. A writer that dies while writing therefore leaves the previous message readable. A reader copies a slot
+and then checks that its stamp is unchanged. With four slots, this fails only if the writer laps the reader.
 """
 
 from collections.abc import Sequence

@@ -1,28 +1,28 @@
-"""A bounded ring of fixed-size slots between one producer and one consumer, in memory that they share.
+"""A ring of fixed-size message slots between one producer and one consumer, in memory that they share.
 
-Each side is held by one *incarnation* after the other, numbered by the broker. A process that was believed dead
-may only have been stopped, and may resume at any instruction. So no word and no slot is ever written by two
-incarnations:
+Each side is held by one process after the other. The broker numbers these *incarnations*. A process that was
+believed dead may only have been stopped, and may resume at any instruction. Therefore no word and no slot is ever
+written by two incarnations:
 
-    root      the incarnations that hold the two sides; written by the broker alone
+    root      the incarnations that hold the two sides; written only by the broker
     section   memory of one producer: its slots, and how many messages it has published in them
     ledger    memory of one consumer: how many messages it has taken, and how many slots it has released
 
-Messages are numbered through all sections: a section starts at the number at which the one before ended.
+Messages are numbered across all sections. A section starts at the number at which the previous one ended.
 
     released <= taken <= published <= released + capacity
 
-A successor claims its side at the broker, which writes the new holder to the root; then it reads its
-predecessor's counts, and continues from there in memory of its own; then it confirms that it is ready. To
-publish or take, a holder first writes its count, then checks that it still holds its side. Of the two sequences
+A successor claims its side at the broker, which writes the new holder to the root. Then it reads its predecessor's
+counts, continues from there in its own memory, and confirms that it is ready. To publish or take a message, a
+holder first writes its count, and then checks that it still holds its side. Of the two sequences
 
     predecessor   writes its count, fence, reads the holder
     successor     (the broker) writes the holder, fence, reads the predecessor's count
 
-at least one sees the other: either the successor counts the message, or the predecessor learns that it was
-replaced and has neither sent nor taken it. So a message is taken once or not at all where
+at least one sees the other. Either the successor counts the message, or the predecessor learns that it was
+replaced and has neither sent nor taken the message. So each message is taken at most once if
 
-    the producer dies          in mid-write it has published nothing; what it published stays in its section
+    the producer dies          a message that it was writing is not published; the others stay in its section
     the consumer dies          its successor releases the messages that it held, and continues after them
     both die                   their counts outlive them in shared memory
     a producer wakes up late   it writes to its own section, past the end that its successor has recorded

@@ -1,4 +1,5 @@
-"""All-reduce (mean) between hosts: rank 0 gathers, sums in the order of ranks, and broadcasts the result.
+"""All-reduce (mean) between hosts. Rank 0 gathers the operands, sums them in the order of ranks, and broadcasts
+the result.
 
 rank r -> rank 0   step, payload
 rank 0 -> rank r   the steps of all ranks, and a payload, which is the mean if the steps agree

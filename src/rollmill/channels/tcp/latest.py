@@ -1,4 +1,5 @@
-"""Latest-value channels between hosts: a board at each end of a connection, copied from writer to readers.
+"""Latest-value channels between hosts. Each end of a connection holds the newest message, copied from writer to
+readers.
 
 reader -> writer   nothing
 writer -> reader   MESSAGE, version, payload;  or END
@@ -112,7 +113,7 @@ class TcpLatestReader:
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """Copies the newest message that has arrived."""
+        """Copies the newest message that has arrived, after waiting until its version is at least `at_least`."""
         return self._reader.read(at_least=at_least, timeout=timeout)
 
     def close(self) -> None:

@@ -1,39 +1,41 @@
-"""Queues between hosts: a ring at each end of a connection, copied from the sender's to the receiver's.
+"""Queues between hosts, with a ring at each end of a connection. Messages are copied from the sender's ring to the
+receiver's.
 
-`SenderThread` sends the messages that the local producer publishes, and keeps each slot until the remote consumer
-has released it, so that the capacity holds end to end (backpressure). `ReceiverEndpoint` writes arriving messages
-to the receiver's rings, and sends the number of released messages back as the sender's credit.
+`SenderThread` sends the messages that the local producer publishes. It keeps each slot until the remote consumer
+has released it, so the capacity limits both rings together (backpressure). `ReceiverEndpoint` writes arriving
+messages to the receiver's rings, and returns the number of released messages as credit.
 
     sender -> receiver   MESSAGE, header, payload;  or END
     receiver -> sender   number of messages of this sender that were released;  or NOBODY
 
-Invariant: a message is delivered once or not at all, and no sequence number is delivered twice.
+Invariant: a message is delivered at most once, and no sequence number is delivered twice.
 
-Each end of a ring is held by one *incarnation* after the other, numbered by the broker (`Broker.claim`). A
-message is identified by the incarnation of its sender and its position there. Three rules hold:
+Each end of a ring is held by one process after the other. The broker numbers these *incarnations*
+(`Broker.claim`). A message is identified by the incarnation of its sender and its position there. Three rules
+hold:
 
- 1. The only copy that can be sent is in its sender's ring, and is sent to one incarnation of the receiver only.
-    After a reconnect to the same incarnation, the sender continues after the messages that arrived there, which
-    the receiver counts once the old connection is silent. A message that arrived in part was not published, and
-    is sent again. With a new incarnation, the sender continues after all that it ever sent: messages in transit
-    are lost.
- 2. A receiver accepts the latest incarnation of a sender that it or the broker knows, and counts arrivals of
-    each incarnation apart. A sender never goes back to an earlier incarnation of the receiver. An end that learns
-    of its successor closes: a sender learns of it when it dials; a receiver asks the broker when its connection
-    is lost, and from time to time while it has none.
- 3. Sequence numbers continue from the end that knows the last number, because it was not replaced since. Where
-    both were replaced, the broker allocates a range of numbers that was never used.
+ 1. The only copy of a message that can be sent is in its sender's ring, and it is sent to only one incarnation of
+    the receiver. After a reconnect to the same incarnation, the sender continues after the messages that arrived
+    there. The receiver counts them once the old connection is silent. A message of which only a part arrived was
+    not published, and is sent again. With a new incarnation, the sender continues after everything that it ever
+    sent, so messages in transit are lost.
+ 2. A receiver accepts only the latest incarnation of a sender, and counts the arrivals of each incarnation
+    separately. A sender never goes back to an earlier incarnation of the receiver. An end that learns of its
+    successor closes. A sender learns of it when it dials. A receiver asks the broker when its connection is lost,
+    and from time to time while it has none.
+ 3. Sequence numbers continue from the end that knows the last number because it was not replaced. If both were
+    replaced, the broker allocates a range of numbers that was never used.
 
-So at-most-once delivery holds where
+So each message is delivered at most once if
 
-    the producer dies          its ring dies with it: messages that arrived stay, nobody sends the others (1)
+    the producer dies          its ring dies with it: messages that arrived stay, the others are never sent (1)
     the consumer dies          messages sent to it are not sent again (1)
     both die                   no copy is left, and sequence numbers begin in another range (3)
     the connection breaks      the receiver has counted the arrivals, and only the rest is sent again (1)
-    a producer wakes up late   its connection was ended by its successor's, and it is refused (2)
+    a producer wakes up late   its successor's connection ended its own, and it is refused (2)
     a consumer wakes up late   senders have moved to its successor, and send it none of the old messages (1, 2)
 
-At most as many messages are lost as fit in the ring.
+At most the messages that fit in the ring are lost.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The receiver's half of rings between hosts. See `channels.tcp.queue` for the protocol."""
+"""The receiving half of rings between hosts. See `channels.tcp.queue` for the protocol."""
 
 import select
 import time

@@ -1,4 +1,4 @@
-"""The sender's half of a ring between hosts. See `channels.tcp.queue` for the protocol."""
+"""The sending half of rings between hosts. See `channels.tcp.queue` for the protocol."""
 
 import select
 import threading

@@ -1,4 +1,4 @@
-"""Channels between hosts: the ends of `MemoryWire` on private memory, joined by connections.
+"""Opens channels between hosts. Each end uses private memory as in `MemoryWire`, and connections join the two.
 
 sender -> local ring -> SenderThread ~ ReceiverEndpoint -> local ring -> receiver
 writer -> local board -> BoardPublisher ~ TcpLatestReader -> local board -> reader
@@ -58,7 +58,7 @@ class TcpWire:
 
     @property
     def address(self) -> Address:
-        """Address at which this wire listens."""
+        """Address at which other hosts can reach this wire."""
         return self._hub.address
 
     def sender(

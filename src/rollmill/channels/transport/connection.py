@@ -23,9 +23,9 @@ MAX_DESCRIPTORS = 4
 class Connection:
     """One end of a stream socket. One thread may send while another receives.
 
-    Every call raises `ConnectionLost` when the stream has ended, `TimedOut` after `timeout` seconds (None:
-    never), and `Abandoned` when `abandon` returns True. After the last two, a message may be incomplete, and
-    the connection has to be closed.
+    Every call raises `ConnectionLost` when the stream has ended, `TimedOut` after `timeout` seconds (None: never),
+    and `Abandoned` when `abandon` returns True. After the last two, part of a message may have been transferred,
+    and the connection must be closed.
     """
 
     abandon: Abandon

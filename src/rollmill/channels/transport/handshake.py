@@ -2,16 +2,16 @@
 
     acceptor -> dialler   greeting, nonce
     dialler  -> acceptor  nonce, HMAC-SHA256(token, "dialler", both nonces, claim), length of the claim, claim
-    acceptor -> dialler   "+", HMAC-SHA256(token, "acceptor", both nonces);  or "-" where the proof was wrong
+    acceptor -> dialler   "+", HMAC-SHA256(token, "acceptor", both nonces);  or "-" if the proof was wrong
 
-The claim is the dialler's identity, for acceptors that need it. A connection that ends without an answer was not
-refused: the acceptor had no time or no room, and the dialler may try again.
+The claim says who the dialler is, for acceptors that need to know. A connection that ends without an answer was
+not refused. The acceptor had no time or no room, and the dialler may try again.
 
-Each side is a *dialogue*: a generator that yields the bytes to send and the number of bytes to receive then, and
-is sent the bytes received. So one thread can run many dialogues at once (`listener`), or one to its end
-(`converse`).
+Each side is a *dialogue*: a generator that yields the bytes to send and the number of bytes to receive next, and
+is sent the received bytes. One thread can therefore run many dialogues at once (`listener`), or a single one to
+its end (`converse`).
 
-The traffic after the handshake is neither encrypted nor signed: use loopback, or a trusted network.
+The traffic after the handshake is neither encrypted nor signed, so use loopback or a trusted network.
 """
 
 import hmac

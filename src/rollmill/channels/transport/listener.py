@@ -44,7 +44,7 @@ class Handshake:
         self._unsent, self._wanted = next(dialogue)
 
     def fileno(self) -> int:
-        """Returns the socket's file descriptor."""
+        """Returns the file descriptor of the connection's socket."""
         return self.sock.fileno()
 
     @property
@@ -127,7 +127,7 @@ class Listener:
         return list(served)
 
     def close(self) -> None:
-        """Stops accepting, shuts down all connections, and waits for their threads."""
+        """Stops accepting connections, shuts down all of them, and waits for their threads."""
         self.stop()
         for thread in self.end_served():
             thread.join()

@@ -48,7 +48,7 @@ class KernelKind(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Generates and runs kernels for one kind of device."""
+    """A kernel backend: the functions that generate, compile and run kernels for one kind of device."""
 
     package: str
     """Name of the Python package that compiles the kernels, such as `triton`."""

@@ -29,7 +29,7 @@ from rollmill.fusion.lower.values import (
 )
 
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
-"""Types of the numbers in a kernel."""
+"""Names of the dtypes that kernels support."""
 
 EXACT_TYPES = set(map(np.dtype, ("bool", "int32", "uint32", "float32")))
 EXACT = {
@@ -46,15 +46,15 @@ EXACT = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-"""NumPy's functions that compute the same as primitives of JAX, in every bit."""
+"""NumPy functions with the same results as JAX primitives, bit for bit."""
 
 MAX_NODES = 100_000
-"""Operations of a program, with those that turn out not to be needed."""
+"""Maximum number of nodes of a program, including those that turn out not to be needed."""
 
 JAX = str(Path(jax.__file__).parent)
 
 KEEP_PRODUCTS = {*calls.INLINED, "transpose", "add_any", "cond"}
-"""Primitives that may be handed products of vectors that are not written out."""
+"""Primitives that accept outer products of vectors that are not expanded."""
 
 ADVICE = {
     "pure_callback": "a kernel cannot call Python. Write this part with jax.numpy.",

@@ -19,16 +19,16 @@ from jaxtyping import Array
 from rollmill.fusion.ir import Node, Program
 
 MAX_SCALARS = 1024
-"""Numbers of one array that are held as single nodes."""
+"""Maximum number of elements of an array that are held as one node each."""
 
 MAX_COLUMNS = 64
-"""Rows are taken apart into scalars up to this width."""
+"""Maximum width of rows that may be split into scalars."""
 
 NARROW = 8
-"""Up to this width, what is cut out of rows, and what matrix products give, is scalars."""
+"""Maximum width of slices of rows, and of results of matrix products, that become scalars."""
 
 MIN_ROW = 33
-"""From this length on, vectors of floats that are handed in are rows."""
+"""Minimum length of float vectors among the arguments that are held as rows."""
 
 
 class LoweringError(Exception):

@@ -20,23 +20,25 @@ from rollmill.fusion.backends.cpu.target import processor
 
 FLOAT = FLOATS["float32"]
 BYTES = 4
-"""Size of a number."""
+"""Bytes of a float32 element."""
 
 SUMS = {16: 24, 8: 12, 4: 24}
-"""Number of vectors of sums, by the lanes of a vector. The other registers hold operands."""
+"""Number of registers that hold accumulators, by the lanes of a vector. The other registers hold operands."""
 VECTORS = {16: 4, 8: 2, 4: 4}
-"""Maximum vectors of outputs computed together."""
+"""Maximum number of vectors of outputs computed together, by the lanes of a vector."""
 UNROLL = 4
-"""Maximum unrolled products of a sum."""
+"""Maximum number of products of a sum in one iteration of its loop."""
 
 PROGRAM_OPERATIONS = 2e6
-"""Minimum arithmetic of a program. Starting another core takes longer than less."""
+"""Minimum number of operations of a program. With fewer, starting another core takes longer than computing
+them."""
 MAX_PARTS = 16
-"""Maximum partial sums of a kernel's gradient, independent of the number of cores, so that results are too."""
+"""Maximum number of partial sums of a kernel's gradient. It does not depend on the number of cores, so that
+results do not either."""
 SUMMED_VECTORS = 8192
-"""Minimum vectors that a program adds."""
+"""Minimum number of vectors that a program adds up."""
 TOGETHER_BYTES = 2**18
-"""Size of the images processed before sums are stored, about the nearest cache of a core."""
+"""Bytes of the images that are processed before accumulators are stored, about the size of a core's cache."""
 
 
 class Blocks(NamedTuple):

@@ -55,7 +55,7 @@ class KernelGradientPlan(NamedTuple):
     """Rows, columns and channels of the gradient of the convolution's result."""
     strides: Pair
     kernel: Pair
-    """Rows and columns of the kernel."""
+    """Rows and columns of the convolution kernel."""
 
     @property
     def operations(self) -> int:

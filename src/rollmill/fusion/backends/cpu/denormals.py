@@ -13,9 +13,9 @@ from llvmlite import ir
 from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter
 
 X86_FLUSH = 1 << 15 | 1 << 6
-"""Bits of MXCSR: denormal results become zero, and denormal operands are read as zero."""
+"""Bits of the x86 register MXCSR that make denormal results zero and read denormal operands as zero."""
 ARM_FLUSH = 1 << 24
-"""Bit of FPCR: denormal results become zero, and denormal operands are read as zero."""
+"""Bit of the ARM register FPCR that makes denormal results zero and reads denormal operands as zero."""
 
 
 class Mode(NamedTuple):

@@ -23,7 +23,7 @@ MIN_NUMBERS = 2**17
 """Minimum number of weights. With fewer, everything stays in a core's cache, and XLA is as fast."""
 PROGRAM_NUMBERS = 2**15
 MAX_PROGRAMS = 64
-"""Maximum partial sums, independent of the number of cores, so that results are too."""
+"""Maximum number of partial sums. It does not depend on the number of cores, so that results do not either."""
 
 
 class _FlatLeaf(NamedTuple):

@@ -157,7 +157,7 @@ GILES_TAIL = (
     0.000100950558,
     -0.000200214257,
 )
-"""Coefficients, the constant first."""
+"""Coefficients of Giles's polynomial for large arguments, beginning with the constant."""
 
 
 def _expm1_parts(emit: Emitter, x: Value) -> tuple[Value, Value]:
@@ -184,7 +184,7 @@ def _expm1_series(emit: Emitter, r: Value) -> Value:
 
 
 MAX_REDUCED = 2.0**48
-"""Up to here an angle's quarter turns are counted exactly in double precision."""
+"""Largest angle whose quarter turns are counted exactly in double precision."""
 
 
 def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:

@@ -13,7 +13,7 @@ from llvmlite import ir
 from rollmill.fusion.backends.cpu.builder import FLOAT32, INT64, POINTER, Emitter, Value, memory_type
 
 ALIGNMENT = 64
-"""Bytes of a cache line, and of the widest vector."""
+"""Alignment of scratch memory in bytes: the size of a cache line, and of the widest vector."""
 
 MAX_BESIDE = 4
 """Maximum number of adjacent vectors of a row that a matrix product holds in registers."""

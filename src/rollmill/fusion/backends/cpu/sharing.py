@@ -15,10 +15,11 @@ NEXT, DONE, COME, HOLDERS, ARRAYS, SCRATCH, SIZE = range(0, 56, 8)
 threads that may still read the task; and what a program is called with."""
 
 FIRST_FUNCTION = 48
-"""Bytes before the functions of XLA's interface (xla/ffi/api/c_api.h, version 0), which are 8 bytes each."""
+"""Offset of the first function in XLA's interface (xla/ffi/api/c_api.h, version 0), in bytes. Each takes 8
+bytes."""
 DESTROY_ERROR, SCHEDULE = FIRST_FUNCTION + 2 * 8, FIRST_FUNCTION + 11 * 8
 API_SIZE = 0
-"""The interface's size comes first: that of a version without threads ends before them."""
+"""Offset of the interface's size, which shows whether XLA provides threads."""
 
 
 class SharedPrograms:

@@ -23,10 +23,10 @@ TYPES = {
     "bfloat16": "tl.bfloat16",
     "float32": "tl.float32",
 }
-"""Triton's types by the names of NumPy's."""
+"""Triton types by the names of NumPy dtypes."""
 
 TINY = "1.1754943508222875e-38"
-"""The smallest normal number: some functions of CUDA's give garbage below it."""
+"""The smallest normal float32. Some CUDA functions give wrong results for smaller numbers."""
 
 OF_ALL = {
     "add": "{0} + {1}",
@@ -66,10 +66,9 @@ OF_INTEGERS = {
     "population_count": "libdevice.popc({0}.to({unsigned}, bitcast=True).to(tl.int32))",
     "clz": "libdevice.clz({0}.to({unsigned}, bitcast=True).to(tl.int32)) - {missing_bits}",
 }
-"""Booleans are integers of one bit.
+"""Expressions for operations on integers. Booleans are integers of one bit.
 
-The operations that end in `_by` are for a second operand that is known and needs no check: see `by_constant`.
-"""
+Operations whose names end in `_by` have a constant second operand that needs no check. See `by_constant`."""
 
 OF_FLOATS = {
     "neg": "{0} * -1.0",  # Triton's own negation is `0 - x`, which has the wrong sign at zero
@@ -192,19 +191,19 @@ def greater(x, y):
 def lesser(x, y):
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 """
-"""Functions that expressions call.
+"""Source of the Triton functions that expressions call.
 
-Division is XLA's where a processor leaves it undefined: by zero, and of the least number by -1.
+Division gives the same results as XLA where a processor leaves them undefined: by zero, and of the minimum by -1.
 
-The larger and the smaller of two integers are instructions of 32 bits in assembly. LLVM would make them ones of 16
-bits where it knows that the numbers are short, even those that were widened, and NVIDIA's assembler turns two of
-these in a row, as of a clamped index, into code that gives other numbers (docs/numbers.md). It would also make
-them of a selection between numbers that its condition compares, which `either` hides from it; see `is_extreme`.
-"""
+The maximum and minimum of two integers are 32-bit instructions in inline assembly. LLVM would turn them into
+16-bit instructions if it knows that the numbers are short, even after they were widened. NVIDIA's assembler then
+compiles two of them in a row, as for a clamped index, to code with other results (docs/numbers.md). LLVM would
+also recognise a maximum in a selection between the numbers that its condition compares. `either` hides this from
+it (see `is_extreme`)."""
 
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
-"""Operations that give booleans whatever their operands are."""
+"""Operations whose result is a boolean, whatever the type of their operands."""
 
 
 def of_type(text: str, op: str, dtype: np.dtype) -> str:
@@ -219,7 +218,7 @@ def of_type(text: str, op: str, dtype: np.dtype) -> str:
 
 
 KNOWN = "_by"
-"""The end of an operation's name whose second operand is known."""
+"""Suffix of an operation's name that says that its second operand is constant."""
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
@@ -234,7 +233,7 @@ def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
 
 
 SELECT_APART = "select_apart"
-"""The name of a selection of integers that LLVM sees nothing of."""
+"""Name of a selection between integers that LLVM cannot analyse."""
 
 
 def is_extreme(node: Node) -> bool:
@@ -248,7 +247,7 @@ def is_extreme(node: Node) -> bool:
 
 
 SHORT = 2
-"""Bytes of integers for which LLVM has shorter instructions."""
+"""Maximum bytes of an integer for which LLVM has 16-bit instructions."""
 
 
 def _unconverted(node: Node) -> Node:

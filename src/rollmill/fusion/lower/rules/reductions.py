@@ -36,15 +36,15 @@ REDUCTIONS = {
     "reduce_or": "or",
     "reduce_xor": "xor",
 }
-"""Primitive to the operation between two elements."""
+"""Operations between two elements that the reduction primitives apply, by primitive."""
 
 OF_LANES = {"psum": "add", "pmax": "max", "pmin": "min"}
-"""Collectives, which under `vmap` are reductions of the lanes."""
+"""Collectives, which under `vmap` are reductions over lanes."""
 
 RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
 OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row_max", "and": "row_min"}
-"""Operations that reduce a row. The last two reduce booleans as integers."""
+"""Operations that reduce the columns of a row. The last two reduce booleans as integers."""
 
 
 # --- along axes -----------------------------------------------------------------------------------------

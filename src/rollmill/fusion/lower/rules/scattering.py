@@ -16,13 +16,14 @@ from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, windo
 from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Start, Value, is_large
 
 Combine = Callable[[Any, Any], Any]
-"""`(what is there, what is written) -> what is there then`; nodes, or keys."""
+"""Function that returns the new value of an element, given its old value and the value to write. Both are nodes or
+random keys."""
 
 MAX_CELLS = 16
-"""Elements of a block that are written one by one into a large array."""
+"""Maximum number of elements of a block that are written one by one into a large array."""
 
 COMBINATIONS = {"add": "add", "sub": "sub", "mul": "mul", "min": "min", "max": "max"}
-"""Ending of a scatter's name to the operation that combines old and new."""
+"""Operations that combine old and new values, by the suffix of the scatter primitive's name."""
 
 
 def _dynamic_update_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:

@@ -24,10 +24,10 @@ from rollmill.fusion.lower.values import (
 )
 
 SHARED_OR_ROWS = (Const, Uniform, RowArray, Concat)
-"""Arrays of any size whose elements are moved while tracing."""
+"""Kinds of values whose elements are rearranged during lowering, whatever their size."""
 
 Move = Callable[..., np.ndarray]
-"""`(array, **params) -> array`, by NumPy."""
+"""NumPy function that rearranges an array: `(array, **params) -> array`."""
 
 
 def _broadcast(
@@ -192,7 +192,8 @@ RULES: dict[str, Rule] = {
 }
 
 MAX_PICKED = 64
-"""Uniform arrays up to this size, and vectors, are moved around while tracing; others by the program around."""
+"""Maximum size of a uniform array, other than a vector, that is rearranged during lowering. Larger arrays are
+rearranged by the prologue."""
 
 
 def is_moved_here(value: Value) -> bool:

@@ -11,10 +11,11 @@ from rollmill.fusion.lower.rules.elementwise import ordered_bits
 from rollmill.fusion.lower.values import LoweringError, ScalarArray, Value, no_nodes
 
 MAX_SORTED = 64
-"""Elements along the axis of a sort."""
+"""Maximum number of elements along the axis of a sort."""
 
 FEW = 12
-"""Up to this many, neighbours are exchanged in turn, which needs no numbering to be stable."""
+"""Maximum number of elements that are sorted by exchanging adjacent ones, which is stable without numbering the
+elements."""
 
 
 def _sort(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:

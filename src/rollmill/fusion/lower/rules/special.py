@@ -34,7 +34,8 @@ FIRST, *COEFFICIENTS = (
 """Lanczos' approximation of the gamma function, with XLA's coefficients."""
 
 FEW_DRAWS = 4
-"""Draws of a gamma distribution that are made beside each other; more are turns of a loop."""
+"""Maximum number of draws from a gamma distribution that are computed side by side. More are computed in a
+loop."""
 
 
 def log_gamma(x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -16,10 +16,10 @@ from rollmill.fusion.lower.rules.shapes import padded
 from rollmill.fusion.lower.values import LoweringError, ScalarArray, Value, alone, no_nodes, positions
 
 POOLS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
-"""Primitive to the operation between two elements."""
+"""Operations between two elements that the pooling primitives apply, by primitive."""
 
 MAX_COMBINED = 4096
-"""Numbers, or rows, under all windows of one pooling."""
+"""Maximum number of scalars or rows under all windows of one pooling operation."""
 
 
 def windows(
