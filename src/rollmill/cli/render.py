@@ -45,7 +45,7 @@ class Render(PolicyOptions):
 
 
 def run(arguments: list[str]) -> int:
-    """Plays the episodes, and writes or shows their pictures. Returns the exit code."""
+    """Plays episodes with the policy of a run, and writes or shows their pictures. Returns the exit code."""
     options = parse(Render, arguments, prog="rollmill render")
     output = options.output or f"{os.path.basename(os.path.realpath(options.run))}.gif"
     path = local_path("output", output)

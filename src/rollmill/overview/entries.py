@@ -40,7 +40,8 @@ class Entry:
     """Environment steps so far, over all seeds and trials."""
     planned_steps: int | None = None
     mean_return: float | None = None
-    """Mean return of the latest episodes. For a sweep it is that of the best trial, over seeds if these vary."""
+    """Mean return of the latest episodes. For a sweep, it is that of the best trial, averaged over seeds if the
+    sweep varies them."""
     evaluation_return: float | None = None
     steps_per_second: float | None = None
     seed: int | None = None

@@ -96,7 +96,7 @@ def legend(
 ) -> str:
     """Returns a legend as HTML: names, shortened to `most` characters, with their colours.
 
-    The colour of the name `hatched` is hatched, like times of the device.
+    If `hatched` is one of the names, its colour is hatched.
     """
     marks = [
         f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'

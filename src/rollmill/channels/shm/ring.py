@@ -101,19 +101,21 @@ class Holders(Protocol):
     """
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of one side of the ring, and returns its incarnation. See `Broker.claim`."""
+        """Makes the caller the holder of a side of the ring, and returns its incarnation: 1 for the first holder,
+        2 for its successor, and so on.
+        """
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that an incarnation is ready, unless it was replaced."""
+        """Publishes in the ring's root that a holder of a side is ready, unless it was replaced."""
         ...
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Returns the shared memory of an incarnation of the side that `word` selects."""
+        """Returns the shared memory of one holder of a side of the ring. `word` is `PRODUCER` or `CONSUMER`."""
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Forgets the shared memory of an incarnation. Existing mappings stay valid."""
+        """Forgets the shared memory of an earlier holder. Existing mappings stay valid."""
         ...
 
 
@@ -124,21 +126,21 @@ class SingleProcessHolders:
         self._root = memory[:LINE].cast("q")
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of one side of the ring, and returns its incarnation."""
+        """Makes the caller the holder of a side of the ring, and returns its incarnation."""
         self._root[word] += 1
         assert self._root[word] == 1, "the ends of this ring cannot be replaced"
         return 1
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that an incarnation is ready."""
+        """Publishes in the ring's root that the holder of a side is ready."""
         self._root[word + 1] = incarnation
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Returns the memory of an incarnation of the side that `word` selects."""
+        """Fails, because a side that is never replaced has no second holder that would need memory of its own."""
         raise AssertionError("there is only one incarnation")
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Forgets the memory of an incarnation."""
+        """Does nothing, because the only holder's memory is part of the ring."""
 
 
 class Ring:

@@ -28,19 +28,19 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of one side of the ring, and returns its incarnation."""
+        """Makes the caller the holder of a side of the ring, and returns its incarnation."""
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that an incarnation is ready, unless it was replaced."""
+        """Publishes in the ring's root that a holder of a side is ready, unless it was replaced."""
         self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Returns the shared memory of an incarnation of the side that `word` selects."""
+        """Returns the shared memory of one holder of a side of the ring. `word` is `PRODUCER` or `CONSUMER`."""
         return self._broker.segment(self._segment_name(word, incarnation), nbytes=nbytes, digest=self._digest)
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Forgets the shared memory of an incarnation."""
+        """Forgets the shared memory of an earlier holder of a side. Existing mappings stay valid."""
         with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
             self._broker.drop(self._segment_name(word, incarnation))
 

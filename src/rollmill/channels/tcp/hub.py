@@ -110,7 +110,7 @@ class Hub:
 class LatestConnection:
     """Serves only the latest of several connections to one channel end, and closes the others.
 
-    Connections of a later incarnation always count as later.
+    A connection of a later incarnation of the dialling end replaces all connections of earlier ones.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,9 @@ class ResumePoint:
         return self.sequence % RANGE
 
     def learn(self, sequence: int) -> None:
-        """Sets the number, and wakes threads that wait for it."""
+        """Sets the number of earlier messages that the remote end has reported, and wakes threads that wait for
+        it.
+        """
         self.sequence = sequence
         self._known.set()
 

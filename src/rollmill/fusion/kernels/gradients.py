@@ -91,7 +91,9 @@ class GradientStep:
 
 
 class Shuffled(NamedTuple):
-    """The shuffled rows of an epoch, and the leaves that depend on a whole minibatch."""
+    """Shuffled rows of an epoch, and leaves of the samples that were computed from a whole minibatch, such as
+    standardised advantages.
+    """
 
     rows: UInt32[Array, "*epochs M N"]
     """Indices of the samples of each minibatch."""
@@ -353,8 +355,9 @@ def results_of(
 
 
 def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " size"]) -> PyTree[Array]:
-    """Returns all gradients as one slice of a kernel's means, or unchanged if the kernel does not compute all of
-    them.
+    """Returns all gradients as one flat vector, a slice of the kernel's results.
+
+    Returns `gradients` unchanged if the kernel does not compute all of them.
     """
     sums = step.sums[: len(jax.tree.leaves(gradients))]
     if not all(each.is_computed and each.dtype == np.float32 for each in sums):

@@ -54,7 +54,8 @@ class FissionPlan(NamedTuple):
 
 
 def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int, Node] = NOTHING) -> FissionPlan:
-    """Splits the accumulators of a kernel into loops over the samples that share no matrix products.
+    """Assigns the accumulators of a gradient kernel to loops over the samples, so that no two loops use the same
+    matrix product.
 
     `carried` maps the index of an input to the node that becomes this input in the next iteration.
     """

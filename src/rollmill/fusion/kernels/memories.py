@@ -1,8 +1,8 @@
-"""Large arrays of the environment state in a rollout: the order of the writes to them, and the writes as JAX
-functions.
+"""Orders a rollout step's writes to large arrays of the environment state, and performs them with JAX functions.
 
-A step loads elements as they were when it began, so all loads precede the first store. A fill loads elements while
-it stores others, so it precedes the writes to every other array that it reads.
+A step loads elements as they were when it began, so all loads precede the first store. A write that fills a whole
+array is an exception: it loads elements while it stores others. It therefore precedes the writes to every other
+array that it reads.
 """
 
 from collections.abc import Sequence

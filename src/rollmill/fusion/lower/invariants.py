@@ -19,7 +19,7 @@ from rollmill.fusion.lower.values import Const, Output, ScalarArray
 
 @dataclass(frozen=True, slots=True)
 class ConstLabel:
-    """The label of elements with a known constant value."""
+    """Label of an element that is known to be constant, in the search for a step's invariants."""
 
     value: bool | int | float = field(compare=False)
     dtype: np.dtype
@@ -36,7 +36,10 @@ ValueClasses: TypeAlias = tuple[tuple[Hashable, ...] | None, ...]
 
 
 def labels_of(begun: Sequence[Output]) -> ValueClasses:
-    """Returns the strongest assumption that leaves with these initial values allow."""
+    """Returns a label for each element of the carried leaves in the initial state.
+
+    Constant elements are labelled with their value, and elements that are certainly equal share a label.
+    """
     return _numbered([_labels(value) for value in begun])
 
 

@@ -350,9 +350,10 @@ def _under(ctx: Lowering, write: Any, condition: Node) -> Any:
 
 
 def stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
-    """Converts a large array to writes to the memory that stores it. Writes of whole arrays become programs.
+    """Converts a large array to writes to the memory that stores it.
 
-    Raises a `LoweringError` if an array is replaced by other elements of itself.
+    A write that replaces the whole array becomes a program that computes each element. Raises a `LoweringError` if
+    an array is replaced by other elements of itself.
     """
     if not (isinstance(value, MemoryArray) and value.memory == memory):
         value = MemoryArray(memory, value.shape, np.dtype(value.dtype), (WholeWrite(value, None),))

@@ -1,4 +1,4 @@
-"""Lowers loops that remain loops in a program, with their carried and invariant values."""
+"""Lowers JAX loops that are not unrolled to loops of a kernel program."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -94,7 +94,9 @@ class PrologueBuilder:
         self._computed: dict[Any, Any] = {}
 
     def slot(self, array: Array | np.ndarray) -> int:
-        """Returns the slot of an array. The same array always gets the same slot."""
+        """Adds an array to those that the prologue computes, and returns its number, the slot. The same array is
+        added only once.
+        """
         key = self._identity(array)
         if key not in self._slots:
             self._slots[key] = len(self.arrays)

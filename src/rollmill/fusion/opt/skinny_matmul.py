@@ -73,9 +73,9 @@ def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) 
 def find_skinny_matmuls(
     nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]
 ) -> SkinnyMatmuls:
-    """Finds the skinny products among the nodes of a program, which lists operands first.
+    """Finds the matrix products of a program that have few rows or few columns.
 
-    Rows in `scattered` remain scalars. See `scattered_stacks`.
+    `nodes` lists operands before their users. Rows in `scattered` remain scalars (see `scattered_stacks`).
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)

@@ -1,7 +1,7 @@
 """Emits branches and loops for blocks of samples.
 
-A branch is taken if any sample needs it. A loop runs until the last sample is done, and leaves the values of the
-other samples unchanged.
+A branch is taken if any sample needs it. A loop runs until its last sample is done. Samples that are done earlier
+keep their values.
 """
 
 from collections.abc import Sequence

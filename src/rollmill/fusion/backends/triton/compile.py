@@ -92,7 +92,8 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
 
 def in_lanes(kernel: Kernel, shapes: Sequence[tuple[int, ...]], batched: Sequence[bool], lanes: int) -> Kernel:
-    """Returns a kernel that computes several lanes in one launch, with the same results as one launch per lane.
+    """Returns a kernel that computes several lanes of a `jax.vmap` in one launch, with the same results as one
+    launch per lane.
 
     Args:
         kernel: the kernel for a single lane.

@@ -200,7 +200,7 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
 
 
 def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
-    """Combines vectors of one width to an array `[*lead, width]`."""
+    """Combines vectors of equal width into an array `[*lead, width]`."""
     # One kind for all: an array is made of rows or of scalars, never of both.
     if any(isinstance(value, RowArray | Concat) for value in vectors):
         nodes = no_nodes(len(vectors))
