@@ -1,4 +1,4 @@
-"""Graphs as compiled programs of one process: kernels, devices, dispatch, evaluation, matches, and faults."""
+"""Compiled programs that train, evaluate and match policies: their kernels, devices, dispatch, and faults."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from rollmill.core.threefry import unroll_threefry
 
 
 def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
-    """Returns a function that computes a convolution on a CPU, or None to leave it to XLA."""
+    """Returns a function that computes a convolution by machine code on a CPU, or None to leave it to XLA."""
     try:
         from rollmill.fusion.backends.cpu.convolutions import machine_code_for
 
@@ -25,7 +25,7 @@ def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | No
 def own_descent(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """Returns a function that computes an optimiser step on a CPU, or None to leave it to XLA."""
+    """Returns a function that computes an optimiser step by machine code on a CPU, or None to leave it to XLA."""
     try:
         from rollmill.fusion.backends.cpu.descents import machine_code_for
 

@@ -1,4 +1,4 @@
-"""Chooses the all-reduce of a mesh: the requested one, or the fastest."""
+"""Chooses the all-reduce that averages gradients on a mesh: the requested one, or the fastest by timing."""
 
 import contextlib
 import json
@@ -22,27 +22,28 @@ WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
 
 
 class AllReduceChoice(NamedTuple):
-    """The chosen all-reduce of a mesh."""
+    """The all-reduce that was chosen for a mesh, with notes about the choice."""
 
     mean: MeshAllReduce
     way: AllReduce | None = None
-    """The way that it is, where there was a choice."""
+    """Name of the all-reduce if it was chosen by timing, otherwise None."""
     notes: Sequence[str] = ()
-    """The times of all ways, for the user."""
+    """Notes for the user with the times of all available all-reduces."""
 
 
 def choose_all_reduce(
     graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce | None = None
 ) -> AllReduceChoice:
-    """Returns the requested all-reduce. For `auto` times those available at the graph's number of parameters.
+    """Returns the requested all-reduce of a mesh. For `auto`, times the available ones and returns the fastest.
 
-    They are timed once for a mesh, a size and versions, so the same seed gives the same sums, bit for bit.
+    Timing uses vectors as long as the graph has parameters. It is done once for a mesh, a size and software
+    versions, and the choice is cached, so the same seed gives the same sums, bit for bit.
 
     Args:
         graph: the graph to train.
-        mesh: the mesh, all processes of which have to call this.
+        mesh: the mesh. All of its processes must call this function.
         wanted: name of the all-reduce, or `auto`.
-        host: the mean through the host's memory, for a mesh of several processes.
+        host: function that computes the mean through the memory of the host, for a mesh of several processes.
 
     Raises:
         UsageError: the requested all-reduce is not available.

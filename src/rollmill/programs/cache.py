@@ -1,4 +1,6 @@
-"""The persistent compilation cache, which lets compiled programs start at once."""
+"""The persistent JAX compilation cache, from which programs of earlier processes are loaded instead
+of compiled.
+"""
 
 import os
 import warnings
@@ -11,23 +13,25 @@ import jax
 from rollmill.core.installation import cache_root
 
 UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
-"""How JAX's warning begins."""
+"""Beginning of the warning that JAX prints for a cache entry that it cannot read."""
 WITH_NAMES = "jax_compilation_cache_include_metadata_in_key"
 """JAX's setting by which programs that differ in names alone are different ones, and in capitals its variable."""
 
 
 def cache_directory() -> Path:
-    """`$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder. There is one folder for each JAX
-    version.
+    """Returns the folder of the compilation cache: `$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache
+    folder.
+
+    The folder has one subfolder for each JAX version.
     """
     return cache_root() / f"jax-{jax.__version__}"
 
 
 def enable_compilation_cache() -> None:
-    """Enables the cache, unless the user has configured another in JAX.
+    """Enables the JAX compilation cache in Rollmill's cache folder, unless the user has configured another folder.
 
-    Workers and instances that start together share it. An entry that is half written, by a running or a killed
-    process, cannot be read. JAX then compiles the program again, which deserves no warning.
+    Processes that run at the same time share the folder. If JAX cannot read an entry, because another process is
+    writing it or was killed while writing, it compiles the program again. The warning about this is suppressed.
     """
     warnings.filterwarnings("ignore", UNREADABLE_ENTRY, UserWarning)
     if os.environ.get(WITH_NAMES.upper()):
@@ -41,10 +45,11 @@ def enable_compilation_cache() -> None:
 
 @contextmanager
 def names_in_cache() -> Iterator[None]:
-    """Makes names part of a cached program's key in this process and in workers that start in the context.
+    """Makes operation names part of the key of cached programs, in this process and in workers started in the
+    context.
 
-    Otherwise the cache takes programs that differ in names only for the same, and returns one with the names that
-    it was compiled with.
+    Without this, the cache does not distinguish programs that differ only in names, and may return a program with
+    the names of another one.
     """
     variable = WITH_NAMES.upper()
     before, configured = os.environ.get(variable), jax.config.values[WITH_NAMES]

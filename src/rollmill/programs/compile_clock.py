@@ -1,4 +1,4 @@
-"""Measures compilation by thread, for reports of start-up time."""
+"""Records when each thread compiles, for reports of the time that a run takes to start."""
 
 import threading
 import time
@@ -8,26 +8,29 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 COMPILING = "/jax/core/compile/"
-"""Start of the names of the events by which JAX reports tracing, lowering and compiling."""
+"""Common beginning of the names of the events with which JAX reports tracing, lowering and compiling."""
 
 CLOSE_SECONDS = 0.05
-"""Two intervals that are no further apart are reported as one."""
+"""Maximum gap, in seconds, between two intervals of compilation that are reported as one."""
 
 Interval: TypeAlias = tuple[float, float]
-"""Its beginning and its end, in seconds of one clock."""
+"""Beginning and end of an interval, in seconds of one clock."""
 
 
 class CompileTimes(NamedTuple):
-    """Ages in seconds instead of times, because the clocks of hosts differ."""
+    """The times at which a worker compiled, as ages in seconds before the report.
+
+    Ages are used instead of points in time, because the clocks of different hosts differ.
+    """
 
     compiled: Sequence[Interval]
-    """How long ago each compilation began and ended."""
+    """Ages in seconds at which each compilation began and ended."""
     built: float
-    """How long ago everything was built, and the first iteration began."""
+    """Age in seconds at which everything was built and the first iteration began."""
 
 
 class CompileClock:
-    """Records when the thread that created it compiles, while it is used as a context manager."""
+    """Context manager that records when the thread that created it compiles."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -41,7 +44,9 @@ class CompileClock:
         jax.monitoring.unregister_event_duration_listener(self._hear)
 
     def report(self, iterating_since: float) -> CompileTimes:
-        """Returns the compilations so far."""
+        """Returns the compilations so far, given the time at which the first iteration
+        began (`time.monotonic`).
+        """
         now = time.monotonic()
         compiled = [(now - begin, now - end) for begin, end in union(self._intervals, CLOSE_SECONDS)]
         return CompileTimes(compiled, now - iterating_since)

@@ -1,8 +1,7 @@
-"""The one-program backend: a whole training iteration as one compiled program.
+"""Compiles a whole training iteration into one program, for one device or a mesh of devices.
 
-On several devices the same program runs on a mesh: every device holds an equal share of the
-environments and the whole learner, and means are reduced between them. Nothing inside an iteration
-waits for the host. Metrics leave as one small vector.
+On a mesh, every device holds an equal share of the environments and a copy of the learner, and means are reduced
+between devices. Nothing inside an iteration waits for the host. Metrics leave the program as one small vector.
 """
 
 import math
@@ -57,7 +56,9 @@ from rollmill.record.checkpoints import GivenLeaves, LeftOut
 from rollmill.record.leaves import to_host
 
 LARGE_STATE_BYTES = 32 * 2**20
-"""Bytes of a state on each device from which on iterations are computed in its memory, without a copy of it."""
+"""Size of a training state on a device, in bytes, from which an iteration overwrites its input state instead of
+copying it.
+"""
 
 IN_PLACE = ("gpu",)
 """Platforms on which iterations are computed in the memory of the state, however small it is.
@@ -67,76 +68,89 @@ iteration. A copy of a small state is made before each window of iterations, for
 """
 
 DIVIDED = ("collector", "rings")
-"""Parts of the state that are divided among devices. The rest is whole on each."""
+"""Names of the parts of the training state that are divided among devices. Every device holds a copy of the
+others.
+"""
 
 UNROLL = {"gpu": 4}
-"""On a GPU the launches of a small step cost more than its arithmetic. `benchmarks/training.py --unroll` tells."""
+"""Number of environment steps that are unrolled in the compiled loop, by platform.
+
+On a GPU, launching the kernels of a small step takes longer than computing them. `benchmarks/training.py --unroll`
+measures this.
+"""
 
 
 def unroll_for(platform: str) -> int:
-    """Returns the default number of unrolled steps."""
+    """Returns how many environment steps are unrolled in the compiled loop by default on a platform."""
     return UNROLL.get(platform, 1)
 
 
 class CompiledProgram(NamedTuple):
-    """A graph compiled for its devices. Calls compile nothing more."""
+    """A training run compiled into one program for its devices. Calling its functions compiles nothing more."""
 
     start: Callable[[], State]
-    """Returns the state before the first iteration."""
+    """Returns the training state before the first iteration."""
     step: jax.stages.Compiled
-    """`State -> (State, PackedMetrics)`: one iteration. With several seeds metrics have one more axis, the first.
-    With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, and the sums of their
-    metrics (of flags, the lowest)."""
+    """The compiled iteration, `State -> (State, PackedMetrics)`.
+
+    With several seeds, metrics have an additional first axis. With a replay memory, the signature is `(State,
+    count) -> (State, PackedMetrics)`: the program runs `count` iterations and returns the sums of their metrics
+    (the minimum of flags).
+    """
     metric_names: tuple[str, ...]
     compile_seconds: float
     shardings: PyTree[NamedSharding]
-    """Where the leaves of the state lie."""
+    """Sharding of each leaf of the training state over the devices."""
     state: PyTree[jax.ShapeDtypeStruct]
     """Shapes and dtypes of the state."""
     notes: Sequence[str] = ()
     """Notices for the user about how the program computes."""
     launches: Launches | None = None
-    """Launches of its kernels, where they were chosen."""
+    """Launch configurations of the program's kernels, or None if none were chosen."""
     not_stored: str | None = None
-    """Why the next start lowers its iteration again, where it would be stored otherwise."""
+    """Reason why the program could not be stored, so that the next start has to lower it again, or None."""
     donates_state: bool = False
-    """Whether `step` computes in the memory of the given state, which is gone afterwards."""
+    """True if `step` overwrites the memory of its input state, which cannot be used afterwards."""
     copies_state: bool = False
-    """Whether the state is copied before a window of iterations that would overwrite it: a small one is, one that
-    holds a replay memory is not."""
+    """True if the state is copied before a window of iterations that would overwrite it. Only small states without
+    a replay memory are copied.
+    """
     sums_iterations: bool = False
-    """Whether `step` takes a number of iterations, whose metrics are summed: those with a replay memory."""
+    """True if `step` takes a number of iterations and sums their metrics, as programs with a replay memory do."""
     operands: tuple[Array, ...] = ()
-    """Arrays that `step` takes besides, the last of its arguments."""
+    """Additional arrays that are passed to `step` as its last arguments."""
     reduction: AllReduce | None = None
-    """How it takes means over its devices, where that was chosen by timing."""
+    """Name of the all-reduce between the program's devices, or None if it was not chosen by timing."""
 
     @property
     def devices(self) -> Sequence[Any]:
-        """The devices that it runs on."""
+        """The devices that the program runs on."""
         return list(jax.tree.leaves(self.shardings)[0].mesh.devices.flat)
 
     @property
     def loses_state(self) -> bool:
-        """Whether the state before a window of iterations is gone after it."""
+        """True if the state before a window of iterations no longer exists after the window."""
         return self.donates_state and not self.copies_state
 
     def to_be_overwritten(self, state: State) -> State:
-        """Returns a state that iterations may overwrite, copied if the program `copies_state`."""
+        """Returns a state that iterations may overwrite: `state` itself, or a copy if the
+        program `copies_state`.
+        """
         return _copied(state) if self.copies_state else state
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
-        """Returns the state after `count` iterations, and the sums of their metrics (the minimum of flags).
+        """Runs `count` iterations. Returns the state after them and the sums of their metrics (the minimum of
+        flags).
 
-        The state before them is no longer usable if the program `donates_state`. `count` is 1, unless it
-        `sums_iterations`.
+        If the program `donates_state`, the given state cannot be used afterwards. `count` must be 1 unless the
+        program `sums_iterations`.
         """
         counts = (np.int32(count),) if self.sums_iterations else ()
         state, metrics = self.step(state, *counts, *self.operands)
         return state, metrics.values
 
     def place(self, state: PyTree[Array]) -> State:
-        """Transfers a restored state from the host to the program's devices."""
+        """Transfers a restored training state from the host to the program's devices."""
         return jax.tree.map(jax.device_put, state, self.shardings)
 
 
@@ -155,27 +169,27 @@ def lower(
     announce: Callable[[KernelChoice], None] = lambda kernels: None,
     compiler_options: CompilerOptions | None = None,
 ) -> CompiledProgram:
-    """Compiles a graph into one program.
+    """Compiles the training of a graph into one program.
 
     Args:
-        graph: what to compile.
-        seeds: one run each. Several are trained side by side in the one program.
-        lanes: graphs that provide the hyperparameters, one for each seed. They are the same in all else.
-            Default: those of `graph`.
-        devices: the mesh to run on, in the order of `mesh_of`, or the first device of the default platform if left
-            out.
-        instances: devices of the mesh that share a GPU.
+        graph: the algorithm and environment to train.
+        seeds: seeds of the runs in the program, which trains one run per seed side by side.
+        lanes: one graph per seed, which provides the hyperparameters of this seed. The graphs must be equal
+            otherwise. Default: all seeds have the hyperparameters of `graph`.
+        devices: the devices of the mesh, in the order of `mesh_of`. Default: the first device of the default
+            platform.
+        instances: number of devices of the mesh that share a GPU.
         mean: the mean over the mesh. Default: a flat all-reduce.
         unroll: number of unrolled steps of the environment loop. Default: chosen by platform.
-        fusion: how deep the training is fused. See `choose_kernels`.
-        numerics: of matrix products in kernels.
-        launches: of kernels, as they were found when the run began.
-        announce: called with the kernels of a mesh before its other processes compile.
-        compiler_options: of XLA, besides those that every program has.
+        fusion: which parts are computed by kernels. See `choose_kernels`.
+        numerics: precision of matrix products in kernels.
+        launches: launch configurations of kernels that were chosen when the run began.
+        announce: called with the chosen kernels before the other processes of a mesh compile.
+        compiler_options: XLA options in addition to those of every program.
 
     Raises:
-        UsageError: if the devices do not divide the shards, so that they would hold unequal shares, or if a fusion
-            was asked for that cannot be had.
+        UsageError: the number of devices does not divide the number of shards, or the requested fusion is not
+            possible.
     """
     mesh = mesh_of(devices if devices is not None else jax.devices()[:1], instances=instances)
     check_devices(graph.loops, mesh.size)
@@ -274,9 +288,9 @@ def _start_store(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> ProgramStore
 def start_inputs(
     graph: Graph, seeds: Sequence[int], lanes: Sequence[Graph] | None = None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns the seeds, and each of `Graph.inputs` for each seed: the inputs of a start.
+    """Returns the inputs of the program that creates the first state: the seeds, and `Graph.inputs` for each seed.
 
-    The hyperparameters come from the graph, or from `lanes`, a graph for each seed.
+    The hyperparameters come from `graph`, or from `lanes`, one graph per seed.
     """
     held = [lane.inputs for lane in lanes or [graph] * len(seeds)]
     numbers = {name: np.asarray([each[name] for each in held], np.float32) for name in graph.inputs}
@@ -284,14 +298,14 @@ def start_inputs(
 
 
 def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
-    """Returns the leaves of a restored state that follow from the graph.
+    """Returns the leaves that `graph` determines when a state is restored from a checkpoint.
 
-    The learner gets the hyperparameters of the graph. Its count of updates follows from the iteration, where the
-    run had no schedule until now. Nor does it change a learning rate that was not adapted so far.
+    The learner takes its hyperparameters from the graph. If the run had no schedule until now, the learner's count
+    of updates follows from the iteration. A learning rate that has not been adapted so far is not changed.
 
     Args:
         graph: graph to train.
-        shape: that of the state's key: `(S,)` for several seeds.
+        shape: shape of the state's key, `(S,)` for several seeds.
     """
     held, loops = hyperparameters_of(graph), graph.loops
 
@@ -313,7 +327,7 @@ def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndar
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of the training state. Nothing is computed."""
+    """Returns the shapes and dtypes of the training state of a graph, without computing anything."""
     state = traces_of(graph).start.result
     if len(seeds) == 1:
         return state
@@ -326,12 +340,12 @@ def _copied(state: State) -> State:
 
 
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
-    """Returns whether programs update the state in place: if it has a replay memory, or is large."""
+    """Returns whether programs update a training state in place, because it is large or has a replay memory."""
     return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
 
 
 def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
-    """Returns the bytes of a state on each of the devices that share its environments."""
+    """Returns the bytes of a training state on each of `devices` devices that share the environments."""
     whole, divided = _bytes_of(state), sum(_bytes_of(getattr(state, name)) for name in DIVIDED)
     return divided / devices + whole - divided
 
@@ -346,7 +360,7 @@ def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
 
 
 def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iteration: int) -> Collector:
-    """Starts the environments with these global indices before an iteration, by one compiled program."""
+    """Starts the environments with the global indices `index` before an iteration, by one compiled program."""
     parameters = {name: np.float32(value) for name, value in graph.parameters.items()}
     if "steps_done" in parameters:
         parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
@@ -375,22 +389,26 @@ def _begun_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.nd
 
 
 def begin_learner(graph: Graph, key: Key) -> Learner:
-    """Makes the learner before the first iteration, on the default device. `key` is the root key."""
+    """Creates the learner state before the first iteration, on the default device. `key` is the root key of the
+    run.
+    """
     return jax.jit(partial(start_learner, graph))(key, hyperparameters_of(graph))
 
 
 def inputs_of(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns the initial hyperparameters, as inputs of a program."""
+    """Returns `Graph.inputs` as NumPy arrays: the values that the program of the first state takes as inputs."""
     return {name: np.asarray(value, np.float32) for name, value in graph.inputs.items()}
 
 
 def hyperparameters_of(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns the hyperparameters of a graph, as inputs of a program."""
+    """Returns the hyperparameters of a graph as NumPy arrays, which programs take as inputs."""
     return {name: np.asarray(value, np.float32) for name, value in graph.hyperparameters.items()}
 
 
 def check_devices(loops: Loops, num_devices: int) -> None:
-    """Whether every device can hold an equal number of whole shards."""
+    """Checks that every device can hold the same number of whole shards of environments. Raises a `UsageError`
+    otherwise.
+    """
     if loops.num_shards % num_devices:
         fewer = max(n for n in range(1, num_devices + 1) if loops.num_shards % n == 0)
         shards = num_shards_for(loops, num_devices)

@@ -1,4 +1,4 @@
-"""Options that XLA compiles programs with."""
+"""Options with which XLA compiles programs, by platform and mesh."""
 
 from functools import cache
 from typing import TypeAlias
@@ -7,12 +7,11 @@ import jax
 from jax.sharding import Mesh
 
 CompilerOptions: TypeAlias = dict[str, str | bool]
-"""Options by their names in XLA, without the dashes."""
+"""XLA options by name, without leading dashes."""
 
 EXACT_PRECISION: CompilerOptions = {"xla_allow_excess_precision": False}
-"""Floats of 16 bits are rounded after each operation, as kernels round them.
-
-By default XLA may keep more digits between two operations, where it likes.
+"""Rounds 16-bit floats after each operation, as kernels do. By default, XLA may keep more digits between two
+operations.
 """
 
 PLAIN_CONVOLUTIONS: CompilerOptions = {
@@ -31,25 +30,25 @@ ALL_REDUCES_IN_CUDA_GRAPHS: CompilerOptions = {
     ),
     "xla_gpu_experimental_use_collective_kernels": "",
 }
-"""All-reduces between GPUs are parts of CUDA graphs, as all else is.
+"""Records all-reduces between GPUs into CUDA graphs.
 
-By default they are not: each divides a CUDA graph in two, which the host has to start one after the other. XLA's
-own kernel for small all-reduces cannot be a part of one, so it is off.
+By default, XLA leaves all-reduces out. Each of them then divides a CUDA graph in two, and the host has to start
+both parts. XLA's own kernel for small all-reduces cannot be recorded, so these options turn it off.
 """
 
 SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetric_buffers": True}
-"""NCCL's kernels for small all-reduces read the buffers of other GPUs directly."""
+"""Lets NCCL's kernels for small all-reduces read the buffers of other GPUs directly."""
 
 
 def program_options(platform: str | None = None) -> CompilerOptions:
-    """Returns the compiler options for all programs on a platform. Default: JAX's platform."""
+    """Returns the XLA options for all programs on a platform. Default: the platform that JAX uses."""
     if (platform or jax.default_backend()) != "cpu":
         return EXACT_PRECISION
     return _joined(EXACT_PRECISION, *_known(PLAIN_CONVOLUTIONS))
 
 
 def options_for(mesh: Mesh) -> CompilerOptions:
-    """Returns the compiler options for training programs on a mesh from `meshes.mesh_of`."""
+    """Returns the XLA options for training programs on a mesh from `meshes.mesh_of`."""
     platform = mesh.devices.flat[0].platform
     several_gpus = mesh.shape["gpu"] > 1 and platform == "gpu"
     if not several_gpus or mesh.shape["instance"] > 1:  # untried where processes share a GPU

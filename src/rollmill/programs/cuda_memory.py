@@ -1,4 +1,7 @@
-"""Calls of CUDA's driver for memory that GPUs share. Each GPU is named by its number among those visible here."""
+"""Allocates memory that several GPUs share, through the CUDA driver.
+
+GPUs are numbered among those visible to this process.
+"""
 
 import ctypes
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ _PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 class NoPeerMemory(Exception):
-    """GPUs cannot reach each other's memory. The message is the reason."""
+    """Error: GPUs cannot access each other's memory. The message gives the reason."""
 
 
 class _Handle(ctypes.Structure):
@@ -22,9 +25,9 @@ class _Handle(ctypes.Structure):
 
 
 def allocate(gpu: int, num_bytes: int) -> int:
-    """Allocates zeroed memory on a GPU, and returns its address.
+    """Allocates `num_bytes` zeroed bytes on a GPU, and returns their address.
 
-    Raises `NoPeerMemory` if CUDA fails, as all functions here do.
+    Raises `NoPeerMemory` if a call of the CUDA driver fails.
     """
     address = ctypes.c_uint64()
     with _context(gpu):
@@ -35,7 +38,10 @@ def allocate(gpu: int, num_bytes: int) -> int:
 
 
 def handle_of(gpu: int, address: int) -> bytes:
-    """Returns the handle by which other processes open this memory."""
+    """Returns a handle with which other processes can open memory allocated by `allocate`.
+
+    Raises `NoPeerMemory` if a call of the CUDA driver fails.
+    """
     handle = _Handle()
     with _context(gpu):
         _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
@@ -43,7 +49,10 @@ def handle_of(gpu: int, address: int) -> bytes:
 
 
 def open_handle(gpu: int, handle: bytes) -> int:
-    """Maps another process's memory for kernels of one GPU, and returns its address."""
+    """Maps memory that another process has allocated, for kernels on one GPU, and returns its address.
+
+    Raises `NoPeerMemory` if a call of the CUDA driver fails.
+    """
     address = ctypes.c_uint64()
     passed = _Handle.from_buffer_copy(handle)
     with _context(gpu):
@@ -52,7 +61,10 @@ def open_handle(gpu: int, handle: bytes) -> int:
 
 
 def let_reach(gpu: int, other: int) -> None:
-    """Lets kernels of one GPU read and write all memory that this process has on another."""
+    """Lets kernels on one GPU read and write all memory that this process has allocated on another GPU.
+
+    Raises `NoPeerMemory` if a call of the CUDA driver fails.
+    """
     can = ctypes.c_int()
     _call("cuDeviceCanAccessPeer", ctypes.byref(can), _device(gpu), _device(other))
     if not can.value:

@@ -1,4 +1,4 @@
-"""Finds the devices that a training runs on."""
+"""Finds the devices that a run computes on, and explains errors about their memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ from rollmill.gpus.jax_settings import check_platform
 
 
 def take_devices(count: int) -> list[Any]:
-    """Returns the first `count` devices of the default platform, or all for 0.
+    """Returns the first `count` devices of the default JAX platform, or all of them for 0.
 
-    CPU cores count as one device unless JAX is configured otherwise. Starts JAX if necessary. Raises a
-    `UsageError` if there are fewer.
+    All CPU cores together count as one device unless JAX is configured otherwise. Starts the JAX backend if
+    necessary. Raises a `UsageError` if there are fewer devices.
     """
     if count > 1:
         _divide_cpu(count)
@@ -45,7 +45,11 @@ def _divide_cpu(count: int) -> None:
 
 @contextmanager
 def explain_out_of_memory(loops: Loops) -> Iterator[None]:
-    """Translates errors of a lost device, and of a full one with the arrays that fill it and its holders."""
+    """Translates JAX errors about devices that are raised in the context.
+
+    If a device is out of memory, the error names the sizes of the run and the processes that hold memory. If a
+    device is lost, the error says so.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

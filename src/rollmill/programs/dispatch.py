@@ -1,7 +1,7 @@
-"""Drives a program forward, one dispatch ahead of what the host has read.
+"""Runs a compiled program, one window of iterations ahead of the metrics that the host has read.
 
-The device never waits for the host: while the metrics of one window of iterations are read and recorded, the next
-window is already running.
+While the host reads and records the metrics of one window, the device already computes the next window, so the
+device never waits for the host.
 """
 
 import time
@@ -17,34 +17,38 @@ from rollmill.dataflow import State
 from rollmill.programs.compiled import CompiledProgram
 
 TARGET_SECONDS = 0.1
-"""Windows grow until one takes about so long."""
+"""Duration in seconds up to which windows of iterations grow."""
 
 FAR_TOO_LONG = 4.0
-"""Times that long from which on a window makes the next ones smaller."""
+"""Factor by which a window may exceed the target duration before the next windows become smaller."""
 
 MAX_WINDOW = 256
 
 
 class Window(NamedTuple):
-    """Consecutive iterations whose metrics were read in one transfer."""
+    """Consecutive iterations whose metrics were read in one transfer from the device."""
 
     before: State
-    """The state before the window's first iteration, gone if the program `loses_state`."""
+    """The training state before the first iteration of the window. Deleted if the program `loses_state`."""
     after: State
-    """The state after its last, gone unless it is `kept`."""
+    """The training state after the last iteration of the window. Deleted unless `kept`."""
     first: int
-    """Number of iterations that came before the window."""
+    """Number of iterations before the window."""
     metrics: list[dict[str, np.ndarray]]
-    """Sums of metrics over one iteration, or over several in a row. Each value is a scalar, or `[seed]`."""
+    """Metrics of the window, one entry per iteration or per group of summed iterations. Values are scalars, or
+    `[seed]`.
+    """
     counts: list[int]
-    """Number of iterations of each entry of `metrics`."""
+    """Number of iterations that each entry of `metrics` sums."""
 
     kept: bool = True
-    """Whether `after` still exists. A program that `loses_state` and was run ahead of the window deletes it."""
+    """True if `after` still exists. It is deleted if the program `loses_state` and has already begun the next
+    window.
+    """
 
     @property
     def last(self) -> int:
-        """Number of iterations done after the window."""
+        """Number of iterations done when the window ends."""
         return self.first + sum(self.counts)
 
 
@@ -65,12 +69,16 @@ def _always(first: int) -> bool:
 
 
 class Pauses(NamedTuple):
-    """Describes when a program waits, and for what."""
+    """Points at which the device waits before the next window, for a function of the host such as
+    an evaluation.
+    """
 
     every: int
-    """Iterations between two pauses."""
+    """Number of iterations between two pauses."""
     run: Callable[[Window], None]
-    """Called with the window that ends there, while nothing else is computed."""
+    """Function that is called in each pause with the window that ends there, while the device computes nothing
+    else.
+    """
 
 
 def dispatch_ahead(
@@ -87,17 +95,17 @@ def dispatch_ahead(
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
 ) -> Generator[Window]:
-    """Runs the iterations after the `first` ones up to `until`, and yields them window by window.
+    """Runs a program from iteration `first` to iteration `until`, and yields windows of iterations.
 
-    A consumer that stops early loses nothing: every window carries the state at its end. A window ends at every
-    multiple of each of the `strides`, and at every pause. Unless the state is kept, the next window is dispatched
-    right after a pause. A program that `loses_state` is not run ahead of a window whose state may be requested,
-    according to `keeps`: it would be gone before anyone could save it.
+    Every window carries the state at its end, so a consumer that stops early loses nothing. A window ends at every
+    multiple of each of the `strides`, and at every pause. After a pause, the next window is dispatched at once
+    unless the state is kept. If a program `loses_state`, it is not run ahead of a window whose state may be
+    requested according to `keeps`, because the state would be gone before anyone could save it.
 
-    Windows grow until one takes about `window_seconds`, and anew from the iteration `slower_from`, after which
-    iterations take longer (0: none). If the program supports it, metrics are summed over `span` iterations, up to
-    multiples of it. `admit` returns how many further iterations may be dispatched. The training ends there if none
-    may.
+    Windows grow until one takes about `window_seconds`. From iteration `slower_from` on, iterations take longer,
+    and windows grow anew (0: never). If the program can sum metrics, they are summed over `span` iterations, up to
+    multiples of `span`. `admit` returns how many further iterations may be dispatched. Training ends when it
+    returns 0.
     """
     ahead, growing = None, _GrowingSize(window_seconds)
     span = span if program.sums_iterations else 1

@@ -1,4 +1,4 @@
-"""Chooses the kernels of a training run by timing, if its steps can be lowered."""
+"""Chooses the kernels of a run by timing, if its steps can be lowered to kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +58,9 @@ def choose_fused(
     num_seeds: int,
     tuner: Tuner,
 ) -> KernelChoice:
-    """Chooses kernels for a graph, or returns `plain` if it has none. See `choose_kernels` for the arguments."""
+    """Chooses kernels for a graph, or returns `plain` if the graph has none. See `choose_kernels` for the
+    arguments.
+    """
     backend = backend_of(place.device, numerics)
     chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
     choice = _choose(chooser, plain)._replace(is_whole=not tuner.was_late)
@@ -66,7 +68,7 @@ def choose_fused(
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
-    """Returns the deepest fusion worth trying on the first device, without compiling or timing."""
+    """Returns the deepest fusion that is worth trying on the first device, without compiling or timing."""
     backend = usable_backend(jax.devices()[0], numerics)
     try:
         if backend is None or backend.hopeless(pressure_of_step(lower_rollout(graph))) is not None:
@@ -81,7 +83,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
 
 
 def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: KernelPlace) -> None:
-    """Raises a `FusionError` if a kernel of a place cannot be made. Nothing is compiled."""
+    """Raises a `FusionError` if a kernel that `fusion` requires cannot be made for `place`. Compiles nothing."""
     lower: dict[KernelPart, Callable[[Graph], object]] = {"rollouts": lower_rollout, "gradients": lower_gradients}
     for part in sought_parts(fusion):
         if part in place.parts:
@@ -95,7 +97,7 @@ def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: Kerne
 
 
 def usable_backend(device: Any, numerics: Numerics) -> Backend | None:
-    """Returns the backend of a device, or None if it cannot make kernels."""
+    """Returns the fusion backend for a device, or None if no backend can make kernels for it."""
     try:
         backend = backend_of(device, numerics)
         backend.check(device)

@@ -1,4 +1,4 @@
-"""Compiles the programs of a run: an iteration, with kernels or only by XLA, and concurrently the start."""
+"""Compiles the programs of a run: the iteration, with kernels or only by XLA, and in parallel the start."""
 
 import math
 import time
@@ -51,36 +51,37 @@ MAKERS = sorted(
     )
     for file in PACKAGE.glob(pattern)
 )
-"""Files that make programs of traces: how operations are lowered and iterations are repeated, and for how many
-seeds."""
+"""Source files that turn traces into programs: they lower operations, and repeat iterations and seeds."""
 
 DEPTHS: Sequence[Fusion] = ("full", "rollout")
-"""Depths of fusion with kernels that a run may have asked for, the deepest first."""
+"""Values of `fusion` with kernels, the deepest first."""
 
 MIN_TIMED_SECONDS, MAX_TIMED = 0.2, 20
 """Iterations are timed for so long, or until so many are done."""
 
 StepWith: TypeAlias = Callable[[KernelChoice], StorableProgram]
-"""The program of an iteration with these kernels."""
+"""Function that returns the program of an iteration with the given kernels."""
 
 
 class StepMaker(NamedTuple):
-    """Makes the program of an iteration."""
+    """Chooses the kernels of an iteration and compiles its program."""
 
     request: KernelRequest
     step_with: StepWith
     mesh: Mesh
     before_timing: Callable[[], object]
-    """Waits for what compiles beside it: XLA, too, chooses some operations for a GPU by timing."""
+    """Waits for programs that are being compiled in parallel, because XLA also times operations on a GPU while it
+    compiles.
+    """
     announce: Callable[[KernelChoice], None]
-    """Called with the kernels before they are compiled, for other processes of a mesh."""
+    """Called with the chosen kernels before they are compiled, to inform the other processes of a mesh."""
     seconds_of: Callable[[jax.stages.Compiled], float]
-    """Returns the seconds that an iteration takes."""
+    """Returns the seconds that an iteration takes with a compiled program."""
     stores: list[ProgramStore]
-    """Gets the stores that a program was asked of."""
+    """Collects the stores that were searched for the program."""
 
     def make(self) -> tuple[KernelChoice, jax.stages.Compiled]:
-        """Chooses the kernels of an iteration and compiles it, or loads it if both are stored."""
+        """Chooses the kernels of an iteration and compiles its program, or loads both if they are stored."""
         stored, limit = self._stored_choices(), None
         if (kernels := stored.read()) is not None:
             if (compiled := self._known(kernels)) is not None:
@@ -212,12 +213,12 @@ class StepMaker(NamedTuple):
 def seconds_of_iteration(
     begin: Callable[[], Any], run: Callable[[Any], Any], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Returns the mean seconds of an iteration, excluding the first.
+    """Measures the mean seconds of an iteration, excluding the first.
 
     Args:
-        begin: returns the state that it begins with.
+        begin: returns the state before the first iteration.
         run: maps a state to the next state.
-        clock: tells the time in seconds.
+        clock: returns the time in seconds.
     """
     state = jax.block_until_ready(run(begin()))
     began, count = clock(), 0
@@ -228,25 +229,25 @@ def seconds_of_iteration(
 
 
 def load_or_compile(program: StorableProgram, store: ProgramStore) -> jax.stages.Compiled:
-    """Loads a program, or compiles it if it is not stored."""
+    """Loads a program from its store, or compiles it if it is not stored."""
     loaded = store.load(program)
     return store.compile(program, program.lower(store.name)) if loaded is None else loaded
 
 
 def may_be_stored(mesh: Mesh) -> bool:
-    """Returns whether programs on a mesh are stored. Those of several devices are not."""
+    """Returns whether programs on this mesh are stored, which requires that the mesh has a single device."""
     return mesh.size == jax.process_count() == 1
 
 
 def makers_of_kernels() -> list[Path]:
-    """Returns the files that make programs with kernels."""
+    """Returns the source files that determine programs with kernels."""
     return sorted(PACKAGE.rglob("*.py"))
 
 
 class MadeBeside:
-    """A program loaded or compiled by a thread while the caller makes another.
+    """A program that a thread loads or compiles while the caller makes another.
 
-    It is traced and lowered by the caller, with the caller's settings of JAX.
+    The caller's thread traces and lowers the program, because JAX settings belong to a thread.
     """
 
     def __init__(self, program: StorableProgram, store: ProgramStore) -> None:
@@ -265,5 +266,7 @@ class MadeBeside:
         self._pool.shutdown(wait=False)
 
     def wait(self) -> jax.stages.Compiled:
-        """Returns the program. One that cannot be loaded is compiled here."""
+        """Waits for the program and returns it. If it could not be loaded, it is compiled in the
+        calling thread.
+        """
         return self._made.result() or load_or_compile(self._program, self._store)

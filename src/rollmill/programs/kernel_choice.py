@@ -1,4 +1,4 @@
-"""Chooses the depth of fusion: kernels by timing if the run is long enough, or only XLA."""
+"""Chooses how deep a run is fused: with kernels, by timing them in runs that are long enough, or only by XLA."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -36,15 +36,18 @@ def choose_kernels(
     before_timing: Callable[[], object] = lambda: None,
     limit: float | None = None,
 ) -> KernelChoice:
-    """Chooses how the rollouts and gradients of a graph are computed on the devices that share the environments.
+    """Chooses how rollouts and gradients of a graph are computed: by kernels or by XLA.
 
     `fusion` is one of four choices. `off` leaves all parts to XLA, `rollout` computes policy and environment in a
-    kernel, and `full` also the gradients. `auto` times each possible kernel in runs that are long enough, and uses
-    it if it is faster. With `launches` from the beginning of the run, nothing is timed on devices of the same
-    kind. `parts` are the parts computed here, and the others are left to XLA. The environments are divided into
-    `shares` equal parts, by default one for each device. `before_timing` is called before anything is timed. A
-    search ends after `limit` seconds, with the fastest kernels so far. Raises a `UsageError` if a requested kernel
-    is not possible.
+    kernel, and `full` also the gradients. In runs that are long enough, `auto` times each possible kernel, and
+    uses it if it is faster.
+
+    If `launches` from the beginning of the run are given, nothing is timed on devices of the same kind. `parts`
+    are the parts of an iteration to choose kernels for, and XLA computes the others. The environments are divided
+    into `shares` equal parts, by default one per device. `before_timing` is called before anything is timed. A
+    search ends after `limit` seconds, with the fastest kernels so far.
+
+    Raises a `UsageError` if a requested kernel is not possible.
     """
     plain = plain_kernels(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
@@ -66,7 +69,7 @@ def choose_kernels(
 
 
 class KernelRequest(NamedTuple):
-    """The arguments of `choose_kernels` for a whole iteration, by their names."""
+    """The arguments of `choose_kernels` for a whole iteration."""
 
     graph: Graph
     fusion: Fusion
@@ -77,15 +80,15 @@ class KernelRequest(NamedTuple):
     launches: Launches | None
 
     def choose(self, before_timing: Callable[[], object], limit: float | None = None) -> KernelChoice:
-        """Chooses the kernels. A search ends after `limit` seconds."""
+        """Chooses the kernels for this request. A search ends after `limit` seconds. See `choose_kernels`."""
         return choose_kernels(**self._asdict(), before_timing=before_timing, limit=limit)
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:
-    """Returns the `fusion.Backend` for programs beside the training program, such as evaluations. None if XLA
-    computes them.
+    """Returns the `fusion.Backend` for programs other than the training program, such as evaluations.
 
-    Only on GPUs, where launches of small steps dominate. A CPU gains nothing.
+    Returns None if XLA should compute these programs. Kernels are used only on GPUs, where launches take most of
+    the time of small steps.
     """
     device = jax.devices()[0]
     if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and is_too_short(graph, "gpu")):

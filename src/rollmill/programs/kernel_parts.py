@@ -1,8 +1,8 @@
-"""Divides a rollout kernel, which is one instruction, into policy and environment: by timing kernels without one.
+"""Divides the time of a rollout kernel into policy and environment, by timing kernels without one of them.
 
-A kernel overlaps what it computes, so its parts have no times of their own. The environment's time is the
-difference from a kernel without the environment. The policy's time is measured in the same way, and the remainder
-is reported as its own part.
+A kernel overlaps its computations, so its parts have no times of their own. The time of the environment is the
+difference from a kernel without the environment. The time of the policy is measured in the same way, and the
+remainder is reported separately.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,13 @@ from rollmill.dataflow import Decision, Graph, start
 from rollmill.fusion import Backend, fused_collect, seconds_of_call
 
 TURNS = 3
-"""Measurements of each kernel, in turns, so that a machine that becomes slower slows all of them."""
+"""Number of times that each kernel is measured, in alternation, so that a machine that slows down affects all
+kernels.
+"""
 
 
 class KernelParts(NamedTuple):
-    """Shares of a rollout kernel's time, which sum to 1."""
+    """Shares of policy, environment and remainder in the time of a rollout kernel. They sum to 1."""
 
     environment: float
     policy: float
@@ -31,7 +33,7 @@ class KernelParts(NamedTuple):
 
 
 def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
-    """Times the rollout kernel of a graph, and the same without the environment and without the policy.
+    """Times the rollout kernel of a graph, and two variants without environment or policy, and returns the shares.
 
     Raises `CannotFuse` if a kernel cannot be made.
     """
@@ -56,7 +58,7 @@ def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_e
 
 
 def parts_of(seconds: Mapping[str, float]) -> KernelParts:
-    """Derives the shares from the three times."""
+    """Computes the shares of policy and environment from the times of the three kernels."""
     whole = seconds["whole"]
     environment = max(0.0, whole - seconds["without environment"])
     policy = max(0.0, whole - seconds["without policy"])
@@ -66,9 +68,9 @@ def parts_of(seconds: Mapping[str, float]) -> KernelParts:
 
 
 def without_environment(graph: Graph) -> Graph:
-    """Returns the graph with an environment that never changes.
+    """Returns the graph with an environment whose state never changes.
 
-    Observations follow from actions: were they constant, the policy could be computed in advance.
+    Its observations follow from the actions. If they were constant, the policy could be computed in advance.
     """
 
     def environment(key: Any, state: Any, action: Any) -> Timestep:
@@ -81,7 +83,7 @@ def without_environment(graph: Graph) -> Graph:
 
 
 def without_policy(graph: Graph) -> Graph:
-    """Returns the graph with a policy that acts by the sign of an observation's sum."""
+    """Returns the graph with a trivial policy, whose action is the sign of the sum of the observation."""
 
     def policy(weights: Any, key: Any, memory: Any, observation: Any, mask: Any) -> Decision:
         blank = jax.tree.map(_zeros, jax.eval_shape(graph.policy, weights, key, memory, observation, mask))

@@ -1,4 +1,4 @@
-"""How an iteration is computed: its rollouts and its gradients, each by a kernel or by XLA."""
+"""Types that describe how rollouts and gradients of an iteration are computed: by a kernel or by XLA."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -10,65 +10,67 @@ from rollmill.core.types import Key
 from rollmill.dataflow import Collector, Graph, Group, Trajectory, Weights, collect, plain_minibatch_loop
 
 Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
-"""How deep a training is fused."""
+"""Which parts of a run are computed by kernels: `auto`, `off`, `rollout` or `full`."""
 
 Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector, Trajectory]]
 """A function like `dataflow.collect`."""
 
 
 class Implementation(NamedTuple):
-    """The way in which one part of an iteration is computed: by XLA, or by a kernel and its launch."""
+    """How one part of an iteration is computed: by XLA, or by a kernel with a launch configuration."""
 
     function: Any
     fused: bool
     note: str | None = None
     """A note for the user."""
     launch: tuple[int, ...] | None = None
-    """The launch of its kernel."""
+    """Launch configuration of the kernel, or None if XLA computes the part."""
 
 
 Launches: TypeAlias = Mapping[str, Any]
-"""Launches of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind.
+"""Launch configurations of the kernels for `rollouts` and `gradients`, and the kind of `device` that they are for.
 
-Those of a training in groups are `{"groups": {group: launches}}`.
+Without a kernel, a launch configuration is None. For a run in groups, the form is `{"groups": {group: launches}}`.
 """
 
 MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
-"""Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""
+"""Number of environment steps, by platform, from which it pays off to compile and time kernels for a run."""
 
 
 KernelPart: TypeAlias = Literal["rollouts", "gradients"]
-"""Part of an iteration that a kernel may compute."""
+"""A part of an iteration that a kernel may compute."""
 
 PARTS: tuple[KernelPart, ...] = ("rollouts", "gradients")
-"""Parts of a whole iteration."""
+"""All parts of an iteration that kernels may compute."""
 
 
 class KernelChoice(NamedTuple):
-    """The kernels chosen for the parts of an iteration, and notes about them."""
+    """How each part of an iteration is computed, with notes about the choice."""
 
     rollouts: Implementation
-    """A `Collect`."""
+    """How rollouts are computed. Its function is a `Collect`."""
     gradients: Implementation
-    """A `MakeMinibatchLoop`."""
+    """How gradients are computed. Its function is a `MakeMinibatchLoop`."""
     device: str | None = None
-    """The device that kernels were sought for."""
+    """The kind of device that kernels were sought for, or None."""
 
     unroll: int = 1
-    """Steps of the loop that are compiled as one, without a kernel."""
+    """Number of environment steps that are unrolled in the loop of XLA."""
     search: str | None = None
-    """A note for the user on what the search for the kernels took and saves, if there was one."""
+    """Note for the user about the time that the search for kernels took and will save, or None without
+    a search.
+    """
     is_whole: bool = True
-    """Whether all kernels were tried, in time."""
+    """True if all kernels were tried within the time limit."""
 
     @property
     def are_plain(self) -> bool:
-        """Whether an iteration is computed as `dataflow.iterate` does by default."""
+        """True if XLA computes all parts of an iteration."""
         return not self.have_some and self.unroll == 1
 
     @property
     def have_some(self) -> bool:
-        """Returns whether any part is computed by a kernel."""
+        """True if at least one part of an iteration is computed by a kernel."""
         return self.rollouts.fused or self.gradients.fused
 
     @property
@@ -78,55 +80,58 @@ class KernelChoice(NamedTuple):
 
     @property
     def launches(self) -> Launches | None:
-        """The launches of its kernels, for a run to keep, or None if none were sought."""
+        """Launch configurations of the chosen kernels, which a run records, or None if no kernels were sought."""
         if self.device is None:
             return None
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
 
     def with_note(self, note: str) -> "KernelChoice":
-        """Adds a note for the user."""
+        """Returns this choice with an additional note for the user."""
         return self._replace(rollouts=self.rollouts._replace(note=note))
 
 
 class KernelPlace(NamedTuple):
-    """The part of a run to find kernels for."""
+    """The device and the parts of an iteration for which kernels are sought."""
 
     device: Any
-    """The device that they are timed on."""
+    """The device on which kernels are timed."""
     shares: int
-    """Equal parts that the environments are divided into, one of them on this device."""
+    """Number of equal parts into which the environments are divided. One part is computed on this device."""
     parts: Collection[KernelPart] = PARTS
-    """Parts of an iteration that are computed there."""
+    """Parts of an iteration that are computed on this device."""
 
 
 def seeds_side_by_side(graph: Graph, platform: str) -> bool:
-    """Returns whether several seeds of a program are computed at once rather than one after the other.
+    """Returns whether a program computes several seeds at once instead of one after the other.
 
-    On a CPU, seeds run one by one at full speed, because batched products of small matrices are slower there. A
-    replay memory, however, is too large to be taken out of the stack of all seeds for each iteration.
+    On a CPU, seeds usually run one by one, because batched products of small matrices are slower. With a replay
+    memory, seeds run at once, because the memory is too large to be taken out of the stack of all seeds for each
+    iteration.
     """
     return platform != "cpu" or graph.replay is not None
 
 
 def device_name(device: Any) -> str:
-    """Returns the name of a device under which a run keeps its launches."""
+    """Returns the name of a device under which a run records its launch configurations."""
     return describe_processor() if device.platform == "cpu" else device.device_kind
 
 
 def is_too_short(graph: Graph, platform: str, num_seeds: int = 1) -> bool:
-    """Returns whether `auto` makes no kernels for a program because timing them takes longer than it is worth."""
+    """Returns whether a run is so short that `auto` uses no kernels, because timing them would take longer than
+    they save.
+    """
     return platform not in MIN_STEPS_TO_TUNE or num_env_steps(graph) * num_seeds < MIN_STEPS_TO_TUNE[platform]
 
 
 def num_env_steps(graph: Graph) -> int:
-    """Returns the number of environment steps of a run."""
+    """Returns the total number of environment steps of a run."""
     return graph.loops.iterations * graph.loops.batch_size
 
 
 def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
-    """Falls back to XLA if a kernel fails to compile for the devices.
+    """Returns the choice that leaves everything to XLA after a kernel failed to compile.
 
-    Raises a `UsageError` if it was asked for.
+    Raises a `UsageError` if `fusion` requested the kernel.
     """
     if fusion != "auto":
         raise impossible_fusion(fusion, reason, "gradients" if fusion == "full" else "rollouts") from reason
@@ -134,7 +139,7 @@ def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelCh
 
 
 def plain_kernels(unroll: int) -> KernelChoice:
-    """Returns the choice that leaves everything to XLA."""
+    """Returns the choice that leaves everything to XLA, with `unroll` unrolled environment steps."""
     return KernelChoice(
         Implementation(partial(collect, unroll=unroll), fused=False),
         Implementation(plain_minibatch_loop, fused=False),
@@ -143,18 +148,18 @@ def plain_kernels(unroll: int) -> KernelChoice:
 
 
 def kernel_parts(group: Group) -> Sequence[KernelPart]:
-    """Returns the parts of an iteration that may be kernels in a group because it holds their fragments."""
+    """Returns the parts of an iteration that a group may compute by kernels, because it holds their fragments."""
     rollouts: Sequence[KernelPart] = ("rollouts",) if group.has("environment", "policy") else ()
     return (*rollouts, "gradients") if group.has("gradients") else rollouts
 
 
 def sought_parts(fusion: Fusion) -> Sequence[KernelPart]:
-    """Returns the parts of an iteration that may be kernels at this depth."""
+    """Returns the parts of an iteration that may be computed by kernels with this value of `fusion`."""
     depths: Mapping[Fusion, Sequence[KernelPart]] = {"off": (), "rollout": ("rollouts",)}
     return depths.get(fusion, PARTS)
 
 
 def impossible_fusion(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:
-    """Returns the error for a requested kernel that cannot be made."""
+    """Returns the error for a requested kernel that cannot be made, with the reason."""
     depths = ("full",) if part == "gradients" else ("full", "rollout")
     return FusionError(f"fusion={fusion} is not possible; fusion=auto trains without it. {reason}", depths)

@@ -1,7 +1,7 @@
-"""Matches of two policies in a game for two players, compiled.
+"""Plays compiled matches between two policies in a two-player game.
 
-Games are played in pairs from the same opening, and each policy is player 0 once, so that neither profits from the
-first move or the random opening. Shape letter: `N` pairs of games.
+Games are played in pairs from the same opening, and each policy is player 0 in one of them, so neither profits
+from the first move or the random opening. Shape letter: `N` pairs of games.
 """
 
 from collections.abc import Callable
@@ -24,22 +24,24 @@ from rollmill.programs.compiler_options import program_options
 from rollmill.programs.evaluation.episodes import check_seed, start_memories, where_rows
 
 MAX_PLIES = 10_000
-"""A match gives up on a game that is longer than this."""
+"""Maximum number of plies of a game in a match."""
 
 MAX_GAMES = 1_000_000
-"""More say nothing that these do not."""
+"""Maximum number of games of a match."""
 
 MAX_PLAYED_AT_ONCE = 512
-"""Pairs of games side by side at most: a search holds a tree for each of them."""
+"""Maximum number of pairs of games that are played side by side, because a search holds a tree for each game."""
 
 
 class Player(NamedTuple):
-    """A policy as one side of a game."""
+    """A policy as one side of a two-player game."""
 
     policy: Decide
     weights: Weights
     action_mask: Callable[[PyTree[Array]], ActionMask]
-    """State of the game to legal actions, and all else that the policy has to know of it."""
+    """Maps the state of the game to the legal actions and everything else that the policy may know about the
+    state.
+    """
     start_memory: Callable[[], Memory] = tuple
 
 
@@ -49,23 +51,23 @@ class Game(NamedTuple):
     name: str
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]
-    """`info["episode_return"]` is that of player 0."""
+    """Advances the game by an action. `info["episode_return"]` is the return of player 0."""
     to_move: Callable[[PyTree[Array]], Int[Array, ""]]
     opening: Player
-    """Plays the moves of openings, for both sides."""
+    """Player that makes the moves of an opening, for both sides."""
 
 
 class MatchResult(NamedTuple):
-    """Results of one policy against another, `[N]` each: 1 for a game won, 0 for a draw and -1 for one lost."""
+    """Results of one policy against another. Each is 1 for a win, 0 for a draw and -1 for a loss."""
 
     moving_first: Int[np.ndarray, " N"]
-    """Games in which the policy was player 0."""
+    """Results of the games in which the policy was player 0."""
     moving_second: Int[np.ndarray, " N"]
-    """Games from the same openings, in which it was player 1."""
+    """Results of the games in which the policy was player 1, from the same openings."""
 
     @property
     def score(self) -> float:
-        """Share of points: 1 for a game won, 1/2 for a draw."""
+        """Mean score of the policy per game: 1 for a win, 1/2 for a draw, 0 for a loss."""
         return float(np.mean(self._pair_scores))
 
     @property
@@ -76,7 +78,7 @@ class MatchResult(NamedTuple):
 
     @property
     def elo(self) -> float:
-        """Difference of Elo ratings that predicts the score, infinite if all games were won or lost."""
+        """Difference of Elo ratings that predicts the score. Infinite if all games were won or lost."""
         with np.errstate(divide="ignore"):
             return float(400 * (np.log10(self.score) - np.log10(1 - self.score)))
 
@@ -98,11 +100,11 @@ class _MatchState(NamedTuple):
 def play_match(
     game: Game, player: Player, opponent: Player, *, games: int, opening_plies: int = 0, seed: int = 0
 ) -> MatchResult:
-    """Plays an even number of games between two policies, and returns the results of the first policy.
+    """Plays an even number of games between two policies, and returns the results of `player`.
 
-    There are two games from each opening: `game.opening` makes the first `opening_plies` moves of a game for both,
-    without one that would end the game. Raises a `UsageError` for an odd number, and for a game that does not end
-    within `MAX_PLIES` plies.
+    Two games are played from each opening. In an opening, `game.opening` makes the first `opening_plies` moves for
+    both sides, except moves that would end the game. Raises a `UsageError` if `games` is odd, or if a game does
+    not end within `MAX_PLIES` plies.
     """
     games, opening_plies, seed = _check_numbers(games, opening_plies, seed)
     enable_compilation_cache()

@@ -1,4 +1,4 @@
-"""Claims the GPU memory of a run before compilation, and again with the exact size from XLA."""
+"""Reserves the GPU memory of a run, before compilation and again once XLA knows the exact size."""
 
 import math
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from rollmill.programs.compiled import CompiledProgram, reuses_memory, state_byt
 
 
 def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Sequence[Any]) -> None:
-    """Claims the minimum bytes of a run: its states and the trajectory of an iteration.
+    """Reserves the minimum memory of a run on each device: its states and the trajectory of an iteration.
 
-    Raises a `DeviceMemoryError` if they are not free.
+    Raises a `DeviceMemoryError` if this memory is not free.
     """
     if claims_memory(devices):
         need = least_bytes(graph, seeds=seeds, devices=len(devices))
@@ -24,9 +24,9 @@ def claim_before_compiling(graph: Graph, *, seeds: Sequence[int], devices: Seque
 
 
 def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
-    """Claims the bytes of a compiled training program: arguments, temporary arrays, and the state that comes next.
+    """Reserves the memory of a compiled training program: arguments, temporary arrays, and the next state.
 
-    Raises a `DeviceMemoryError` if they are not free.
+    Raises a `DeviceMemoryError` if this memory is not free.
     """
     memory: Any = program.step.memory_analysis() if claims_memory(program.devices) else None
     if memory is not None:
@@ -37,7 +37,7 @@ def claim_compiled(graph: Graph, program: CompiledProgram) -> None:
 
 
 def least_bytes(graph: Graph, *, seeds: Sequence[int], devices: int) -> int:
-    """Returns the bytes for states and trajectory on a device. A state that is not donated counts twice."""
+    """Returns the bytes of states and trajectory on each device. A state that is not donated counts twice."""
     state = state_shapes(graph, seeds)
     states = state_bytes(state, devices=devices) * (1 if reuses_memory(graph, state, devices=devices) else 2)
     one = state_shapes(graph, seeds[:1])
@@ -46,7 +46,7 @@ def least_bytes(graph: Graph, *, seeds: Sequence[int], devices: int) -> int:
 
 
 def claims_memory(devices: Sequence[Any]) -> bool:
-    """Returns whether memory of these devices is allocated on demand, so that other programs may take it first."""
+    """Returns whether memory on these devices is allocated on demand, so that other programs may take it first."""
     return devices[0].platform == "gpu" and takes_as_needed()
 
 

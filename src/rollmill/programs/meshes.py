@@ -1,4 +1,4 @@
-"""Meshes of devices: their two axes, and arrays and functions on them."""
+"""Meshes of devices with the axes of GPUs and their instances, and arrays and functions on them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,23 +13,27 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.dataflow import Reduce
 
 AXES = ("instance", "gpu")
-"""Names of a mesh's axes."""
+"""Names of the two axes of a mesh."""
 
 
 def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
-    """Makes a mesh of devices: the first instance of each GPU, then the second, and so on."""
+    """Creates a mesh from devices, ordered as the first instance of each GPU, then the second instances, and so
+    on.
+    """
     return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
 
 
 def on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) -> Callable[..., Array]:
-    """Maps a function of a replicated vector and a mean's operands over the devices."""
+    """Maps a function of a replicated vector, and of `num_operands` further arrays of a mean, over the devices of
+    a mesh.
+    """
     whole, row = PartitionSpec(), PartitionSpec(AXES)
     specs = (whole, *[row] * num_operands)
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
 
 
 def on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
-    """Places a row on each of this process's devices, in an array that counts as replicated."""
+    """Places one row on each of this process's devices, and returns an array that counts as replicated."""
     everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
     own = [
         jax.device_put(row, device)
@@ -40,7 +44,7 @@ def on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
 
 
 def over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """Returns the mean of a tree. All arrays of one dtype are reduced together, as one vector."""
+    """Computes the mean of a tree with `mean`. All arrays of one dtype are reduced together, as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     by_dtype: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):

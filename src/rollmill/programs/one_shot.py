@@ -1,4 +1,4 @@
-"""One-shot mean over the GPUs of a mesh, by a kernel that reads the memory of all GPUs."""
+"""Computes the one-shot mean over the GPUs of a mesh, with a kernel that reads the memory of all GPUs."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,9 +27,10 @@ ONE_SHOT_MEANS, SPARE_LANES = 4, 64
 
 
 def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduce], Array]:
-    """Returns a function that computes the means of a program, and the shared memory it takes as an operand.
+    """Returns a function that computes the one-shot means of a program, and the shared memory that it takes as an
+    operand.
 
-    Raises `NoPeerMemory` if the GPUs cannot reach each other's memory, or if the kernel cannot be compiled.
+    Raises `NoPeerMemory` if the GPUs cannot access each other's memory, or if the kernel cannot be compiled.
     """
     _check(mesh, num_parameters)
     lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES

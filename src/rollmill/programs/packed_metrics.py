@@ -1,4 +1,4 @@
-"""Packs the metrics of an iteration into one vector, because each copy from a GPU has a fixed cost."""
+"""Packs the metrics of an iteration into one vector, because each transfer from a GPU has a fixed cost."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -9,7 +9,9 @@ from rollmill.dataflow import Metrics
 
 
 class PackedMetrics(eqx.Module):
-    """The metrics of an iteration as one vector. Their names are known once the iteration is traced."""
+    """The metrics of an iteration, packed into one vector. Their names are known once the iteration has been
+    traced.
+    """
 
     values: Float[Array | np.ndarray, "*S metric"]
     names: tuple[str, ...] = eqx.field(static=True)
@@ -20,6 +22,6 @@ class PackedMetrics(eqx.Module):
 
 
 def packed(metrics: Metrics) -> PackedMetrics:
-    """Packs metrics in the order of their names."""
+    """Packs metrics into one vector, in alphabetical order of their names."""
     names = tuple(sorted(metrics))
     return PackedMetrics(jnp.stack([metrics[name] for name in names]), names)

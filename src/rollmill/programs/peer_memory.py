@@ -1,6 +1,6 @@
-"""Memory on each GPU of a mesh that the kernels of all its GPUs read and write, in one process or in several.
+"""Memory on each GPU of a mesh that kernels on all of its GPUs can read and write.
 
-It is allocated by the CUDA driver, not by JAX, and passed to other processes as a handle, which each opens at its
+The CUDA driver allocates this memory instead of JAX. Other processes receive a handle, and each opens it at its
 own address ("CUDA C++ Programming Guide", Interprocess Communication).
 """
 
@@ -18,17 +18,18 @@ from rollmill.core.machine import BOOT_ID
 from rollmill.programs.cuda_memory import HANDLE_BYTES, NoPeerMemory, allocate, handle_of, let_reach, open_handle
 
 PAGE_BYTES = 2 * 2**20
-"""Memory is allocated in multiples of this, because CUDA passes whole pages to other processes."""
+"""Memory is allocated in multiples of this many bytes, because CUDA shares whole pages with other processes."""
 
 T = TypeVar("T")
 
 
 def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addresses"]:
-    """Allocates zeroed memory on each GPU, and opens the memory of all others. It is kept until the process ends.
+    """Allocates zeroed memory on each GPU of a mesh, and opens the memory of all other GPUs until the process
+    ends.
 
-    Returns a row for each GPU, on that GPU: the low and the high 32 bits of the address of each GPU's memory, in
-    the order of the mesh, and the GPU's own rank in it. Raises `NoPeerMemory` in all processes if it is impossible
-    for one of them, or if they are on several hosts.
+    Returns one row per GPU, placed on this GPU. The row contains the low and the high 32 bits of the address of
+    each GPU's memory, in the order of the mesh, and the rank of the GPU in the mesh. Raises `NoPeerMemory` in all
+    processes if one of them cannot open the memory, or if the processes are on several hosts.
     """
     gpus = list(mesh.devices.flat)
     _check_one_host()
@@ -81,9 +82,9 @@ def _address(gpu: Any, peer: int, gpus: Sequence[Any], memory: Mapping[int, int]
 
 
 def agree(do: Callable[[], T]) -> T:
-    """Returns a function's result if it succeeds in all processes, each of which calls `agree`.
+    """Returns the result of `do` if it succeeds in all processes of the mesh. Each process must call `agree`.
 
-    Raises `NoPeerMemory` if one of them raised it.
+    Raises `NoPeerMemory` in all processes if `do` raised it in one of them.
     """
     found, reason = None, ""
     try:

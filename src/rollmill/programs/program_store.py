@@ -1,9 +1,9 @@
-"""Compiled programs on disk, found by what their code depends on, and loaded without tracing or lowering them.
+"""Stores compiled programs on disk, and loads them without tracing or lowering them again.
 
-The JAX cache needs a traced and lowered program, which takes longer than loading. Here a program is found by a
-digest of its operations, the version and settings of JAX, and the device. A program that depends on anything else
-is not stored: one that calls a function of the host, or code that the process registers. Kernels for GPUs are part
-of the program that calls them.
+JAX can look up a program in its cache only after tracing and lowering it, which takes longer than loading. Here,
+the key of a program is a digest of its operations, the version and settings of JAX, and the device. A program that
+depends on anything else is not stored, such as one that calls a function of the host, or code that the process
+registers. GPU kernels are part of the program that calls them.
 """
 
 import contextlib
@@ -33,51 +33,57 @@ from rollmill.programs.compiler_options import CompilerOptions
 
 FOLDER = "programs"
 MAX_BYTES = 2**28
-"""Bytes of a stored program, compressed."""
+"""Maximum compressed size of a stored program, in bytes."""
 
 PLATFORMS = ("cpu", "gpu")
-"""Platforms on which loaded programs were compared with compiled ones."""
+"""Platforms on which stored programs have been compared with newly compiled ones."""
 
 KERNEL_PLATFORMS = ("gpu",)
-"""Those on which a program contains its kernels. On CPUs it calls code that the process registers."""
+"""Platforms on which a compiled program contains its kernels. On CPUs, it calls code that the
+process registers.
+"""
 
 REPLAY_KERNEL_PLATFORMS: tuple[str, ...] = ()
-"""Those on which loaded programs with kernels and a replay memory were compared with compiled ones."""
+"""Platforms on which stored programs with both kernels and a replay memory have been compared with newly compiled
+ones.
+"""
 
 MIN_COMPILE_SECONDS = 0.3
-"""Programs that compile faster are not stored, as in JAX's cache."""
+"""Programs that compile faster than this are not stored, as in the JAX cache."""
 
 KERNEL_CALL = "triton_kernel_call_ffi"
-"""The call of a kernel for GPUs, which the program itself contains."""
+"""Name of the foreign call that launches a GPU kernel. The program itself contains the kernel."""
 
 OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi", KERNEL_CALL}
-"""Calls out of a program that JAX knows without lowering one."""
+"""Names of foreign calls that a stored program may contain, because JAX registers them without lowering
+a program.
+"""
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
-"""The event by which JAX reports a program from its cache."""
+"""Event with which JAX reports that a program was loaded from its cache."""
 
 NO_PART = re.compile("cache|log|dump|trace|state_dir", re.IGNORECASE)
-"""Settings that change no program."""
+"""Pattern of JAX settings that do not affect programs."""
 
 PREFIXES = ("JAX_", "XLA_", "TF_", "NVIDIA_", "CUBLAS_", "CUDNN_", "EQX_", "ROLLMILL_")
-"""Beginnings of the names of environment variables that matter."""
+"""Prefixes of environment variables that may affect programs."""
 
 OF_A_CONTAINER = ("NVIDIA_VISIBLE_", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_", "XLA_PYTHON_CLIENT_")
-"""Beginnings of the names of those that say which GPUs and how much of their memory a process has."""
+"""Prefixes of environment variables that only set which GPUs, and how much of their memory, a process may use."""
 
 GPU_PACKAGES = (
     *("triton", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"),
     *("nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-cublas", "nvidia-cudnn-cu13"),
 )
-"""Packages that compile programs for GPUs, or that these call."""
+"""Packages that compile programs for GPUs, and the libraries that these programs call."""
 
 
 class ProgramStore:
-    """The place of a stored program.
+    """The entry of the program store for one program.
 
     Args:
-        name: digest of all that the program depends on. None: it is not stored.
-        device: the device that it runs on.
+        name: digest of everything that the program depends on. None if the program is not stored.
+        device: the device that the program runs on.
     """
 
     def __init__(self, name: str | None, device: Any = None) -> None:
@@ -86,17 +92,17 @@ class ProgramStore:
         """Why a program that was compiled is not stored, though it has a place."""
 
     def has(self, make: "StorableProgram") -> bool:
-        """Returns whether a program is stored."""
+        """Returns whether the program is stored."""
         file = self._file(make)
         return file is not None and _is_there(file)
 
     def load(self, make: "StorableProgram") -> jax.stages.Compiled | None:
-        """Returns a stored program. None if it is not stored, or cannot be loaded here."""
+        """Returns the stored program, or None if it is not stored or cannot be loaded on this device."""
         file = self._file(make)
         return self._loaded(file, make) if file is not None and _is_there(file) else None
 
     def compile(self, make: "StorableProgram", lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Compiles a program, in any thread, and stores it."""
+        """Compiles a lowered program and stores it. May be called in any thread."""
         return self._kept(self._file(make), make, lowered)
 
     def _loaded(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
@@ -142,27 +148,28 @@ class ProgramStore:
 
 
 class StorableProgram(NamedTuple):
-    """A program to load or to compile."""
+    """A program that can be loaded from a store, or traced, lowered and compiled."""
 
     part: str
-    """What it is for in a training."""
+    """What the program is for: the part of a run that it computes."""
     function: Callable[..., Any]
     arguments: Sequence[Any]
-    """Their types."""
+    """Types of the program's arguments."""
     result: Callable[[], Any]
-    """Returns its result or the types of it: a stored program needs the structure."""
+    """Returns the program's result or its types, from which a stored program takes the structure of its result."""
     options: CompilerOptions
     """Options of the compiler."""
     settings: Mapping[str, Any] = {}
     """Arguments of `jax.jit`."""
     runs_once: bool = False
-    """Whether it runs once only, so that a small program is better than a fast one."""
+    """True if the program runs only once, so that fast compilation matters more than a fast program."""
 
     def lower(self, name: str | None) -> jax.stages.Lowered:
         """Traces and lowers the program.
 
-        A stored program is named after its location, so that the JAX cache does not find it under another name. A
-        program from that cache could not be stored: XLA serialises only part of a loaded program.
+        The lowered program is named after its place in the store, so that the JAX cache does not return it under
+        another name. A program from the JAX cache could not be stored, because XLA serialises only a part of a
+        loaded program.
         """
 
         def program(*args: Any) -> Any:
@@ -210,17 +217,17 @@ def _digest(content: bytes) -> bytes:
 
 
 NO_STORE = ProgramStore(None)
-"""The store of programs that depend on more than a digest of them."""
+"""Store for programs that are not stored, because a digest cannot cover everything that they depend on."""
 
 
 def store_for(device: Any, digest: str | None, known: Sequence[object], sources: Iterable[Path]) -> ProgramStore:
-    """Returns the store of a program.
+    """Returns the entry of the program store for one program.
 
     Args:
-        device: the only one that computes it.
-        digest: of its operations, or None if it depends on more.
-        known: what else it depends on, as JSON takes it.
-        sources: Python files that make the program of these operations.
+        device: the only device that runs the program.
+        digest: digest of the program's operations, or None if the program depends on more than its operations.
+        known: everything else that the program depends on, as JSON values.
+        sources: Python files that turn the operations into a program.
     """
     settings = jax.config.values
     is_on = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_dir"]
@@ -239,7 +246,7 @@ def _source_digest(source: Path, changed: int) -> str:
 
 
 def surroundings(device: Any) -> list[object]:
-    """Returns what every program of a device depends on: versions, settings, variables, and the chip."""
+    """Returns what all programs on a device depend on: versions, settings, environment variables, and the chip."""
     client = device.client
     return [
         *map(version_of, ("jax", "jaxlib", "llvmlite")),
@@ -252,7 +259,7 @@ def surroundings(device: Any) -> list[object]:
 
 
 def calls_of(text: str) -> set[str]:
-    """Returns the names of the functions that a lowered program calls."""
+    """Returns the names of the foreign functions that a lowered program, given as text, calls."""
     return {name or other for name, other in re.findall(r'custom_call\s*@(?:"([^"]*)"|([\w.$]+))', text)}
 
 

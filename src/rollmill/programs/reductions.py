@@ -1,7 +1,7 @@
-"""Means over the devices of a mesh: flat, hierarchical, one-shot, or through the memory of the host.
+"""Computes means over the devices of a mesh: flat, hierarchical, one-shot, or through the memory of the host.
 
-A mesh has two axes, the instances that share a GPU and the GPUs, as in GMI-DRL (USENIX ATC 2025). Which all-reduce
-is the fastest depends on both counts and on the number of parameters, so it is chosen by timing.
+A mesh has two axes, the GPUs and the instances that share a GPU, as in GMI-DRL (USENIX ATC 2025). The fastest
+all-reduce depends on the sizes of both axes and on the number of parameters, so it is chosen by timing.
 """
 
 import time
@@ -27,28 +27,35 @@ PERIOD = 7
 """Places after which the numbers that are timed repeat themselves."""
 
 MAX_ONE_SHOT = 2**18
-"""Parameters up to which the one-shot mean is tried: it sends all numbers to all GPUs."""
+"""Maximum number of parameters for which the one-shot mean is tried, because it sends all values to all GPUs."""
 
 
 class MeshAllReduce(NamedTuple):
-    """The mean over all devices of a mesh, for use in its programs."""
+    """An all-reduce that computes the mean over all devices of a mesh, for use inside the programs of the mesh."""
 
     reduce: Callable[..., Reduce]
-    """`(*operands) -> Reduce`: what a program on each device calls, once, for all of its means."""
+    """`(*operands) -> Reduce`. A program calls it once on each device, and uses the result for all of
+    its means.
+    """
     operands: tuple[Array, ...] = ()
-    """Arrays with a row for each device, that a program has to take beside its own. A device gets its row."""
+    """Arrays that a program must take as additional arguments, with one row per device. Each device receives its
+    row.
+    """
 
 
 def mesh_all_reduce(
     mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
 ) -> MeshAllReduce:
-    """Returns a function that computes means over all devices of a mesh. All processes of the mesh must call it.
+    """Returns an all-reduce that computes means over all devices of a mesh. All processes of the mesh must call
+    this.
 
-    `flat` is one all-reduce over all devices. In a `hierarchical` all-reduce, the instances of a GPU first sum one
-    part each, so that each number crosses between GPUs only once. In a `one-shot` all-reduce, each GPU reads the
-    memory of all others. `num_parameters` is the length of the longest vector that is reduced often. For `host`,
-    the mean through the host's memory is given. Raises `NoPeerMemory` if the one-shot way is impossible, for
-    example because GPUs cannot reach each other's memory, or because triton is missing.
+    A `flat` mean is one all-reduce over all devices. In a `hierarchical` mean, the instances of a GPU first sum
+    one part each, so that each number crosses between GPUs only once. In a `one-shot` mean, each GPU reads the
+    memory of all others. `host` is the function that computes the mean through the memory of the host.
+    `num_parameters` is the length of the longest vector that is reduced often.
+
+    Raises `NoPeerMemory` if the one-shot mean is impossible, for example because GPUs cannot access each other's
+    memory, or because triton is missing.
     """
     if mesh.size == 1:
         return MeshAllReduce(lambda: identity)
@@ -78,7 +85,7 @@ def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Flo
 
 
 def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
-    """Returns the all-reduce algorithms worth timing on a mesh of GPUs."""
+    """Returns the names of the all-reduces that are worth timing on a mesh of GPUs, for a number of parameters."""
     if mesh.shape["instance"] > 1:
         return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
     from rollmill.fusion import MAX_RANKS
@@ -88,9 +95,10 @@ def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
 
 
 def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAllReduce]) -> dict[AllReduce, float]:
-    """Times each all-reduce of float32 elements, in seconds, infinite for wrong results.
+    """Times each all-reduce of `elements` float32 numbers, in seconds. The time of one with wrong results is
+    infinite.
 
-    All devices of the mesh have to call this, and get the same times. The means include `flat`.
+    All processes of the mesh must call this, and all get the same times. `means` must include `flat`.
     """
     ranks, places = np.arange(mesh.size, dtype=np.float32), np.arange(elements, dtype=np.float32) % PERIOD
     numbers = ranks[:, None] + places
@@ -105,10 +113,10 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAll
 def means_in_a_row(
     mesh: Mesh, mean: MeshAllReduce, numbers: Float[np.ndarray, "devices N"]
 ) -> Callable[[], Array]:
-    """Compiles a program of `TIMED_REDUCTIONS` means, each of the result before it. The first is of these rows.
+    """Compiles a program of `TIMED_REDUCTIONS` means, each computed from the result of the one before.
 
-    Each device adds its rank before each mean, less the mean of all ranks: so no two devices have equal numbers in
-    any, and the result is the mean of the rows.
+    The first mean is computed from the rows of `numbers`. Before each mean, every device adds its rank minus the
+    mean of all ranks. No two devices then contribute equal numbers, and the result is still the mean of the rows.
     """
     operand = on_own_devices(mesh, numbers)
 
@@ -138,5 +146,5 @@ def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -
 
 
 def fastest(seconds: Mapping[AllReduce, float]) -> AllReduce:
-    """Returns the fastest all-reduce."""
+    """Returns the name of the fastest all-reduce, by the times in seconds."""
     return min(seconds, key=lambda way: seconds[way])

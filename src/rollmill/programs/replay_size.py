@@ -1,4 +1,4 @@
-"""Checks and reports the size of a replay memory before training begins."""
+"""Computes the size of a replay memory, and checks before a run that it fits."""
 
 import math
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from rollmill.core.text import format_bytes
 from rollmill.dataflow import Graph, empty_experience
 
 SHARE = 0.8
-"""Share of a memory that the replay memory may take: the rest is for programs and what they compute."""
+"""Share of a device's memory that the replay memory may take. The rest is left to programs and their arrays."""
 
 ROOM_BYTES = 2**28
-"""Bytes of a message that are left to environments and the learner beside the replay memory."""
+"""Bytes of a checkpoint message that are left to environments and the learner, beside the replay memory."""
 
 
 class ReplaySize(NamedTuple):
-    """Bytes of a replay memory."""
+    """Size of a replay memory in steps and bytes."""
 
     steps: int
-    """Steps that it holds, over all environments of one seed."""
+    """Number of steps that the memory of one seed holds, over all environments."""
     total: int
-    """Bytes over all environments and seeds."""
+    """Bytes of the memory, over all environments and seeds."""
 
     @property
     def of_a_step(self) -> float:
-        """Bytes of one step of one seed."""
+        """Bytes that one step of one seed takes."""
         return self.total / self.steps
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class ReplaySize(NamedTuple):
 
 
 def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
-    """Returns the size of a graph's replay memory, or None without one. Computes nothing."""
+    """Returns the size of a graph's replay memory, or None if it has none. Nothing is allocated."""
     if graph.replay is None:
         return None
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
@@ -53,7 +53,7 @@ def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
 def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
     """Checks that workers can send their parts of a replay memory, each in one message of a checkpoint.
 
-    Raises a `UsageError` with the bytes and the sizes that would fit if a message would be too large.
+    Raises a `UsageError` if a message would be too large. The error names its bytes and sizes that would fit.
     """
     parts = {"program": 0, "threads": 0, "mesh": 1}.get(place, replicas)
     if not parts:
@@ -72,9 +72,9 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
 
 
 def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int) -> None:
-    """Checks that a replay memory fits, divided among replicas, before anything is allocated.
+    """Checks that a replay memory, divided among replicas, fits into memory. Nothing is allocated.
 
-    Raises a `UsageError` with the bytes and the sizes that would fit if it does not.
+    Raises a `UsageError` if it does not fit. The error names its bytes and sizes that would fit.
     """
     on_host = devices[0].platform == "cpu"
     # A checkpoint is a copy, which lies in the host's memory beside the replay memory of replicas on CPUs.

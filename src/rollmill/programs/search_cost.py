@@ -1,4 +1,4 @@
-"""The budget of a search for kernels: at most the seconds that it can save in the training."""
+"""Decides whether a search for kernels pays off, and limits it to the time that kernels can save in the run."""
 
 import contextlib
 import json
@@ -12,30 +12,30 @@ from rollmill.core.schema import read_as
 FOLDER = "seconds"
 
 SEARCH_SECONDS = {"gpu": 10.0, "cpu": 10.0}
-"""Seconds of a search and of compiling its kernels, about, by what computes them.
+"""Approximate seconds that a search takes, with the compilation of its kernels, by platform.
 
-A number and no measurement, so that the next run decides in the same way.
+These are constants instead of measurements, so that the next run decides in the same way.
 """
 
 SAVED = 0.6
-"""Part of a training's seconds that kernels save, about: they are two to five times as fast as XLA."""
+"""Approximate share of a run's time that kernels save, because they are two to five times as fast as XLA."""
 
 
 class SearchCost(NamedTuple):
-    """Seconds of a run by XLA, and of a search for its kernels."""
+    """Compares the time of a run by XLA with the time of a search for kernels."""
 
     platform: str
-    """What computes it."""
+    """The JAX platform that the run uses, such as `gpu`."""
     training_seconds: float
 
     @property
     def limit(self) -> float:
-        """Seconds after which a search ends, about the time that kernels can save."""
+        """Seconds after which a search ends: approximately the time that kernels can save."""
         return SAVED * self.training_seconds
 
     @property
     def pays(self) -> bool:
-        """Whether kernels can save more than their search takes."""
+        """True if kernels can save more time than their search takes."""
         return self.limit >= SEARCH_SECONDS.get(self.platform, math.inf)
 
     def __str__(self) -> str:
@@ -48,21 +48,23 @@ class SearchCost(NamedTuple):
 
 
 MIN_GAIN = 1.05
-"""How many times as fast as XLA kernels have to be for `auto`, so that equally fast ones are always left out."""
+"""Minimum speed of kernels relative to XLA for `auto` to use them. Above 1, so that equally fast kernels are not
+used.
+"""
 
 
 class ReadyKernels(NamedTuple):
-    """Measured seconds of an iteration with stored kernels and by XLA."""
+    """Measured seconds of an iteration with stored kernels, and by XLA."""
 
     platform: str
     iterations: int
     seconds: float
     seconds_by_xla: float | None
-    """None where they are not known: XLA's program was never compiled."""
+    """Seconds of an iteration by XLA, or None if the XLA program has never been compiled."""
 
     @property
     def suffice(self) -> bool:
-        """Whether no search and no program by XLA can save the seconds that it takes."""
+        """True if neither a search nor a program by XLA could save the time that it takes."""
         training = self.seconds * self.iterations
         if SearchCost(self.platform, training).pays:
             return False
@@ -72,17 +74,19 @@ class ReadyKernels(NamedTuple):
 
 
 class StoredSeconds:
-    """Stores the seconds that an iteration takes by XLA. They are measured once, so that all runs decide alike.
+    """Stores on disk how many seconds an iteration takes by XLA, so that it is measured only once.
+
+    All runs then decide by the same value.
 
     Args:
-        name: digest of everything that they depend on. None if they are not stored.
+        name: digest of everything that the seconds depend on, or None if they are not stored.
     """
 
     def __init__(self, name: str | None) -> None:
         self._file = None if name is None else cache_root() / FOLDER / f"{name}.json"
 
     def read(self) -> float | None:
-        """Returns the stored seconds. None if there are none."""
+        """Returns the stored seconds, or None if there are none."""
         if self._file is None:
             return None
         from rollmill.fusion.cache import read_cached
@@ -90,7 +94,7 @@ class StoredSeconds:
         return read_cached(self._file, self._seconds)
 
     def keep(self, seconds: float) -> None:
-        """Stores the seconds, unless others are stored."""
+        """Stores the seconds, unless seconds are already stored."""
         if self._file is None:
             return
         from rollmill.fusion.cache import write_once

@@ -1,4 +1,4 @@
-"""Stores choices of kernels on disk, so that a stored program is found without generating kernels."""
+"""Stores on disk which kernels were chosen, so that a run finds its stored program without generating kernels."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ FOLDER = "choices"
 
 @dataclass(frozen=True)
 class StoredPart:
-    """How one part of an iteration is computed."""
+    """How one part of an iteration is computed, in the form of its JSON file."""
 
     fused: bool
     note: str | None
@@ -29,18 +29,18 @@ class StoredPart:
 
 @dataclass(frozen=True)
 class StoredChoice:
-    """A choice as JSON holds it."""
+    """A choice of kernels in the form of its JSON file."""
 
     rollouts: StoredPart
     gradients: StoredPart
 
 
 class StoredChoices:
-    """The stored choice for one request.
+    """The stored choice of kernels for one request.
 
     Args:
-        request: the request.
-        sources: files of Python that write its kernels. None: nothing is stored.
+        request: the arguments of the choice.
+        sources: Python files that generate the kernels. None if nothing is stored.
     """
 
     def __init__(self, request: KernelRequest, sources: Iterable[Path] | None) -> None:
@@ -48,7 +48,9 @@ class StoredChoices:
         self._file = None if sources is None else _file_of(request, sources)
 
     def read(self) -> KernelChoice | None:
-        """Returns the stored choice, for a stored program. None if there is none."""
+        """Returns the stored choice of kernels, with which the stored program can be found. None if there
+        is none.
+        """
         if self._file is None:
             return None
         from rollmill.fusion.cache import read_cached
@@ -65,7 +67,7 @@ class StoredChoices:
         )
 
     def keep(self, kernels: KernelChoice) -> None:
-        """Stores a choice for which all kernels were tried."""
+        """Stores a choice of kernels, if all kernels were tried."""
         if self._file is None or not kernels.is_whole:
             return
         from rollmill.fusion.cache import write_once

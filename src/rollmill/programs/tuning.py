@@ -1,4 +1,6 @@
-"""Searches for fast kernels: all candidates are compiled in the background, and then timed one after the other."""
+"""Searches for fast kernels: compiles all candidates in the background, and then times them one after
+the other.
+"""
 
 import contextlib
 import math
@@ -15,19 +17,20 @@ from rollmill.fusion import Search, Tuned, compile_candidates, fastest
 T = TypeVar("T")
 
 Arguments: TypeAlias = Callable[[], Sequence[Any]]
-"""Makes the arguments of a search's candidates, on the device."""
+"""Function that creates the arguments with which candidates are timed, on the device."""
 
 
 class Tuner:
-    """Runs searches on one device. Compilations are cancelled if its context is left by an error.
+    """Context manager that runs searches for kernels on one device.
 
-    Nothing is timed before everything is compiled, so that no compilation disturbs a time.
+    Timing begins only after everything is compiled, so that compilation does not disturb the times. If an error
+    leaves the context, compilations are cancelled.
 
     Args:
         device: the device.
-        before_timing: waits for what the caller compiles.
-        limit: seconds after which its searches end. Searches that are timing then return the fastest launch so
-            far, and searches that are compiling return none. None means no limit.
+        before_timing: waits until the caller has compiled its own programs.
+        limit: seconds after which searches end, or None for no limit. A search that is timing then returns the
+            fastest launch so far, and a search that is still compiling returns none.
         clock: returns the time in seconds.
     """
 
@@ -61,13 +64,14 @@ class Tuner:
         self._pool.shutdown(wait=not ends_at_once, cancel_futures=True)
 
     def compile(self, function: Callable[..., Any], *shapes: Any) -> Future[Callable[..., Any]]:
-        """Compiles a function for these shapes, in the background."""
+        """Compiles a function for arguments of these shapes in the background."""
         return self._submit(lambda: jax.jit(function).lower(*shapes).compile())
 
     def start(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
-        """Starts to compile the candidates of a search, and returns the function that times them.
+        """Starts to compile the candidates of a search. Returns a function that waits, times them and returns the
+        fastest.
 
-        `prepare` begins to prepare the arguments. It is called only if something has to be timed.
+        `prepare` begins to create the arguments for timing. It is called only if something has to be timed.
         """
         if (stored := search.stored()) is not None:
             return lambda: stored

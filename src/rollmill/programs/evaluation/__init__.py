@@ -1,1 +1,1 @@
-"""Evaluation: a policy plays a number of whole episodes."""
+"""Evaluates policies by playing a number of whole episodes."""

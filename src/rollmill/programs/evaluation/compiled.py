@@ -1,6 +1,6 @@
-"""Evaluation on JAX environments: all episodes in one compiled program.
+"""Evaluates policies on JAX environments, with all episodes in one compiled program.
 
-Shape letters: `N` episodes, each in an environment of its own, and `T` steps.
+Shape letters: `N` episodes, each in its own environment, and `T` steps.
 """
 
 from collections.abc import Callable
@@ -32,32 +32,33 @@ from rollmill.programs.evaluation.episodes import (
 )
 
 LOOKS_AT_EACH_STEP = ("cpu",)
-"""Platforms where a look costs nothing."""
+"""Platforms on which it costs nothing to check after each step whether all episodes have ended."""
 
 BATCH_BYTES = 2**28
-"""Bytes of environment states that one batch of episodes may hold. A step needs a few times as much."""
+"""Maximum bytes of environment states in one batch of episodes. A step needs a few times as much memory."""
 
 MAX_AT_ONCE = 2**16
-"""Environments that play side by side at most."""
+"""Maximum number of environments that play side by side."""
 
 
 def evaluate(
     graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> EvaluationEpisodes:
-    """Plays whole episodes, each in its own environment, so that short episodes do not count twice.
+    """Plays whole episodes with a policy, each in its own environment, so that short episodes do not count more
+    often.
 
-    The number of concurrent episodes is limited by `BATCH_BYTES`. Programs are kept in the compilation cache, so
-    that another evaluation of the same graph compiles nothing.
+    `BATCH_BYTES` limits the number of concurrent episodes. Compiled programs are cached, so another evaluation of
+    the same graph compiles nothing.
 
     Args:
         graph: the algorithm with its environment.
-        weights: weights of the policy, as `graph.weights` gives them.
-        episodes: how many.
+        weights: weights of the policy, as returned by `graph.weights`.
+        episodes: number of episodes.
         seed: seed of the environments and of a stochastic policy.
-        stochastic: draw actions as in training, instead of the most likely one.
+        stochastic: True to draw actions as in training, False for the most likely actions.
 
     Raises:
-        UsageError: if an episode does not end within `MAX_STEPS` steps.
+        UsageError: an episode does not end within `MAX_STEPS` steps.
     """
     return evaluator(graph, weights, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
 
@@ -71,9 +72,10 @@ def evaluator(
     stochastic: bool = False,
     backend: Any = None,
 ) -> Evaluator:
-    """Compiles `evaluate` for weights of these shapes. See `evaluate` for arguments and errors.
+    """Compiles `evaluate` for weights with these shapes, and returns a function of the weights.
 
-    The `fusion.Backend` makes a kernel of the steps if they can be one. Without it XLA computes them.
+    See `evaluate` for arguments and errors. If `backend` (a `fusion.Backend`) can compile the steps into a kernel,
+    the evaluation uses this kernel. Otherwise, or without a backend, XLA computes the steps.
     """
     episodes, seed = check_numbers(episodes, seed)
     graph = graph._replace(policy=graph.acting(stochastic=stochastic))
@@ -116,14 +118,16 @@ def _play_all(
 
 
 def most_at_once(graph: Graph) -> int:
-    """Episodes whose states fit into `BATCH_BYTES`."""
+    """Returns the number of episodes whose environment states fit into `BATCH_BYTES`."""
     one = jax.eval_shape(partial(begin, graph, 1), jax.random.key(0), np.int32(0))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)]
     return int(np.clip(BATCH_BYTES // sum(sizes), 1, MAX_AT_ONCE))
 
 
 def final_parameters(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns the environment parameters that are program inputs, with their final values."""
+    """Returns the environment parameters that are program inputs, with the values at the end of
+    their schedules.
+    """
     numbers = {name: value for name, value in graph.parameters.items() if name != "steps_done"}
     return {name: np.asarray(value, np.float32) for name, value in numbers.items()}
 
@@ -162,7 +166,7 @@ def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
 def begin(
     graph: Graph, episodes: int, key: Key, first: Int[Array, ""], parameters: Hyperparameters | None = None
 ) -> Playing:
-    """Starts episodes in environments with the indices from `first` on."""
+    """Starts `episodes` episodes, in environments with consecutive indices from `first` on."""
     index, held = first + jnp.arange(episodes, dtype=jnp.int32), (parameters,) if parameters else ()
     start = jax.vmap(lambda key, index: graph.start_environment(key, index, *held))
     state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)

@@ -1,6 +1,6 @@
-"""The episodes of an evaluation, and the limits on them.
+"""Types for the episodes of an evaluation, and limits on their number and length.
 
-Shape letters: `N` episodes, each in an environment of its own.
+Shape letters: `N` episodes, each in its own environment.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,24 +19,27 @@ from rollmill.dataflow import Collector, Weights
 from rollmill.gpus.jax_settings import check_compiled
 
 MAX_STEPS = 100_000
-"""An evaluation gives up on an episode that is longer than this."""
+"""Maximum number of steps of an evaluated episode."""
 
 MAX_EPISODES = 10_000_000
-"""More say nothing that these do not."""
+"""Maximum number of episodes of an evaluation."""
 
 
 CHUNK = 32
-"""Steps between two looks at whether all episodes have ended, for which a GPU waits for its host.
+"""Number of steps after which an evaluation checks whether all episodes have ended, for which a GPU waits for the
+host.
 
-They divide `MAX_STEPS`. The looks change no result: an episode that has ended counts once.
+`CHUNK` divides `MAX_STEPS`. Its value does not affect results, because an episode that has ended counts only once.
 """
 
 OUTCOME = ("episode_return", "episode_length", "agent_returns")
-"""What a step's `info` tells of an episode that ends with it. The last exists with several agents only."""
+"""Names of the entries in a step's `info` that describe an ended episode. The last exists only with several
+agents.
+"""
 
 
 class Playing(NamedTuple):
-    """The episodes of a batch while they are played."""
+    """A batch of episodes while they are being played."""
 
     collector: Collector
     returns: Float[Array, " N"]
@@ -47,21 +50,21 @@ class Playing(NamedTuple):
 
 
 Advance: TypeAlias = Callable[[Weights, Playing, Key], Playing]
-"""Plays `CHUNK` steps, with the key of this chunk."""
+"""Function that plays `CHUNK` steps of a batch of episodes, with the random key of this chunk."""
 
 
 class EvaluationEpisodes(NamedTuple):
-    """Finished episodes, one entry each."""
+    """Results of the finished episodes of an evaluation, with one entry per episode."""
 
     returns: Float[np.ndarray, " N"]
-    """With several agents, the mean over all of them."""
+    """Returns of the episodes. With several agents, each is the mean over all agents."""
     lengths: Int[np.ndarray, " N"]
     agent_returns: Mapping[str, Float[np.ndarray, " N"]] = MappingProxyType({})
-    """Mean return over the agents of each kind, empty with a single agent."""
+    """Mean returns over the agents of each kind, by the name of the kind. Empty with a single agent."""
 
 
 Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]
-"""Plays the same episodes by the policy of any weights, compiled already."""
+"""Compiled function that plays the same episodes with any weights of a policy."""
 
 
 def check_numbers(episodes: int, seed: int) -> tuple[int, int]:
@@ -86,7 +89,9 @@ def check_seed(seed: int) -> None:
 
 
 def never_ends(count: int, episodes: int) -> UsageError:
-    """Returns the error for episodes that are too long."""
+    """Returns the error for an evaluation in which `count` of `episodes` episodes have not ended within
+    `MAX_STEPS` steps.
+    """
     return UsageError(
         f"{count} of {episodes} episodes did not end within {MAX_STEPS} steps. hint: limit the length of an "
         "episode: rollmill.time_limit(env, max_steps)."
@@ -94,18 +99,22 @@ def never_ends(count: int, episodes: int) -> UsageError:
 
 
 def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
-    """Returns the policy's memory at the start of `count` episodes, leaves `[count, ...]`."""
+    """Returns the initial memories of a policy for `count` episodes, with leaves `[count, ...]`."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), start_memory())
 
 
 def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
-    """Returns rows of `chosen` where the condition holds, and of `other` elsewhere, with leaves `[N, ...]`."""
+    """Selects whole rows: those of `chosen` if `condition` is true, otherwise those of `other`. Leaves are `[N,
+    ...]`.
+    """
     broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)
 
 
 def with_outcome(now: Playing, ends: Bool[Array, " N"], info: Mapping[str, PyTree[Array]]) -> Playing:
-    """Keeps the outcome of the episodes that end."""
+    """Returns `now` with the outcome of the episodes that end in this step (`ends`), as given by the step's
+    `info`.
+    """
     keep = lambda outcome, before: jnp.where(ends, outcome, before)
     return now._replace(
         returns=keep(info["episode_return"], now.returns),

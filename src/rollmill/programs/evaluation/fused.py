@@ -1,4 +1,4 @@
-"""Steps of an evaluation as a kernel."""
+"""Compiles the steps of an evaluation into a kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from rollmill.programs.evaluation.episodes import CHUNK, OUTCOME, Advance, Playi
 
 
 def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
-    """Compiles the steps of an evaluation to a rollout kernel.
+    """Compiles the steps of an evaluation of `episodes` episodes into a rollout kernel.
 
-    Raises `CannotFuse` if a step cannot be part of one.
+    Raises `CannotFuse` if policy or environment cannot be part of a kernel.
     """
     graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
     step = lower_rollout(graph)

@@ -1,4 +1,4 @@
-"""Evaluation on host environments, step by step.
+"""Evaluates policies on host environments, which Python steps one after another.
 
 Shape letters: `B` copies of an environment.
 """
@@ -28,10 +28,12 @@ from rollmill.programs.evaluation.episodes import (
 )
 
 MAX_COPIES = 8
-"""Copies of a host environment that play side by side."""
+"""Maximum number of copies of a host environment in one evaluation."""
 
 Keep: TypeAlias = Callable[[HostStep, PyTree[np.ndarray], HostStep, Bool[np.ndarray, " B"]], None]
-"""`(step before, actions, step after, copies whose episode counts)`."""
+"""Function that receives each step of an evaluation, `(step before, actions, step after, copies whose episode
+counts)`.
+"""
 
 
 def evaluate_on_host(
@@ -43,12 +45,12 @@ def evaluate_on_host(
     seed: int = 0,
     stochastic: bool = False,
 ) -> EvaluationEpisodes:
-    """Plays whole episodes in up to `MAX_COPIES` copies of a host environment.
+    """Plays whole episodes with a policy, in up to `MAX_COPIES` copies of a host environment.
 
-    Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more often.
-    Their seeds differ from the seeds of a training run with the same `seed`. See `evaluate` for the arguments.
-    Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, and a `ContractError` with the
-    environment's line if it raises.
+    Each copy plays the same number of episodes, fixed in advance, so that short episodes do not count more often.
+    The episodes have other seeds than those of a training run with the same `seed`. See `evaluate` for the
+    arguments. Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, and a `ContractError`
+    with the environment's source line if the environment raises an error.
     """
     return evaluator_on_host(graph, env, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
 
@@ -62,9 +64,9 @@ def evaluator_on_host(
     stochastic: bool = False,
     keep: Keep | None = None,
 ) -> Evaluator:
-    """`evaluate_on_host` for any weights. Its policy is compiled once, at the first call.
+    """Returns `evaluate_on_host` as a function of the weights. The policy is compiled once, at the first call.
 
-    Each step of all copies is passed to `keep`, if it is given.
+    If `keep` is given, it is called with each step of all copies.
     """
     episodes, seed = check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)

@@ -1,6 +1,6 @@
-"""Episodes of an evaluation that are recorded, transition by transition.
+"""Records the transitions of the episodes that an evaluation plays.
 
-Shape letters: `T` steps of a chunk, `N` episodes, each in an environment of its own.
+Shape letters: `T` steps of a chunk, `N` episodes, each in its own environment.
 """
 
 from functools import partial
@@ -29,25 +29,26 @@ from rollmill.programs.evaluation.episodes import (
 from rollmill.programs.evaluation.on_host import evaluator_on_host
 
 MAX_BYTES = 2**32
-"""Bytes of a recording, which is held as a whole."""
+"""Maximum size of a recording in bytes, all of which is held in memory."""
 
 OF_ONE_AGENT = "record supports only single-agent environments."
 
 
 class Recording(NamedTuple):
-    """Episodes and their transitions."""
+    """The episodes of an evaluation and their transitions."""
 
     episodes: EvaluationEpisodes
     transitions: dict[str, Any]
-    """Trees of arrays by name, with one row for each transition, episode after episode."""
+    """Arrays, or trees of arrays, by name, with one row per transition, episode after episode."""
 
 
 def record_episodes(
     graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> Recording:
-    """Plays the episodes of `evaluate`, and returns their transitions, too.
+    """Plays the same episodes as `evaluate`, and returns their results and transitions.
 
-    Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, or if there are too many to hold.
+    Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, or if the transitions exceed
+    `MAX_BYTES`.
     """
     episodes, seed = check_numbers(episodes, seed)
     graph = graph._replace(policy=graph.acting(stochastic=stochastic))
@@ -68,7 +69,10 @@ def record_episodes(
 def record_on_host(
     graph: Graph, weights: Weights, env: HostEnvironment, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> Recording:
-    """`record_episodes` on a host environment: the episodes of one copy follow those of another."""
+    """Plays the same episodes as `evaluate_on_host`, and returns their results and transitions.
+
+    The episodes of one copy of the environment follow those of another. See `record_episodes` for the errors.
+    """
     if env.agents:
         raise UsageError(OF_ONE_AGENT)
     rows: list[tuple[dict[str, Any], Bool[np.ndarray, " N"]]] = []
@@ -88,7 +92,7 @@ def record_on_host(
 
 
 def check_size(parts: Any) -> None:
-    """Raises a `UsageError` if arrays are too many to hold."""
+    """Raises a `UsageError` if the arrays in `parts` exceed `MAX_BYTES`."""
     if sum(leaf.nbytes for leaf in jax.tree.leaves(parts)) > MAX_BYTES:
         raise UsageError(f"the recording has more than {MAX_BYTES:,} bytes. hint: fewer --episodes.")
 
@@ -126,7 +130,7 @@ def _advance(
 
 
 def transition(steps: Any) -> dict[str, Any]:
-    """Returns the recorded parts of a step."""
+    """Returns the parts of environment steps that a recording keeps, by name."""
     names = ("observation", "action", "reward", "terminated", "truncated")
     kept = {name: getattr(steps, name) for name in names}
     return kept if isinstance(steps.action_mask, tuple) else {**kept, "action_mask": steps.action_mask}

@@ -1,1 +1,1 @@
-"""Finds the fragment, step and field of a NaN, and replays the iteration that it was saved in."""
+"""Finds the fragment, step and field in which a NaN or infinity first appeared, and replays the faulty step."""

@@ -1,8 +1,8 @@
 """Locates the origin of a NaN or an infinity, and saves the state needed to replay it.
 
-Inside the compiled program one number a fragment says whether its outputs were finite. If one was not, the
-iteration is computed again from the state before it, step by step, with every value checked. This is possible
-because an iteration depends only on its state.
+Inside the compiled program, one flag per fragment says whether its outputs were finite. If an output was not
+finite, the iteration is computed again from the previous state, step by step, and every value is checked. This is
+possible because an iteration depends only on its state.
 
 Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 """
@@ -48,11 +48,11 @@ from rollmill.record.run_directory import RunDirectory
 SHOWN_ENVIRONMENTS = 8
 
 ALMOST_ONE = 0.9999
-"""Flags are reduced as means over devices, which may round."""
+"""Threshold from which a flag counts as true. Flags are averaged over devices, and the mean may be rounded."""
 
 
 FINITE = "finite/"
-"""Prefix of the metrics that tell whether the outputs of a fragment were finite."""
+"""Prefix of the metrics that tell whether all outputs of a fragment were finite."""
 
 NOT_REPLAYED = (
     "The last good checkpoint is kept. Earlier data, such as the contents of a replay memory, was overwritten in "
@@ -64,15 +64,17 @@ NO_CHECKPOINT = "The iteration cannot be computed again, because there is no che
 
 
 class Fault(NamedTuple):
-    """Where the first non-finite number of an iteration appeared."""
+    """The place in an iteration at which the first non-finite number appeared."""
 
     fragment: Literal["environment", "policy", "gradients", "update"]
     iteration: int
-    """Counts from 1."""
+    """Number of the iteration, counted from 1."""
     environments: tuple[int, ...]
-    """Global indices, empty where no single environment is to blame."""
+    """Global indices of the affected environments. Empty if the fault does not belong to single environments."""
     step: int | None = None
-    """Step of the rollout, for the first environment."""
+    """Step of the rollout in which the fault appeared in the first affected environment, or None if it was in
+    learning.
+    """
     epoch: int | None = None
     minibatch: int | None = None
     seed_index: int = 0
@@ -97,9 +99,9 @@ def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
 def stop_at_nonfinite(
     first: int, rows: Sequence[Mapping[str, Any]], advice: str, *, counts: Sequence[int] | None = None
 ) -> None:
-    """Raises `NonFiniteError` if metrics after the first `first` iterations are not finite.
+    """Raises `NonFiniteError` if metrics of iterations after the first `first` ones are not finite.
 
-    The error names the fragments and the iteration.
+    The error names the fragments and the iteration, and ends with `advice`.
     """
     for last, row in zip(accumulate(counts or [1] * len(rows), initial=first + 1), rows, strict=False):
         if is_finite(row):
@@ -111,9 +113,9 @@ def stop_at_nonfinite(
 
 
 def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, directory: Folder) -> None:
-    """Raises `NonFiniteError` if an iteration of the window was not finite, once its inputs are in `directory`.
+    """Raises `NonFiniteError` if an iteration of the window was not finite, after saving its state to `directory`.
 
-    The error names fragment, iteration and environments.
+    The error names the fragment, the iteration and the environments.
     """
     if program.sums_iterations:
         return stop_at_nonfinite(window.first, window.metrics, NOT_REPLAYED, counts=window.counts)
@@ -180,7 +182,9 @@ def _save(directory: Folder, fault: Fault, state: State) -> None:
 
 
 def find_fault(graph: Graph, state: State) -> Fault:
-    """Finds the first non-finite number of the iteration that starts from `state` (of one seed, on the host)."""
+    """Finds the first non-finite number of the iteration that starts from `state`, the state of one seed on the
+    host.
+    """
     iteration = int(state.iteration) + 1
     trajectory = roll_out(graph, state)
     fault = _fault_of_rollout(trajectory.steps, iteration)
@@ -202,7 +206,7 @@ def roll_out(graph: Graph, state: State) -> Trajectory:
 
 
 class LearningStep(NamedTuple):
-    """One minibatch of an iteration, with the learner before and after it."""
+    """One minibatch of an iteration, with the learner states before and after it."""
 
     epoch: int
     minibatch: int
@@ -257,7 +261,7 @@ def _environments_to_blame(graph: Graph, step: LearningStep) -> tuple[int, ...]:
 
 
 def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, " N"]:
-    """Which rows of a minibatch have non-finite gradients or metrics by themselves."""
+    """Returns which rows of a minibatch have non-finite gradients or metrics when computed on their own."""
 
     def is_bad(row: Batch) -> Bool[Array, ""]:
         alone = jax.tree.map(lambda leaf: leaf[None], row)

@@ -1,4 +1,4 @@
-"""Replays the step at which a number stopped being finite, un-jitted, so that it shows in plain Python."""
+"""Replays the step in which a number became non-finite, without `jit`, so that the fault shows in plain Python."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,26 +22,28 @@ from rollmill.record.json_files import read_json
 FAULT = "fault.json"
 
 MESSAGE = "message.json"
-"""File of what a run said that stopped at a number which is not finite, where nothing can be replayed."""
+"""File with the message of a run that stopped at a non-finite number, if there is no state to replay."""
 
 REPLAYED_ROWS = 8
-"""Rows of a minibatch that are replayed: enough to see, few enough to be quick op by op."""
+"""Maximum number of rows of a minibatch that are replayed, because execution without `jit` is slow."""
 
 
 class Replayed(NamedTuple):
-    """The result of replaying a step un-jitted."""
+    """The result of replaying a faulty step without `jit`."""
 
     fault: Fault
     line: str | None
-    """`file:line: source` of the operation that made the number, or None where no single one did."""
+    """`file:line: source` of the operation that produced the non-finite number, or None if it was no single
+    operation.
+    """
     inputs: dict[str, PyTree[np.ndarray]]
     """Arguments of the fragment, by name."""
     outputs: PyTree[np.ndarray]
-    """The fragment's results."""
+    """Results of the fragment."""
 
 
 def replay_fault(graph: Graph, directory: Folder) -> Replayed:
-    """Replays the fault that `directory` holds. Raises a `CheckpointError` if it holds none."""
+    """Replays the fault that is saved in `directory`. Raises a `CheckpointError` if there is none."""
     if not has_fault(directory):
         raise CheckpointError(_nothing_to_replay(directory))
     fault = _read_fault(graph, directory)
@@ -60,18 +62,18 @@ def replay_fault(graph: Graph, directory: Folder) -> Replayed:
 
 
 def has_fault(directory: Folder) -> bool:
-    """Returns whether a fault that can be replayed was kept in the folder."""
+    """Returns whether `directory` holds a fault that can be replayed."""
     return directory.has(FAULT)
 
 
 def has_message(directory: Folder) -> bool:
-    """Returns whether a run recorded its message when it stopped at a number that is not finite."""
+    """Returns whether `directory` holds the message of a run that stopped at a non-finite number."""
     return directory.has(MESSAGE)
 
 
 @dataclass(frozen=True)
 class SavedFault:
-    """A fault as its JSON file holds it."""
+    """A fault in the form in which it is saved as JSON."""
 
     fragment: Literal["environment", "policy", "gradients", "update"]
     iteration: int

@@ -1,4 +1,4 @@
-"""Environments of JAX functions, offered with the interfaces of Gymnasium and PettingZoo."""
+"""Offers JAX environments to other libraries, with the interfaces of Gymnasium and PettingZoo."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload

@@ -1,4 +1,4 @@
-"""A multi-agent environment as a `pettingzoo.ParallelEnv`."""
+"""Offers a multi-agent environment as a `pettingzoo.ParallelEnv`."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ from rollmill.programs.offered.values import checked_actions, element, owned
 
 
 class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
-    """Several agents that act at the same time, made by `rollmill.to_pettingzoo`.
+    """A `pettingzoo.ParallelEnv` around a JAX environment, created by `rollmill.to_pettingzoo`.
 
-    The agents of a kind are `KIND_0`, `KIND_1` and so on. One that takes part no longer is terminated.
+    The agents of a kind are named `KIND_0`, `KIND_1` and so on. An agent that no longer takes part is terminated.
     """
 
     def __init__(self, env: Environment, *, render_mode: str | None = None) -> None:
@@ -49,7 +49,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begins an episode. A `seed` determines it and all later episodes. There are no `options` to take."""
+        """Begins an episode. `seed` determines this and all later episodes. `options` must be empty."""
         if seed is not None or self._generator is None:
             self._generator, _ = np_random(seed)
         drawn = self._generator.integers(0, 2**32, dtype=np.uint32)
@@ -61,7 +61,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Advances the episode by the actions of all agents that take part.
+        """Advances the episode by the actions of all active agents.
 
         Raises a `UsageError` if an action is missing or outside its space.
         """
@@ -87,7 +87,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
         )
 
     def render(self) -> Any:
-        """Returns the state as pixels or text, or None without a `render_mode`, or before the first reset."""
+        """Returns the state as pixels or text. Returns None without a `render_mode`, or before the first reset."""
         return None if self._carry is None else show(self._env, self.render_mode, self._carry[1])
 
     def _places(self) -> Iterator[tuple[str, AgentKind, int]]:

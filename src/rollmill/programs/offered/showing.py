@@ -1,4 +1,4 @@
-"""Renders states of an environment as pixels or text, by the render modes of Gymnasium."""
+"""Renders states of an environment as pixels or text, in the render modes of Gymnasium."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.pictures import rasterise
 
 PIXELS = 480
-"""Pixels of the longer side of a drawing."""
+"""Number of pixels of the longer side of a drawing."""
 
 
 def render_modes(env: Environment) -> list[str]:
-    """Returns the modes in which an environment can be shown."""
+    """Returns the render modes that an environment supports."""
     return [mode for mode, shows in (("rgb_array", env.draw), ("ansi", env.render)) if shows is not None]
 
 
 def check_render_mode(env: Environment, mode: str | None) -> None:
-    """Raises a `UsageError` if an environment cannot be shown in a mode."""
+    """Raises a `UsageError` if an environment does not support a render mode."""
     modes = render_modes(env)
     if mode is not None and mode not in modes:
         possible = (
@@ -30,7 +30,9 @@ def check_render_mode(env: Environment, mode: str | None) -> None:
 
 
 def show(env: Environment, mode: str | None, state: Any) -> Any:
-    """Returns a state as pixels `[height, width, 3]` or as text, or None without a mode."""
+    """Returns a state as pixels `[height, width, 3]` or as text, by render mode. Returns None if `mode`
+    is None.
+    """
     with attribute_to_user_code(f"{env.name}: render"):
         if mode == "ansi" and env.render is not None:
             return env.render(state, env.params)

@@ -1,4 +1,4 @@
-"""One environment of JAX functions as a `gymnasium.Env`."""
+"""Offers one JAX environment as a `gymnasium.Env`."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from rollmill.programs.offered.values import batch_of_one, checked_actions, elem
 
 
 class SingleEnvironment(gymnasium.Env[Any, Any]):
-    """An environment whose reset and step are compiled programs, made by `rollmill.to_gymnasium`.
+    """A `gymnasium.Env` whose reset and step are compiled programs, created by `rollmill.to_gymnasium`.
 
-    `reset` begins an episode, and must be called again after it has ended.
+    After an episode has ended, `reset` must be called to begin the next one.
     """
 
     def __init__(self, env: Environment, *, render_mode: str | None = None) -> None:
@@ -36,7 +36,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode. A `seed` determines it and all later episodes."""
+        """Begins an episode. `seed` determines this and all later episodes."""
         super().reset(seed=seed)
         refuse_options(self._env.name, options)
         drawn = self.np_random.integers(0, 2**32, dtype=np.uint32)
@@ -63,16 +63,16 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         return observation, reward, bool(terminated), bool(truncated), self._with_mask(owned(info))
 
     def action_masks(self) -> Any:
-        """Returns the legal actions, as sb3-contrib's `MaskablePPO` asks for them.
+        """Returns the mask of legal actions, for `MaskablePPO` of sb3-contrib.
 
-        Raises a `UsageError` if the environment has no masks.
+        Raises a `UsageError` if the environment has no action masks.
         """
         if self._env.action_mask is None:
             raise UsageError(f"{self._env.name} has no action masks.")
         return owned(self._mask)
 
     def render(self) -> Any:
-        """Returns the state as pixels or text, or None without a `render_mode`."""
+        """Returns the state as pixels or text. Returns None without a `render_mode`."""
         if self.render_mode is None:
             gymnasium.logger.warn(
                 "render() needs render_mode: rollmill.to_gymnasium(env, render_mode='rgb_array')."
@@ -87,7 +87,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
 
 
 def refuse_options(name: str, options: dict[str, Any] | None) -> None:
-    """Raises a `UsageError` for options of a reset, which no environment of JAX functions has."""
+    """Raises a `UsageError` if `options` of a reset are given, because JAX environments have none."""
     if options:
         raise UsageError(
             f"{name}: reset does not support options, got {', '.join(options)}. hint: give them to rollmill.make."

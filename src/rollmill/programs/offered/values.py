@@ -1,4 +1,4 @@
-"""Converts between JAX arrays and the elements of a Gymnasium space."""
+"""Converts between JAX arrays and elements of Gymnasium spaces."""
 
 from typing import Any
 
@@ -12,9 +12,10 @@ from rollmill.envs.host.layout import leaves
 
 
 def element(space: spaces.Space, value: PyTree[Any]) -> Any:
-    """Returns a value as an element of a space, or a batch of them, in arrays that own their data.
+    """Converts a value, or a batch of values, to an element of a Gymnasium space.
 
-    They have the space's dtypes, and one element of a `Discrete` is a NumPy integer.
+    The arrays own their data and have the dtypes of the space. A single element of a `Discrete` is a NumPy
+    integer.
     """
     match space:
         case spaces.Dict():
@@ -26,7 +27,7 @@ def element(space: spaces.Space, value: PyTree[Any]) -> Any:
 
 
 def owned(tree: PyTree[Any]) -> PyTree[Any]:
-    """Returns arrays that own their data, and scalars as NumPy scalars."""
+    """Returns a tree of NumPy arrays that own their data, with scalars as NumPy scalars."""
     match tree:
         case dict():
             return {name: owned(part) for name, part in tree.items()}
@@ -37,7 +38,7 @@ def owned(tree: PyTree[Any]) -> PyTree[Any]:
 
 
 def batch_of_one(space: spaces.Space, action: Any) -> Any:
-    """Returns the batch of a single action."""
+    """Returns a batch that contains a single action."""
     match space:
         case spaces.Dict():
             return {name: batch_of_one(part, action[name]) for name, part in space.spaces.items()}
@@ -48,12 +49,12 @@ def batch_of_one(space: spaces.Space, action: Any) -> Any:
 
 
 def checked_actions(name: str, space: spaces.Space, actions: Any, num_envs: int) -> Any:
-    """Returns a batch of actions for a program, clipped to the bounds of a `Box`.
+    """Checks a batch of actions for a compiled step, and clips actions of a `Box` to its bounds.
 
     Args:
         name: name of the environment in messages.
         space: space of one action.
-        actions: leaves `[num_envs, ...]`.
+        actions: actions, with leaves `[num_envs, ...]`.
         num_envs: number of environments.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Copies of an environment of JAX functions as a `gymnasium.vector.VectorEnv`. Shape letter: `E` copies."""
+"""Offers several copies of a JAX environment as a `gymnasium.vector.VectorEnv`.
+
+Shape letter: `E` copies.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +26,9 @@ RESET_MASK = "reset_mask"
 
 
 class VectorEnvironment(VectorEnv[Any, Any, Any]):
-    """Copies of an environment, which one compiled program steps, made by `rollmill.to_gymnasium`."""
+    """A `gymnasium.vector.VectorEnv` whose copies one compiled program steps, created
+    by `rollmill.to_gymnasium`.
+    """
 
     def __init__(self, env: Environment, num_envs: int, autoreset_mode: str) -> None:
         if num_envs < 1:
@@ -43,15 +48,15 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode in each copy.
+        """Begins an episode in each copy of the environment.
 
         Args:
-            seed: a seed, from which copy `i` takes `seed + i`, or one seed per copy. Default: numbers drawn by
-                `np_random`, which an earlier seed determines.
-            options: `{"reset_mask": mask}` begins episodes in some copies only, with a mask `[E]` of booleans.
+            seed: one seed, from which copy `i` takes `seed + i`, or one seed per copy. Default: seeds are drawn
+                from `np_random`, which an earlier seed determines.
+            options: `{"reset_mask": mask}` begins episodes only in some copies, with a boolean mask `[E]`.
 
         Returns:
-            Observations `[E, ...]`, and a dictionary with `action_mask` where the environment has masks.
+            Observations `[E, ...]`, and a dictionary with `action_mask` if the environment has action masks.
         """
         options = dict(options or {})
         chosen = options.pop(RESET_MASK, None)
@@ -68,10 +73,10 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         return element(self.single_observation_space, observation), self._info({}, mask)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Advances each copy by its action, and begins new episodes as `metadata["autoreset_mode"]` says.
+        """Advances each copy by its action, and begins new episodes according to `metadata["autoreset_mode"]`.
 
-        Raises a `gymnasium.error.ResetNeeded` before the first reset and, where resets are `Disabled`, while an
-        episode that ended was not reset, and a `UsageError` if an action is outside its space.
+        Raises a `UsageError` if an action is outside its space. Raises a `gymnasium.error.ResetNeeded` before the
+        first reset and, in the mode `Disabled`, as long as an ended episode has not been reset.
         """
         if self._carry is None or (self._mode is AutoresetMode.DISABLED and self._ended.any()):
             raise gymnasium.error.ResetNeeded(f"{self._env.name}: call reset() to begin an episode.")
