@@ -226,8 +226,8 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
         return graph.gradients
     if graph.loops.cut != "samples":
         raise CannotFuse(
-            "training on whole sequences needs sequences of a rollout, step by step "
-            "(rollmill.dataflow.SequenceGradients)."
+            "kernels can train on whole sequences only if these come from a rollout and the gradients are "
+            "rollmill.dataflow.SequenceGradients."
         )
     if not isinstance(graph.gradients, MeanGradients):
         raise CannotFuse(

@@ -34,8 +34,8 @@ def in_order_of_writes(leaves: Sequence[Leaf]) -> list[Leaf]:
         if not free:
             shapes = ", ".join(str(leaf.shape) for leaf in waiting)
             raise CannotFuse(
-                f"a step replaces arrays of shapes {shapes} each by elements of another one.",
-                advice="an array that is only written to can be read in the next step",
+                f"a step replaces several arrays, of shapes {shapes}, by elements of each other.",
+                advice="write to another array, and read it in the next step",
             )
         ordered += free[:1]
         waiting.remove(free[0])

@@ -78,7 +78,8 @@ def computed(
     count = int(np.prod(shape))
     if by_loops and count > MAX_TURNS:
         raise LoweringError(
-            f"{count} numbers of each environment take a loop over a large array each; at most {MAX_TURNS} may"
+            f"{count} numbers of each environment need a loop over a large array each, more than the limit of "
+            f"{MAX_TURNS}"
         )
     may_loop = everywhere is None and MIN_TURNS <= count <= MAX_TURNS and not is_key(dtype)
     if may_loop and (by_loops or _nodes_of_one(ctx, shape, element) * count > MAX_WRITTEN_OUT):
@@ -379,8 +380,8 @@ def _fill(ctx: Lowering, memory: int, write: WholeWrite, shape: tuple[int, ...])
     for node in program.nodes():
         if _reads(node, memory) and not (node.op == "cell" and node.operands[0] is place):
             raise LoweringError(
-                f"a step replaces a whole array of shape {shape} by numbers from other places of the same array; "
-                "write the elements that change, or keep a second array and write to each in turn"
+                f"a step replaces a whole array of shape {shape} by its own elements at other positions. Write "
+                "only the elements that change, or write to two arrays in turn"
             )
     return FillWrite(program, tuple(inside.region.captures), write.condition)
 

@@ -300,7 +300,7 @@ def _type_of(dtype: np.dtype) -> Any:
     if dtype.kind in "iu":
         return ir.IntType(8 * dtype.itemsize)
     if dtype.name not in FLOATS:
-        raise CannotFuse(f"machine code does not support {dtype.name}.", advice="float32")
+        raise CannotFuse(f"machine code does not support {dtype.name}.", advice="use float32")
     return FLOATS[dtype.name]
 
 

@@ -218,7 +218,7 @@ class CodeWriter:
     def _dot(self, node: Node) -> Placed:
         for dtype in (node.dtype, node.operands[0].dtype):
             if dtype != FLOAT32:
-                raise CannotFuse(f"machine code does not support matrices of {dtype.name}.", advice="float32")
+                raise CannotFuse(f"machine code does not support matrices of {dtype.name}.", advice="use float32")
         slot, rows, columns, start, transposed = node.attributes
         width = node.width or 0
         strides, first = ((1, rows), start * rows) if transposed else ((columns, 1), start)

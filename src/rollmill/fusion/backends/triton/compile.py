@@ -160,9 +160,9 @@ def _check_shared_memory(name: str, needed: int, capability: int) -> None:
     if needed > room:
         raise CannotFuse(
             f"a block of the kernel {name} needs {needed:,} bytes of shared memory, but the GPU has {room:,}",
-            advice="a smaller network, or fusion=rollout, fits"
+            advice="use a smaller network, or fusion=rollout"
             if name == GRADIENTS_KERNEL
-            else "a smaller network fits",
+            else "use a smaller network",
         )
 
 

@@ -55,7 +55,7 @@ def _convolve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
     image, weights = values
     params = equation.params
     if params["batch_group_count"] != 1:
-        raise LoweringError("the images of a batch are convolved in groups")
+        raise LoweringError("kernels do not support batch groups of a convolution")
     groups = [_taps(params, image.shape, weights.shape, n) for n in range(params["feature_group_count"])]
     _check_size(image, weights, groups, equation.dtype)
     by_group = _with_shared if is_shared(weights) else _written_out

@@ -200,7 +200,8 @@ def _scattered_in_large(ctx: Lowering, equation: Equation, values: Sequence[Valu
     count = int(np.prod(indices.shape[:-1]))
     if count > MAX_WRITES:
         raise LoweringError(
-            f"{count} blocks of a large array of shape {value.shape} are written; at most {MAX_WRITES} may be"
+            f"it writes {count} blocks of a large array of shape {value.shape}, more than the limit of "
+            f"{MAX_WRITES}"
         )
     reading = _Reading(
         numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
