@@ -668,6 +668,31 @@ def test_robots_that_mujoco_resets_end_their_episodes():
     batch.close()
 
 
+PILE = "".join(
+    f'<body pos="{0.25 * i} 0 0.09"><freejoint/><geom type="box" size="0.1 0.1 0.1"/></body>' for i in range(10)
+)
+"""Ten boxes on the floor, with forty contacts."""
+
+
+@pytest.mark.parametrize(
+    ("memory", "what"),
+    [("40K", "constraints"), pytest.param("60K", "stack overflow", id="the stack"), ("2M", None)],
+)
+def test_too_little_memory_for_contacts_is_told(memory, what):
+    floor = f'<size memory="{memory}"/><worldbody><geom type="plane" size="0 0 1"/>'
+    arm = '<body pos="0 0 3"><joint name="j"/><geom size="0.1"/></body></worldbody>'
+    text = f'<mujoco>{floor}{PILE}{arm}<actuator><motor joint="j"/></actuator></mujoco>'
+    env = rollmill.robot(text, reward=lambda before, action, after: action[0], physics="mujoco")
+    vector = env.start(range(1), seed=0)
+    vector.reset()
+    if what is None:
+        assert np.all(np.isfinite(vector.step(np.zeros((1, 1), np.float32)).observation))
+    else:
+        with raises("bytes-robots-model-gives-mujoco", f"{int(memory[:-1]) * 1024:,}", what):
+            vector.step(np.zeros((1, 1), np.float32))
+    vector.close()
+
+
 def test_an_own_robot_is_compared_with_mujoco(capsys):
     env = rollmill.robot(ARM, reward=lambda before, action, after: action[0], max_steps=40)
     rollmill.check_environment(env, num_steps=50)

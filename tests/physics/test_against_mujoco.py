@@ -192,7 +192,8 @@ def test_sources_that_are_no_robots_are_refused(source, message):
 
 def test_a_missing_wheel_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with raises("robots-need-package-mujoco", "robots"):
+    monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "19", "0"))
+    with raises("robots-need-package-mujoco-if", "robots", "Python 3.19"):
         physics.load("<mujoco/>")
 
 

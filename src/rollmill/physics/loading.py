@@ -1,5 +1,6 @@
 """Loads robots from MJCF or URDF, by the MuJoCo compiler."""
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,11 @@ def _import_mujoco() -> Any:
     try:
         import mujoco
     except ImportError as error:
-        raise UsageError(f"robots need the package mujoco ({error}): {install_command('robots')}") from None
+        version = ".".join(platform.python_version_tuple()[:2])
+        raise UsageError(
+            f"robots need the package mujoco ({error}): {install_command('robots')}. If pip finds no version of "
+            f"it for Python {version} on {platform.machine()}, use a Python for which PyPI has wheels of mujoco."
+        ) from None
     return mujoco
 
 

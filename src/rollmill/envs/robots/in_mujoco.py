@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import Array, Float
 
 from rollmill import physics
+from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs.host.batch_simulator import StartBatch
@@ -138,6 +139,9 @@ class _CSteps:
         self._compiled = m
         self._scalar = [int(m.jnt_dofadr[joint]) for joint in range(m.njnt) if m.jnt_type[joint] >= 2]
         self._mujoco.set_mju_user_warning(lambda message: None)  # MuJoCo would write it to a file
+        warnings = self._mujoco.mjtWarning
+        self._full = {"contacts": warnings.mjWARN_CONTACTFULL, "constraints": warnings.mjWARN_CNSTRFULL}
+        """Warnings of buffers that are too small: MuJoCo leaves out what does not fit."""
         threads = max(1, min(count, usable_cores()))
         self._parts = np.array_split(np.arange(count), threads)
         self._data = [self._mujoco.MjData(self._compiled) for _ in self._parts]
@@ -161,11 +165,22 @@ class _CSteps:
         list(self._pool.map(run, self._parts, self._data))
         return after
 
+    def _overflow(self, what: str) -> UsageError:
+        return UsageError(
+            f"the {self._compiled.narena:,} bytes that the robot's model gives MuJoCo for contacts and "
+            f"constraints are too few ({what}). hint: set a larger <size memory=...> in the model."
+        )
+
     def _advance_one(self, data: Any, before: Any, control: np.ndarray, steps: int, after: Any, row: int) -> None:
         self._mujoco.mj_resetData(self._compiled, data)
         data.qpos[:], data.qvel[:] = before.positions[row], before.velocities[row]
         data.qacc_warmstart[:], data.ctrl[:] = before.accelerations[row], control
-        self._mujoco.mj_step(self._compiled, data, steps)
+        try:
+            self._mujoco.mj_step(self._compiled, data, steps)
+        except self._mujoco.FatalError as error:
+            raise self._overflow(str(error).splitlines()[0]) from None
+        if full := [name for name, index in self._full.items() if data.warning[index].number]:
+            raise self._overflow(" and ".join(full))
         after.positions[row], after.velocities[row], after.accelerations[row] = data.qpos, data.qvel, data.qacc
         readings = after.sensors[row]
         readings[: data.sensordata.size] = data.sensordata
