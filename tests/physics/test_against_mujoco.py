@@ -197,6 +197,14 @@ def test_a_missing_wheel_is_named(monkeypatch):
         physics.load("<mujoco/>")
 
 
+def test_a_renderer_that_is_missing_is_told(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mujoco"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("MUJOCO_GL", "nothing")
+    with raises("package-mujoco-cannot-be-imported", "MUJOCO_GL=nothing", "RuntimeError"):
+        physics.load("<mujoco/>")
+
+
 def test_states_of_another_size_are_refused():
     model = physics.load('<mujoco><worldbody><body><joint/><geom size="1"/></body></worldbody></mujoco>')
     with raises("robot-has-array-shape-was", "1", "positions"):

@@ -1,12 +1,13 @@
 """Loads robots from MJCF or URDF, by the MuJoCo compiler."""
 
+import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import UsageError, first_line
 from rollmill.core.installation import install_command
 from rollmill.physics.equality_reader import body_equalities_of, joint_equalities_of
 from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Sensor, Structure, Tendon
@@ -130,11 +131,19 @@ def _scalar_dofs(read: Reader) -> tuple[int, ...]:
 def _import_mujoco() -> Any:
     try:
         import mujoco
-    except ImportError as error:
-        version = ".".join(platform.python_version_tuple()[:2])
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "mujoco":
+            version = ".".join(platform.python_version_tuple()[:2])
+            raise UsageError(
+                f"robots need the package mujoco ({error}): {install_command('robots')}. If pip finds no version "
+                f"of it for Python {version} on {platform.machine()}, use a Python for which PyPI has wheels of "
+                "mujoco."
+            ) from None
+        # Importing it also loads the renderer that MUJOCO_GL chooses.
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(
-            f"robots need the package mujoco ({error}): {install_command('robots')}. If pip finds no version of "
-            f"it for Python {version} on {platform.machine()}, use a Python for which PyPI has wheels of mujoco."
+            f"the package mujoco cannot be imported with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} ({reason}). "
+            "hint: MUJOCO_GL=disable imports it without OpenGL."
         ) from None
     return mujoco
 
