@@ -155,7 +155,7 @@ def ways_out(sentence: str, chosen: Mapping[str, Any]) -> Iterator[dict[str, Any
         if hint == "auto trains without":
             yield {**chosen, "fusion": "auto"}
         for name, value in re.findall(r"\b(\w+)=([\w-]+)", hint):
-            if name in ADVISED:
+            if name in ADVISED and str(chosen.get(name)) != value:  # else the hint names what was asked for
                 changed = {**chosen, name: int(value) if value.isdigit() else value}
                 left_out = re.findall(r"without --(\w+)", hint) + ["place"] * (value == "gpu-only")
                 yield {key: each for key, each in changed.items() if key not in left_out}
