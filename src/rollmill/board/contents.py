@@ -78,7 +78,7 @@ class FolderContents:
             return Changes(self._version, changed, gone, self._varying, self._files)
 
     def item(self, key: str) -> Item | None:
-        """Returns the row with this key."""
+        """Returns the row of the run or sweep with this key."""
         with self._lock:
             return self._items.get(key)
 

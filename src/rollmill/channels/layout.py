@@ -36,7 +36,7 @@ class LeafLayout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the elements in bytes, without padding."""
+        """Size of the array's elements in bytes, without padding."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class Layout:
         return [_checked(np.asarray(leaf), layout) for leaf, layout in zip(leaves, self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
-        """Returns the pytree with these leaves."""
+        """Rebuilds the pytree of this layout from its leaves."""
         return jax.tree.unflatten(self.structure, leaves)
 
 

@@ -70,12 +70,12 @@ class Reservation(Protocol):
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Returns writable, uninitialised arrays in the channel's memory."""
+        """Writable, uninitialised arrays in the channel's memory, in which to write the message."""
         ...
 
     @property
     def target(self) -> int:
-        """Rank of the receiver."""
+        """Rank of the receiver that will get the message."""
         ...
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
@@ -141,8 +141,8 @@ class ReceivedMessage(Protocol):
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Returns read-only arrays in the channel's memory. They are valid until `release`, after which the slot
-        is reused.
+        """Read-only arrays in the channel's memory. They are valid until `release`, after which the slot is
+        reused.
         """
         ...
 
@@ -251,7 +251,7 @@ class LatestReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes this reader."""
+        """Closes this reader of a latest-value channel."""
         ...
 
 
@@ -405,12 +405,12 @@ class Broker(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes files and connections. Mapped memory stays valid."""
+        """Closes the broker's files and connections. Mapped memory stays valid."""
         ...
 
 
 def round_robin(turn: int, occupied: Sequence[int]) -> int:
-    """Route that cycles through the targets.
+    """Chooses the targets of a sender in turn, as a `Route`.
 
     It waits while the next target's ring is full, so that the assignment of messages is deterministic.
     """

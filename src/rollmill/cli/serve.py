@@ -134,7 +134,7 @@ class Serve:
         return policy
 
     def limits(self, policy: BatchedPolicy) -> ServerLimits:
-        """Limits on requests and connections that the server enforces."""
+        """Returns the limits on requests and connections that the server enforces."""
         found = limits_of(self.rule.max_batch, policy.numbers)
         return found.with_sessions(self.max_sessions, self.session_seconds)
 

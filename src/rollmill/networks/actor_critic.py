@@ -146,7 +146,7 @@ class SharedActorCritic(eqx.Module):
         return self.actor(features, action_mask), memory
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value, without computing the action distribution."""
+        """Returns the predicted return of an observation, without computing the action distribution."""
         features, _ = self.torso(observation, memory)
         return self.critic(features)[0]
 
@@ -188,7 +188,7 @@ class SeparateActorCritic(eqx.Module):
         return self.actor(features, action_mask), _join(actor_memory, critic_memory)
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value, without computing the action distribution."""
+        """Returns the predicted return of an observation, without computing the action distribution."""
         features, _ = self.critic_torso(observation, _split(memory)[1])
         return self.critic(features)[0]
 

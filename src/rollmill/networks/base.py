@@ -36,7 +36,7 @@ class Distribution(Protocol):
 
 
 class Output(NamedTuple):
-    """A network's output for one observation."""
+    """The output of an actor-critic for one observation."""
 
     distribution: Distribution
     """Distribution over actions."""

@@ -86,7 +86,7 @@ class MultiCategorical(eqx.Module):
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self._start())
 
     def entropy(self) -> Float[Array, ""]:
-        """Returns the entropy, summed over all choices."""
+        """Returns the entropy of the distribution, summed over all choices."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, "*shape"]:
@@ -100,13 +100,13 @@ class MultiCategorical(eqx.Module):
 
 
 class Bernoulli(eqx.Module):
-    """Independent bits that are 1 with probability `sigmoid(logits)`."""
+    """A distribution over independent bits, each of which is 1 with probability `sigmoid(logits)`."""
 
     logits: Float[Array, "*shape"]
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int8))
 
     def sample(self, key: Key) -> Int[Array, "*shape"]:
-        """Samples all bits."""
+        """Samples all bits of an action."""
         return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:

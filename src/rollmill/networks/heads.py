@@ -106,7 +106,7 @@ class FreeLogStd(eqx.Module):
 
 
 class FixedLogStd(eqx.Module):
-    """A constant log standard deviation."""
+    """A constant logarithm of the standard deviation, which is not trained."""
 
     weight: Float[Array, " size"]
 

@@ -96,7 +96,7 @@ class GRUCell(eqx.Module):
 
 
 class LSTMState(NamedTuple):
-    """The state of an LSTM between two inputs."""
+    """The state of an LSTM between two inputs: its hidden output and its cell."""
 
     hidden: Float[Array, " H"]
     """The last output of the unit."""

@@ -42,7 +42,7 @@ class Torso(Protocol):
     out_features: int
 
     def initial_memory(self) -> Memory:
-        """Returns the memory at the start of an episode."""
+        """Returns the torso's memory at the start of an episode, or `()` if it is not recurrent."""
         ...
 
     def __call__(self, observation: Observation, memory: Memory, /) -> tuple[Float[Array, " features"], Memory]:

@@ -58,7 +58,7 @@ class Entry:
     """The reason why the directory cannot be read, or why training stopped."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the row as JSON values."""
+        """Returns the row of the overview as JSON values."""
         times = {name: _iso(getattr(self, name)) for name in ("started", "changed")}
         return {**asdict(self), **times, "path": str(self.path), "settings": dict(self.settings)}
 

@@ -15,7 +15,7 @@ MAX_TEXT, MAX_NAME = 800, 50
 
 
 class BarPart(NamedTuple):
-    """One part of a stacked bar."""
+    """One coloured part of a stacked bar."""
 
     share: float
     """Share of the bar's full width, from 0 to 1."""

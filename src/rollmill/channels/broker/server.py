@@ -45,7 +45,7 @@ class BrokerServer:
             self._listeners.append(self._listener(sock, token, in_host=False))
 
     def close(self) -> None:
-        """Ends all connections. The broker itself stays open."""
+        """Ends all connections of clients. The broker itself stays open."""
         for listener in self._listeners:
             listener.close()
         remove_socket_file(self.address)

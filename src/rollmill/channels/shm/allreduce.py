@@ -84,7 +84,7 @@ def _mean(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
 
 
 def span_views(layout_spans: Sequence[Span], buffer: memoryview | np.ndarray) -> list[np.ndarray]:
-    """Returns flat views of `buffer`, one for each span."""
+    """Returns flat array views of `buffer`, one for each span of a layout."""
     return [
         np.ndarray(((span.stop - span.start) // span.dtype.itemsize,), span.dtype, buffer, span.start)
         for span in layout_spans
@@ -131,7 +131,7 @@ class MemoryReduction:
         self._lines[rank][ATTACHED] = 1
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks."""
+        """Averages arrays over all ranks. Blocks until every rank has called it."""
         return close_on_error(lambda: self._mean(tree, step, timeout), self.close)
 
     def close(self) -> None:

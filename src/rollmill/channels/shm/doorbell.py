@@ -23,7 +23,7 @@ class Doorbell:
 
     @staticmethod
     def create() -> "Doorbell":
-        """Creates a doorbell."""
+        """Creates a doorbell with new file descriptors."""
         if HAS_EVENTFD:
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             return Doorbell(fd, fd)
@@ -43,7 +43,7 @@ class Doorbell:
                 os.write(self._write_fd, ONE)
 
     def silence(self) -> None:
-        """Clears all rings so far."""
+        """Clears all rings so far, so that the next wait blocks."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
@@ -52,7 +52,7 @@ class Doorbell:
         return self._read_fd
 
     def close(self) -> None:
-        """Closes the file descriptors."""
+        """Closes the doorbell's file descriptors."""
         for fd in self.descriptors():
             if fd != CLOSED:
                 os.close(fd)

@@ -67,7 +67,7 @@ class BoardWriter:
         self._words[ENDED] = 0
 
     def publish(self, tree: PyTree, *, version: int) -> None:
-        """Replaces the value that readers see."""
+        """Publishes a new message, which replaces the value that readers see."""
         arrays = self._board.layout.on_host(tree)  # may raise, so before the slot is marked as being written
         self.begin()
         for view, leaf in zip(self._views[self._slot()], arrays, strict=True):
@@ -96,7 +96,7 @@ class BoardWriter:
         self._ring_all()
 
     def close(self) -> None:
-        """Ends the stream, unless this writer was replaced."""
+        """Ends the stream of messages, unless this writer was replaced."""
         if self._words[WRITER] == self._owner:
             self._fence()
             self._words[ENDED] = 1

@@ -39,11 +39,11 @@ class QueueReservation:
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Returns writable views of the slot."""
+        """Writable views of the reserved slot."""
         return self._sender.layout.unflatten(self.views)
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Sends the message."""
+        """Sends the message written to the reserved slot."""
         self._sender.publish(self, version, iteration, flags)
 
 
@@ -95,7 +95,7 @@ class QueueSender:
         return self._open
 
     def publish(self, reservation: QueueReservation, version: int, iteration: int, flags: int) -> None:
-        """Sends the message of a reservation."""
+        """Sends the message written to a reserved slot."""
         if reservation is not self._open:
             raise UsageError("this reservation has been published, or a newer reservation exists.")
         self._open = None
@@ -106,7 +106,7 @@ class QueueSender:
         return {target: writer.statistics(self._earlier(target)) for target, writer in self._writers.items()}
 
     def close(self) -> None:
-        """Ends the stream to all targets."""
+        """Ends the stream of messages to all targets."""
         for writer in self._writers.values():
             writer.close()
         self._on_close()
@@ -168,7 +168,7 @@ class QueueReceiver:
         sources: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Gathered:
-        """Concatenates several messages in one batch."""
+        """Takes several messages, and concatenates them in one batch."""
         if count is not None and sources is not None:
             raise UsageError(
                 f"gather accepts either count={count} messages from any source, or one message from each of "

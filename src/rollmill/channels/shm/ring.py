@@ -159,7 +159,7 @@ class Ring:
         self._sections = {1: RingSection(memory[2 * LINE :], layout, capacity, 1)}
 
     def section(self, incarnation: int) -> RingSection:
-        """Returns the memory of one incarnation of the producer."""
+        """Returns the part of a ring's memory that one incarnation of the producer writes."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
@@ -167,7 +167,7 @@ class Ring:
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
-        """Returns the memory of one incarnation of the consumer."""
+        """Returns the part of a ring's memory that one incarnation of the consumer writes."""
         if incarnation not in self._ledgers:
             self._ledgers[incarnation] = Ledger(self.holders.memory(CONSUMER, incarnation, LINE))
         return self._ledgers[incarnation]
@@ -251,7 +251,7 @@ class RingWriter:
 
     @property
     def occupied(self) -> int:
-        """Number of slots in use."""
+        """Number of slots whose messages have not been released."""
         return self.published - self.released
 
     def has_room(self) -> bool:
@@ -303,11 +303,11 @@ class RingWriter:
         return ChannelStatistics(earlier + self.published, self.published - self._reader().words[TAKEN])
 
     def reopen(self) -> None:
-        """Reverts `close`, because more messages will follow."""
+        """Reverts `close`, because more messages to the consumer will follow."""
         self._words[ENDED] = 0
 
     def close(self) -> None:
-        """Ends the stream, because no more messages will follow."""
+        """Ends the stream of messages to the consumer."""
         self._fence()  # a reader that sees the end sees all messages before it
         self._words[ENDED] = 1
         self._doorbell.ring()
@@ -341,12 +341,12 @@ class RingMessage:
 
     @property
     def views(self) -> list[np.ndarray]:
-        """Returns the leaves of the message as read-only views of its slot."""
+        """The leaves of the message, as read-only views of its slot."""
         return self._section.leaves[self._section.slot_of(self._position)]
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Returns the message as a pytree of read-only views of its slot."""
+        """The message as a pytree of read-only views of its slot."""
         return self.reader.layout.unflatten(self.views)
 
     def copy(self) -> PyTree[np.ndarray]:

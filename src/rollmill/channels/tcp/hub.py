@@ -89,7 +89,7 @@ class Hub:
         return connection, answer
 
     def close(self) -> None:
-        """Stops listening, and ends the accepted connections."""
+        """Stops listening, and ends the connections that it has accepted."""
         self._listener.close()
 
     def _connect(self, peer: socket.socket, admission: Admission) -> None:

@@ -78,7 +78,7 @@ class ResumePoint:
 
     @property
     def is_known(self) -> bool:
-        """Whether the remote end has reported the number."""
+        """Whether the remote end has reported the number of earlier messages."""
         return self._known.is_set()
 
     @property

@@ -42,7 +42,7 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, *parts: memoryview | bytes, timeout: float | None = None) -> None:
-        """Sends several buffers, one after the other."""
+        """Sends several buffers over the connection, one after the other."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         deadline = Deadline(timeout)
         while views:
@@ -83,7 +83,7 @@ class Connection:
                 self._sleep(select.POLLIN, deadline)
 
     def receive(self, count: int, *, timeout: float | None = None) -> bytes:
-        """Receives exactly `count` bytes."""
+        """Receives exactly `count` bytes from the connection."""
         buffer = bytearray(count)
         self.receive_into(memoryview(buffer), timeout=timeout)
         return bytes(buffer)

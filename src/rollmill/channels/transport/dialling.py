@@ -30,7 +30,7 @@ class Backoff:
         return random.uniform(limit / 2, limit)
 
     def reset(self) -> None:
-        """Restarts at the first delay, after a successful attempt."""
+        """Restarts the delays at the first one, after a successful attempt."""
         self._limit = self._first
 
 

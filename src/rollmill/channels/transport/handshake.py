@@ -54,7 +54,7 @@ class Admission(NamedTuple):
 
 
 def new_token() -> str:
-    """Returns a random token of 64 hexadecimal digits."""
+    """Returns a new secret token of 64 random hexadecimal digits."""
     return secrets.token_hex(32)
 
 

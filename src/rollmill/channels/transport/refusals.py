@@ -48,7 +48,7 @@ class RefusalLog:
         gathered."""
 
     def add(self, refusal: RefusedConnection) -> None:
-        """Adds a refused connection."""
+        """Adds a refused connection to those that will be reported."""
         now = time.monotonic()
         again = self._shown_at.get(refusal.key, -REPEAT_SECONDS) + REPEAT_SECONDS
         due = max(again, now + (IDLE_GATHER_SECONDS if refusal.idle else GATHER_SECONDS))
@@ -56,7 +56,7 @@ class RefusalLog:
         self.due = due if self.due is None else min(self.due, due)
 
     def show_due(self, *, everything: bool = False) -> None:
-        """Reports the collected refusals that are due."""
+        """Reports the refused connections that have been collected for long enough."""
         if self.due is None or not (everything or time.monotonic() >= self.due):
             return
         gathered, self._gathered, self.due = self._gathered, [], None

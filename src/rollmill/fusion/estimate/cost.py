@@ -50,7 +50,7 @@ class Cost(NamedTuple):
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> "Cost":
-        """Returns this cost multiplied by `count`."""
+        """Returns the cost of executing the operations `count` times."""
         return Cost(*(x * count for x in self))
 
     @property

@@ -75,7 +75,7 @@ class Maker(Protocol):
     """Protocol for creating the nodes that replace an operation. `Region` implements it."""
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
-        """Returns a node for a constant."""
+        """Returns a program node for a constant of `dtype`."""
         ...
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
@@ -85,7 +85,7 @@ class Maker(Protocol):
     def emit(
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
-        """Returns a node for the result of an operation."""
+        """Returns a program node for the result of an operation."""
         ...
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Node:
-    """An operation of a program, and its result."""
+    """A node of a program: one operation, and its result."""
 
     op: str
     """Name of the operation, a key of `operations.OPERATIONS`, `TYPED`, `ROWS` or `STRUCTURAL`."""
@@ -33,7 +33,7 @@ class Node:
 
     @property
     def value(self) -> Any:
-        """Value of a constant."""
+        """Value of a constant node."""
         return self.attributes[0]
 
 

@@ -88,9 +88,7 @@ class Region:
 
     @property
     def captures(self) -> list[Node]:
-        """Returns the nodes of outer regions used in this region, in the order of the inputs that stand
-        for them.
-        """
+        """Nodes of outer regions used in this region, in the order of the inputs that stand for them."""
         return list(self._captured)
 
     @property
@@ -103,7 +101,7 @@ class Region:
         return self._captured.get(one, one) is self._captured.get(other, other)
 
     def program(self, outputs: Sequence[Node]) -> Program:
-        """Returns the program that computes these outputs."""
+        """Returns the program that computes these nodes from the region's inputs."""
         inside = tuple(self.inside(node) for node in outputs)  # may take more from outside
         return Program(tuple(self.inputs), inside)
 

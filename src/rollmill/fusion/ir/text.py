@@ -17,7 +17,7 @@ SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
 
 
 class NodeNames:
-    """Names of a program's nodes in its text."""
+    """Names of a program's nodes in its printed form."""
 
     def __init__(self, program: Program) -> None:
         self._names: dict[Node, str] = {}
@@ -43,7 +43,7 @@ class NodeNames:
         return self._names[node]
 
     def all_of(self, nodes: Sequence[Node]) -> str:
-        """Returns the text of several nodes, separated by commas."""
+        """Returns several nodes as operands in text, separated by commas."""
         return ", ".join(map(self.of, nodes))
 
     def line(self, node: Node) -> str:

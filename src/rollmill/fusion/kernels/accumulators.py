@@ -48,7 +48,7 @@ class TileTerm(NamedTuple):
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes of both sides."""
+        """The program nodes on both sides of the product."""
         return [node for node in (*self.left, *self.right) if node is not None]
 
 
@@ -63,12 +63,12 @@ class Tile(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows, the width of the left sides."""
+        """Number of rows of the matrix, the width of the products' left sides."""
         return width_of(self.terms[0].left)
 
     @property
     def columns(self) -> int:
-        """Number of columns, the width of the right sides."""
+        """Number of columns of the matrix, the width of the products' right sides."""
         return width_of(self.terms[0].right)
 
 

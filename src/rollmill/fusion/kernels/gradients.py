@@ -74,7 +74,7 @@ class GradientStep:
 
     @property
     def program(self) -> Program:
-        """The program of one sample."""
+        """The program that computes gradients and metrics of one sample."""
         return self.lowered.program
 
     @property
@@ -86,7 +86,7 @@ class GradientStep:
 
     @property
     def prologue(self) -> Prologue:
-        """Computes the arrays that the program reads, from the learner state."""
+        """The prologue of the program, which computes the arrays that it reads from the learner state."""
         return self.lowered.prologue
 
 

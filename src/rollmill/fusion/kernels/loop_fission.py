@@ -18,7 +18,7 @@ CHEAP = ("input", "uniform", "splat", "stack")
 
 
 class Term(NamedTuple):
-    """A scalar of each sample, times a factor."""
+    """A scalar node of a sample, times a factor, as one term of a sum."""
 
     factor: float
     node: Node

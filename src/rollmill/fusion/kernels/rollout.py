@@ -71,12 +71,12 @@ class RolloutStep:
 
     @property
     def program(self) -> Program:
-        """The program of one step."""
+        """The program that computes one step of policy and environment."""
         return self.lowered.program
 
     @property
     def prologue(self) -> Prologue:
-        """Computes the arrays that the program reads, from the policy's weights."""
+        """The prologue of the program, which computes the arrays that it reads from the policy's weights."""
         return self.lowered.prologue
 
     def carries(self, place: int) -> bool:

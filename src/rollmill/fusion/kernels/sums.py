@@ -36,7 +36,7 @@ class Sum(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the result."""
+        """Shape of the summed array."""
         if len(self.leaves) == 1:
             return self.leaves[0].shape
         sides = [self.leaves] if self.leaves else self.pairs[0]
@@ -44,12 +44,12 @@ class Sum(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        """Dtype of the result."""
+        """Dtype of the summed array."""
         return self.leaves[0].dtype if self.leaves else self.pairs[0].left[0].dtype
 
     @property
     def size(self) -> int:
-        """Number of elements of the result."""
+        """Number of elements of the summed array."""
         return math.prod(self.shape)
 
     @property

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PyTree
 
 
 class Vector(NamedTuple):
-    """The leaves of a pytree concatenated into one vector."""
+    """The leaves of a pytree, concatenated into one vector."""
 
     numbers: Float[Array, " size"]
     leaves: list[Array]

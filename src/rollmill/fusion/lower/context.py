@@ -39,7 +39,7 @@ class Lowering(NamedTuple):
     """The function `lower_jaxpr`, with which rules lower the jaxprs that a primitive calls."""
 
     def inside(self) -> "Lowering":
-        """Returns the context for the body of a loop."""
+        """Returns a context whose nodes belong to the body of a loop."""
         return self._replace(region=Region(self.region))
 
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
@@ -70,7 +70,7 @@ class Lowering(NamedTuple):
         return self.region.uniform(self.prologue.slot(array), 0, array.dtype, array.size)
 
     def constant(self, value: Any, dtype: Any) -> Node:
-        """Returns the node of a constant."""
+        """Returns a program node for a constant of `dtype`."""
         return self.region.constant(value, dtype)
 
     # --- beside the kernel ------------------------------------------------------------------------------
@@ -127,11 +127,11 @@ class Lowering(NamedTuple):
         return self.keys(self.scalars(Uniform(data)), value.dtype)
 
     def keys(self, data: ScalarArray, dtype: Any) -> ScalarArray:
-        """Converts key data `[..., 2]` to random keys."""
+        """Converts the data of random keys, `[..., 2]`, to a value of random keys."""
         return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
 
     def key_data(self, value: Value) -> ScalarArray:
-        """Converts random keys to their data, `[..., 2]`."""
+        """Converts a value of random keys to their data, `[..., 2]`."""
         nodes = np.empty((int(np.prod(value.shape)), 2), object)
         for place, key in enumerate(self.scalars(value).nodes.flat):
             nodes[place, 0], nodes[place, 1] = key.first, key.second

@@ -26,11 +26,11 @@ class ElementIndex:
 
     @property
     def key(self) -> Any:
-        """Returns a hashable key. Indices with equal keys refer to the same element."""
+        """Hashable key. Indices with equal keys refer to the same element."""
         return self._flat if self._flat is not None else self._axes
 
     def flat(self, ctx: Lowering) -> Start:
-        """Returns the index in row-major order."""
+        """Returns the element's index in row-major order, as an integer or a node."""
         if self._flat is None:
             total: Start = 0
             for size, place in zip(self.shape, self._axes or (), strict=True):
@@ -39,7 +39,7 @@ class ElementIndex:
         return self._flat
 
     def axes(self, ctx: Lowering) -> tuple[Start, ...]:
-        """Returns the indices along all axes."""
+        """Returns the element's index along each axis, as integers or nodes."""
         if self._axes is None:
             rest, axes = self._flat if self._flat is not None else 0, []
             for size in self.shape[:0:-1]:
@@ -55,14 +55,14 @@ class ElementIndex:
 
 
 def times(ctx: Lowering, index: Start, factor: int) -> Start:
-    """Returns an index multiplied by a factor."""
+    """Multiplies an index, which is an integer or a node, by a constant factor."""
     if isinstance(index, int):
         return index * factor
     return ctx.apply("mul", index, ctx.constant(factor, INDEX))
 
 
 def plus(ctx: Lowering, index: Start, other: Start) -> Start:
-    """Returns the sum of two indices."""
+    """Adds two indices, each an integer or a node."""
     if isinstance(index, int) and isinstance(other, int):
         return index + other
     return ctx.apply("add", node_of(ctx, index), node_of(ctx, other))
@@ -83,7 +83,7 @@ def divided(ctx: Lowering, index: Start, size: int) -> tuple[Start, Start]:
 
 
 def node_of(ctx: Lowering, index: Start) -> Node:
-    """Returns an index as a node."""
+    """Converts an index, which is an integer or a node, to a node."""
     return ctx.constant(index, INDEX) if isinstance(index, int) else index
 
 
@@ -95,7 +95,7 @@ def is_at(ctx: Lowering, index: Start, other: Start) -> bool | Node:
 
 
 def held_inside(ctx: Lowering, index: Start, size: int) -> Start:
-    """Clamps an index to the bounds of an axis."""
+    """Clamps an index, which is an integer or a node, to the bounds of an axis."""
     if isinstance(index, int):
         return min(max(index, 0), size - 1)
     least = ctx.apply("max", index, ctx.constant(0, INDEX))

@@ -79,7 +79,7 @@ def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], p
 
 
 def reshaped_elements(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """Returns a large array in another shape."""
+    """Reshapes a large array, whose elements are computed where they are read."""
     element = lambda at, index: element_of(at, value, index.reshaped(at, value.shape))
     return computed(ctx, shape, value.dtype, element, everywhere(ctx, value))
 
@@ -112,7 +112,7 @@ def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: 
 
 
 def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
-    """Concatenates arrays along an axis."""
+    """Concatenates large arrays along an axis. Elements are computed where they are read."""
     firsts = np.cumsum([0, *(value.shape[axis] for value in values)]).tolist()
 
     def element(at: Lowering, index: ElementIndex) -> Any:

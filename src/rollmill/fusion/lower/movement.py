@@ -76,19 +76,19 @@ def index_leading(ctx: Lowering, value: Value, at: int) -> Value:
 
 
 def reshaped(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """Returns a value in another shape."""
+    """Reshapes a value during lowering, without any operation in the kernel."""
     if is_large(value):
         return reshaped_elements(ctx, value, shape)
     return gather_static(ctx, value, positions(value.shape).reshape(shape))
 
 
 def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
-    """Returns a value with its axes permuted."""
+    """Permutes the axes of a value during lowering, without any operation in the kernel."""
     return gather_static(ctx, value, positions(value.shape).transpose(axes))
 
 
 def joined(ctx: Lowering, values: list[Value]) -> Value:
-    """Concatenates values along their last axis."""
+    """Concatenates values along their last axis during lowering."""
     parts = [part for value in values for part in (value.parts if isinstance(value, Concat) else (value,))]
     # Empty parts are left out, but for one where there is nothing else: a shape is needed.
     parts = [part for part in parts if part.shape[-1]] or parts[:1]

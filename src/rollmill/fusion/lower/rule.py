@@ -20,12 +20,12 @@ class Equation(NamedTuple):
 
     @property
     def dtype(self) -> Any:
-        """Dtype of the first output."""
+        """Dtype of the equation's first output."""
         return self.outputs[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the first output."""
+        """Shape of the equation's first output."""
         return self.outputs[0].shape
 
 

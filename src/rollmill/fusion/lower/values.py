@@ -164,7 +164,7 @@ class OuterProducts(NamedTuple):
 
     @property
     def transposed(self) -> "OuterProducts":
-        """Returns the transposed sum, with left and right vectors exchanged."""
+        """The transposed sum, with left and right vectors exchanged."""
         return OuterProducts(tuple(VectorPair(right, left) for left, right in self.pairs), self.dtype)
 
 
@@ -246,12 +246,12 @@ def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]],
 
 
 def no_nodes(shape: int | Sequence[int]) -> NodeArray:
-    """Returns an uninitialised array of nodes."""
+    """Returns an uninitialised array for nodes, to be filled by the caller."""
     return np.empty(shape, object)
 
 
 def alone(node: Node) -> NodeArray:
-    """Returns a zero-dimensional array that contains one node."""
+    """Wraps one node in a zero-dimensional array."""
     nodes = no_nodes(())
     nodes[()] = node
     return nodes
@@ -294,7 +294,7 @@ def shared(array: Any) -> Const | Uniform:
 
 
 def is_shared(value: Value) -> bool:
-    """Returns whether all environments share a value."""
+    """Returns whether a value is equal for all environments."""
     return isinstance(value, Const | Uniform)
 
 
@@ -339,7 +339,7 @@ def nodes_of_write(write: CellWrite | WholeWrite | FillWrite) -> list[Node]:
 
 
 def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -> bool:
-    """Returns whether two values are certainly equal."""
+    """Returns whether two values of a lowered function are certainly equal."""
     match one, other:
         case Const(a), Const(b):
             return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

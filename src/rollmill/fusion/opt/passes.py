@@ -12,7 +12,7 @@ from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, SkinnyMatmuls, find_sk
 
 
 class Pass(NamedTuple):
-    """A pass over programs that can print its result."""
+    """An analysis pass over programs, which can print its result."""
 
     name: str
     run: Callable[[Program], Any]

@@ -32,7 +32,7 @@ class EmitLoop(NamedTuple):
 
     @property
     def loop(self) -> Loop:
-        """The loop that the node stands for."""
+        """The loop that this item computes."""
         return self.node.attributes[0]
 
 

@@ -43,7 +43,7 @@ Compile: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Callable[...,
 
 
 class Tuned(NamedTuple):
-    """The fastest launch, with its time."""
+    """The fastest launch configuration of a kernel, with its time."""
 
     launch: tuple[int, ...]
     seconds: float | None = None
@@ -61,7 +61,7 @@ class Tuned(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredLaunch:
-    """The result of a search as stored in JSON."""
+    """The result of a search for the fastest launch, as stored in JSON."""
 
     launch: tuple[int, ...]
     seconds: float | None

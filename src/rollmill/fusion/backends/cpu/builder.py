@@ -44,11 +44,11 @@ class Emitter:
         return ir.VectorType(number_type(dtype), self.lanes)
 
     def constant(self, number: Any, dtype: np.dtype = FLOAT32) -> Value:
-        """Returns a constant vector with `number` in every lane."""
+        """Returns a constant LLVM vector with `number` in every lane."""
         return ir.Constant(self.vector(dtype), [_literal(number, dtype)] * self.lanes)
 
     def integer(self, number: int) -> Value:
-        """Returns a constant 64-bit integer."""
+        """Returns a constant 64-bit LLVM integer."""
         return ir.Constant(INT64, number)
 
     def counting(self) -> Value:
@@ -58,15 +58,15 @@ class Emitter:
     # --- arithmetic ---------------------------------------------------------------------------------------
 
     def add(self, x: Value, y: Value) -> Value:
-        """Emits the floating-point sum `x + y`."""
+        """Emits LLVM code for the floating-point sum `x + y`."""
         return self.builder.fadd(x, y, flags=CONTRACTED)  # pyright: ignore[reportCallIssue]
 
     def subtract(self, x: Value, y: Value) -> Value:
-        """Emits the floating-point difference `x - y`."""
+        """Emits LLVM code for the floating-point difference `x - y`."""
         return self.builder.fsub(x, y, flags=CONTRACTED)  # pyright: ignore[reportCallIssue]
 
     def multiply(self, x: Value, y: Value) -> Value:
-        """Emits the floating-point product `x * y`."""
+        """Emits LLVM code for the floating-point product `x * y`."""
         return self.builder.fmul(x, y, flags=CONTRACTED)  # pyright: ignore[reportCallIssue]
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
@@ -98,7 +98,7 @@ class Emitter:
         return vector
 
     def broadcast(self, number: Value) -> Value:
-        """Emits a vector with a scalar in every lane."""
+        """Emits LLVM code that copies a scalar to every lane of a vector."""
         vector = ir.VectorType(number.type, self.lanes)
         first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.Constant(INT32, 0))
         zeros = ir.Constant(ir.VectorType(INT32, self.lanes), [0] * self.lanes)
@@ -117,17 +117,17 @@ class Emitter:
         return self.builder.gep(pointer, [index], inbounds=True, source_etype=kind)
 
     def load_number(self, pointer: Value, dtype: np.dtype) -> Value:
-        """Loads one element of `dtype`. Booleans occupy a byte in memory."""
+        """Emits a load of one element of `dtype`. Booleans occupy a byte in memory."""
         stored = self.builder.load(pointer, typ=memory_type(dtype), align=np.dtype(dtype).itemsize)
         return self._from_memory(stored, dtype)
 
     def load(self, pointer: Value, dtype: np.dtype) -> Value:
-        """Loads a vector of consecutive elements from memory."""
+        """Emits a load of a vector of consecutive elements from memory."""
         kind = ir.VectorType(memory_type(dtype), self.lanes)
         return self._from_memory(self.builder.load(pointer, typ=kind, align=np.dtype(dtype).itemsize), dtype)
 
     def store(self, vector: Value, pointer: Value, dtype: np.dtype) -> None:
-        """Stores a vector or a scalar to memory, converted to the memory format of `dtype`."""
+        """Emits a store of a vector or a scalar, converted to the memory format of `dtype`."""
         whole = vector
         if dtype == np.bool_:
             whole = self.builder.zext(vector, _with_element(vector.type, memory_type(dtype)))
@@ -136,7 +136,7 @@ class Emitter:
         self.builder.store(whole, pointer, align=np.dtype(dtype).itemsize)
 
     def gather(self, pointer: Value, places: Value, dtype: np.dtype) -> Value:
-        """Loads one element per lane, each from its own index."""
+        """Emits loads of one element per lane, each from its own index."""
         kind = memory_type(dtype)
         vector = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
         for lane in range(self.lanes):
@@ -260,12 +260,12 @@ def variable(builder: ir.IRBuilder, kind: Any) -> Value:
 
 
 def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    """Returns the address `offset` bytes after a pointer."""
+    """Emits the LLVM address `offset` bytes after a pointer."""
     return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=BYTE)
 
 
 def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER) -> Value:
-    """Loads the value `offset` bytes after a pointer."""
+    """Emits a load of the value `offset` bytes after a pointer."""
     return builder.load(byte(builder, pointer, offset), typ=kind)
 
 

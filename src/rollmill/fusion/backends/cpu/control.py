@@ -89,7 +89,7 @@ def clear(writer: BlockWriter, variable: Any) -> None:
 
 
 def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
-    """Emits code that assigns a value to a variable."""
+    """Emits machine code that assigns a node's value to a variable, for all samples of a block."""
     if isinstance(variable, Placed):
         assert isinstance(value, Placed)
         writer.copy(value, variable)
@@ -108,7 +108,7 @@ def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[B
 
 
 def read(writer: BlockWriter, variable: Any) -> BlockValue:
-    """Emits code that loads the current value of a variable."""
+    """Emits machine code that loads the current value of a variable, for all samples of a block."""
     if isinstance(variable, Placed):
         return variable
     slots, dtype = variable
@@ -116,7 +116,7 @@ def read(writer: BlockWriter, variable: Any) -> BlockValue:
 
 
 def rows_of(variables: Sequence[Any]) -> list[Placed]:
-    """Returns the variables that hold rows rather than scalars."""
+    """Returns those of several variables that hold rows rather than scalars."""
     return [variable for variable in variables if isinstance(variable, Placed)]
 
 

@@ -40,7 +40,7 @@ class ResultPlan(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications and additions for one image."""
+        """Number of multiplications and additions of the convolution for one image."""
         each = (phase.count[0] * phase.count[1] * len(phase.taps[0]) * len(phase.taps[1]) for phase in self.phases)
         return 2 * sum(each) * self.image[2] * self.result[2]
 
@@ -59,7 +59,7 @@ class KernelGradientPlan(NamedTuple):
 
     @property
     def operations(self) -> int:
-        """Number of multiplications and additions for one image."""
+        """Number of multiplications and additions of the gradient for one image."""
         rows, columns, outputs = self.gradient
         return 2 * rows * columns * outputs * self.kernel[0] * self.kernel[1] * self.image[2]
 

@@ -115,6 +115,6 @@ def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> 
 
 
 def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Evaluates one jaxpr equation with these operands."""
+    """Evaluates one equation of a jaxpr with these operands, and returns its results."""
     results = equation.primitive.bind(*operands, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]

@@ -25,13 +25,13 @@ ROUNDING = 1.5 * 2.0**23
 
 
 def exp(emit: Emitter, x: Value) -> Value:
-    """Emits `e^x`, which is infinite from `x = 89` on."""
+    """Emits vector code for `e^x`, which is infinite from `x = 89` on."""
     whole, small = _expm1_parts(emit, _between(emit, x, -104.0, 89.0))
     return _scaled(emit, emit.add(emit.constant(1.0), small), whole)
 
 
 def exp2(emit: Emitter, x: Value) -> Value:
-    """Emits `2^x`."""
+    """Emits vector code for `2^x`."""
     inside = _between(emit, x, -150.0, 129.0)
     whole, bits = _nearest(emit, inside, 1.0)
     small = _expm1_series(emit, emit.multiply(emit.subtract(inside, whole), emit.constant(math.log(2))))
@@ -39,7 +39,7 @@ def exp2(emit: Emitter, x: Value) -> Value:
 
 
 def expm1(emit: Emitter, x: Value) -> Value:
-    """Emits `e^x - 1`, accurate for small `x`."""
+    """Emits vector code for `e^x - 1`, accurate for small `x`."""
     whole, small = _expm1_parts(emit, _between(emit, x, -20.0, 89.0))
     # 2^n (1 + s) - 1, halved so that the power does not overflow
     half = _power_of_two(emit, emit.builder.sub(whole, emit.constant(1, INT32)))
@@ -57,7 +57,7 @@ def tanh(emit: Emitter, x: Value) -> Value:
 
 
 def logistic(emit: Emitter, x: Value) -> Value:
-    """Emits the logistic function, `1 / (1 + e^-x)`."""
+    """Emits vector code for the logistic function, `1 / (1 + e^-x)`."""
     one = emit.constant(1.0)
     return emit.builder.fdiv(one, emit.add(one, exp(emit, emit.builder.fneg(x))))
 

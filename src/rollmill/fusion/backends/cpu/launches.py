@@ -31,7 +31,7 @@ class CodeLaunch(NamedTuple):
 
 
 def machine_code() -> Backend:
-    """Returns the CPU backend."""
+    """Returns the kernel backend for CPUs, which compiles kernels to machine code with LLVM."""
     return Backend(
         package="llvmlite",
         device=lambda device: describe_processor(),

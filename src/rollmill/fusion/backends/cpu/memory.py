@@ -31,7 +31,7 @@ class Placed(NamedTuple):
     dtype: np.dtype = FLOAT32
 
     def at(self, emit: Emitter, sample: Value | int, column: Value | int) -> Value:
-        """Returns the address of one column of one sample."""
+        """Returns the address of one column of one sample's row."""
         kind = memory_type(self.dtype)
         whole = lambda n: emit.integer(n) if isinstance(n, int) else n
         # Strides are constants, so LLVM folds these into the addresses of loads and stores.

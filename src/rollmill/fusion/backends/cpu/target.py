@@ -26,7 +26,7 @@ class Processor(NamedTuple):
 
 
 class CodeOptimiser(NamedTuple):
-    """LLVM optimisation settings."""
+    """Settings with which LLVM optimises a kernel's machine code."""
 
     speed_level: int = 3
     unrolls_loops: bool = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """Generators of loads and stores at pointers, with masks."""
+    """Functions that generate loads and stores at pointers, with masks, as Triton source."""
 
     read: Callable[[str, Sequence[str]], str]
     """Returns an expression that loads values, `read(pointers, masks)`. It is zero if any mask is false."""

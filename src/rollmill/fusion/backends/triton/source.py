@@ -35,10 +35,10 @@ class KernelSource:
         self.lines.append("    " * self._indent + text)
 
     def deeper(self, by: int = 1) -> None:
-        """Indents the following lines by more levels."""
+        """Indents the following lines of the kernel by `by` more levels."""
         self._indent += by
 
     def fresh(self) -> str:
-        """Returns a variable name that is not used yet."""
+        """Returns a variable name that the kernel does not use yet."""
         self._count += 1
         return f"{self._prefix}{self._count}"

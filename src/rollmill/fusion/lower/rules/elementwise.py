@@ -68,7 +68,9 @@ def _by_parts(
 
 
 def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
-    """Applies an operation of `operations.OPERATIONS` to each element."""
+    """Lowers an element-wise operation: applies an entry of `operations.OPERATIONS` to each element of the
+    values.
+    """
     own = values[op == "select"].dtype if dtype is None else dtype
     return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 

@@ -140,7 +140,7 @@ def _threefry_of_large(ctx: Lowering, shape: tuple[int, ...], values: Sequence[V
 
 
 def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: Node) -> tuple[Node, Node]:
-    """Computes Threefry-2x32 with 20 rounds."""
+    """Computes the random bits of Threefry-2x32 with 20 rounds, as nodes of a program."""
     add, xor = (lambda a, b: ctx.apply("add", a, b)), (lambda a, b: ctx.apply("xor", a, b))
     keys = (key_0, key_1, xor(xor(key_0, key_1), ctx.constant(PARITY, WORD)))
     # The key schedule: two words of key, and their parity, added in turns after every four rounds.

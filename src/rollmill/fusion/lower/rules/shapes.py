@@ -122,14 +122,14 @@ def _stack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
 
 
 def stacked(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
-    """Stacks values of one shape along a new axis."""
+    """Stacks values of equal shape along a new axis, without any operation in the kernel."""
     shape = list(values[0].shape)
     shape.insert(axis, 1)
     return concatenated(ctx, [reshaped(ctx, value, tuple(shape)) for value in values], axis)
 
 
 def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
-    """Concatenates values along an axis."""
+    """Concatenates values along an axis, without any operation in the kernel."""
     # Empty operands add nothing; without them, one operand is often all that is left.
     values = [value for value in values if value.shape[axis]] or values[:1]
     if len(values) == 1:

@@ -1,4 +1,4 @@
-"""Lowers pooling, which reduces sliding windows."""
+"""Lowers pooling, the reduction of an array over sliding windows."""
 
 from collections.abc import Sequence
 from functools import reduce
