@@ -393,7 +393,9 @@ class Broker(Protocol):
         ...
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed the channel end `name`, or 0 if there is none."""
+        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
+        is none.
+        """
         ...
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:

@@ -196,7 +196,8 @@ class TanhGaussian(eqx.Module):
         return self._squash(x), self._log_prob_of_base(x, self._bounded_mean())
 
     def unclipped_sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """Samples an action, and returns it with the log-density of the unclipped `x`, for gradients through both.
+        """Samples an action, and returns it with the log-density of the Gaussian sample `x` before clipping, for
+        gradients through both.
 
         If `x` were clipped, a mean far beyond the limit would be rewarded as if the policy were uncertain.
         """

@@ -56,7 +56,9 @@ class RemoteBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation."""
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation, a number that
+        increases with every holder.
+        """
         with self._lock:
             answer, _ = self._ask(ask="claim", name=name, segment=segment, word=word)
         return int(answer["incarnation"])
@@ -73,7 +75,9 @@ class RemoteBroker:
             self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed the channel end `name`."""
+        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
+        is none.
+        """
         with self._lock:
             answer, _ = self._ask(ask="holder", name=name)
         return int(answer["incarnation"])

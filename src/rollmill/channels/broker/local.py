@@ -73,7 +73,9 @@ class LocalBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation."""
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation, a number that
+        increases with every holder.
+        """
         with self._lock:
             self._holders[name] = self._holders.get(name, 0) + 1
             self._addresses.pop(name, None)  # the previous holder's
@@ -96,7 +98,9 @@ class LocalBroker:
                 os.close(segment.fd)
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed the channel end `name`."""
+        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
+        is none.
+        """
         with self._lock:
             return self._holders.get(name, 0)
 

@@ -38,7 +38,9 @@ class ScopedBroker:
         self._broker.drop(self._scoped(name))
 
     def holder(self, name: str) -> int:
-        """Returns the latest incarnation that claimed the channel end `name`, or 0 if there is none."""
+        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
+        is none.
+        """
         return self._broker.holder(self._scoped(name))
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:

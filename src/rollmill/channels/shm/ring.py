@@ -71,7 +71,7 @@ class Slot:
 
 
 class RingSection:
-    """Memory of one incarnation of a ring's producer: its slots, and how many messages it has published."""
+    """Memory of one holder of a ring's producer side: its slots, and how many messages it has published."""
 
     def __init__(self, memory: memoryview, layout: Layout, capacity: int, incarnation: int) -> None:
         self.incarnation = incarnation
@@ -86,7 +86,7 @@ class RingSection:
 
 
 class Ledger:
-    """Memory of one incarnation of a ring's consumer: how many messages it has taken, and how many slots it has
+    """Memory of one holder of a ring's consumer side: how many messages it has taken, and how many slots it has
     released.
     """
 
@@ -96,13 +96,14 @@ class Ledger:
 
 @runtime_checkable
 class Holders(Protocol):
-    """Protocol for replacing the holders of a ring's two sides, and for the memory of all incarnations but the
-    first.
+    """Protocol for changing the holder of either side of a ring, the producer's or the consumer's.
+
+    Holders are numbered (*incarnations*), and all but the first of a side get memory of their own.
     """
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, and returns its incarnation: 1 for the first holder,
-        2 for its successor, and so on.
+        """Makes the caller the holder of a side of the ring, and returns its number: 1 for the first holder, 2 for
+        its successor, and so on.
         """
         ...
 
@@ -126,7 +127,7 @@ class SingleProcessHolders:
         self._root = memory[:LINE].cast("q")
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, and returns its incarnation."""
+        """Makes the caller the holder of a side of the ring, and returns its number, which is always 1."""
         self._root[word] += 1
         assert self._root[word] == 1, "the ends of this ring cannot be replaced"
         return 1
@@ -159,7 +160,7 @@ class Ring:
         self._sections = {1: RingSection(memory[2 * LINE :], layout, capacity, 1)}
 
     def section(self, incarnation: int) -> RingSection:
-        """Returns the part of a ring's memory that one incarnation of the producer writes."""
+        """Returns the part of a ring's memory that one holder of the producer's side writes."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
@@ -167,7 +168,7 @@ class Ring:
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
-        """Returns the part of a ring's memory that one incarnation of the consumer writes."""
+        """Returns the part of a ring's memory that one holder of the consumer's side writes."""
         if incarnation not in self._ledgers:
             self._ledgers[incarnation] = Ledger(self.holders.memory(CONSUMER, incarnation, LINE))
         return self._ledgers[incarnation]
@@ -185,7 +186,7 @@ class Ring:
             self.holders.drop(CONSUMER, incarnation)
 
     def section_after(self, section: RingSection) -> RingSection | None:
-        """Returns the memory of the producer's next incarnation, or None until that incarnation is ready."""
+        """Returns the memory of the producer's successor, or None until the successor is ready."""
         incarnation = self.root[PRODUCER_READY]
         while incarnation > section.incarnation:  # from the newest backwards: earlier ones may have been dropped
             candidate = self.section(incarnation)

@@ -28,7 +28,7 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, and returns its incarnation."""
+        """Makes the caller the holder of a side of the ring, and returns its number, 1 for the first holder."""
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:

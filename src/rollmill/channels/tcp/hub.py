@@ -38,8 +38,8 @@ class Hub:
         self._listener = Listener(sock, token.encode(), self._connect)
 
     def claim(self, end: str) -> int:
-        """Makes this process the holder of the channel end `end`, and returns its incarnation. See
-        `Broker.claim`.
+        """Makes this process the holder of the channel end `end`, and returns its incarnation, a number that
+        increases with every holder.
         """
         return self._broker.claim(end)
 

@@ -15,10 +15,10 @@ from rollmill.channels.transport.handshake import PATIENCE
 
 
 class Arrivals(NamedTuple):
-    """The messages that have arrived from the latest incarnation of a sender."""
+    """The messages that have arrived from the latest process that holds the sending end of a queue."""
 
     sender: int = 0
-    """Incarnation of the sender."""
+    """Number (incarnation) of the process that holds the sending end."""
     start: int = 0
     """Position of the sender's first message in the receiver's ring."""
 

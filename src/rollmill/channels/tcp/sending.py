@@ -17,12 +17,12 @@ from rollmill.core.errors import RollmillError
 
 
 class PositionMap(NamedTuple):
-    """Maps positions in the sender's local ring to the messages of one incarnation of the receiver."""
+    """Maps positions in the sender's local ring to the messages for one holder of the receiving end."""
 
     receiver: int
-    """Incarnation of the receiver."""
+    """Number (incarnation) of the process that holds the receiving end."""
     start: int
-    """Position in the local ring of the first message for this incarnation."""
+    """Position in the local ring of the first message for this holder."""
 
 
 class SenderThread:

@@ -264,12 +264,12 @@ def run_reference(
 
 
 def written_leaves(step: RolloutStep) -> list[Leaf]:
-    """Returns the leaves of the collector that a rollout changes."""
+    """Returns the leaves of the collector, the state carried from step to step, that a rollout changes."""
     return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
 
 
 def aliased(step: RolloutStep) -> dict[int, int]:
-    """Maps the leaves of the collector that a rollout updates in place to the kernel's outputs, by index."""
+    """Maps the leaves of the carried state that a rollout updates in place to the kernel's outputs, by index."""
     numbers = [n for n, changes in enumerate(step.changed) if changes]
     return {n: output for output, n in enumerate(numbers) if step.carried[n].memory is not None}
 

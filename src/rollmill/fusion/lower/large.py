@@ -68,10 +68,10 @@ def computed(
     *,
     by_loops: bool = False,
 ) -> Value:
-    """Returns an array whose elements the function `element` computes. The elements of a small array are computed
-    at once.
+    """Returns an array whose elements the function `element` computes.
 
-    `by_loops` says that each element takes a loop of its own.
+    The elements of a small array are computed at once, and those of a large one where they are read. `by_loops`
+    says that each element takes a loop of its own.
     """
     if is_too_large(shape):
         return ComputedArray(tuple(shape), dtype, element, everywhere)

@@ -19,7 +19,7 @@ from rollmill.fusion.lower.values import Uniform
 
 
 class UniformArrays(NamedTuple):
-    """The results of a prologue, as arrays or as shapes."""
+    """The arrays that a prologue computes for all environments, or their shapes."""
 
     slots: list[Any]
     """Arrays that nodes read, by slot."""
@@ -29,7 +29,9 @@ class UniformArrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prologue:
-    """The part of a function that depends only on its uniform arguments."""
+    """The part of a lowered function that depends only on arguments that all environments share (uniform
+    arguments).
+    """
 
     closed: core.ClosedJaxpr
     """Computes the arrays of all slots, then the outputs, from the leaves of the uniform arguments."""

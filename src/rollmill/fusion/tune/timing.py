@@ -1,4 +1,4 @@
-"""Times the launches of a kernel to find the fastest.
+"""Times a kernel with several launch configurations to find the fastest.
 
 Results are stored by device, size, and the versions of JAX and the compiler.
 """
