@@ -1,4 +1,4 @@
-"""Environments as values: built-in and adapted ones, transforms, running statistics, and the contract check."""
+"""Defines environments as values, adapters, transforms, running statistics, and the check of the contract."""
 
 # Names are imported at their first use: a training needs one environment, on the device or on the host.
 from typing import TYPE_CHECKING

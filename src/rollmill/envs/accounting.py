@@ -1,6 +1,7 @@
-"""Accounting transforms: returns and lengths of episodes, and discounted returns for reward scaling.
+"""Accounting transforms, which sum up the rewards and count the steps of each episode.
 
-Both wrap an auto-resetting environment (`auto_reset`) and keep their sums in its state.
+Both transforms wrap an environment with auto-reset (`auto_reset`), and keep their sums in its state.
+
 Shape letter: `A` agents of a kind.
 """
 
@@ -16,7 +17,7 @@ from rollmill.envs.transforms import wrap
 
 
 class EpisodeState(eqx.Module):
-    """An environment's state, with returns and length of the current episode."""
+    """State of an environment, with the return and the length of the current episode."""
 
     inner: PyTree[Array]
     episode_return: Float[Array, ""]
@@ -34,8 +35,8 @@ def record_episodes(env: Environment) -> Environment:
     each kind.
 
     In a two-player game, the return belongs to player 0, who moves first: the rewards of its own moves minus the
-    rewards of the opponent's moves. Where a win pays 1, the mean over episodes is the share of games that the
-    first player won, less the share that it lost.
+    rewards of the opponent's moves. If a win pays 1, the mean over episodes is the share of games won by the first
+    player, minus the share of games lost.
     """
 
     def reset(key, params):
@@ -90,7 +91,7 @@ def _first_players_reward(env: Environment, state: State, timestep: Timestep, pa
 
 
 class DiscountedState(eqx.Module):
-    """An environment's state, with the discounted sum of its rewards."""
+    """State of an environment, with the discounted sum of its rewards."""
 
     inner: PyTree[Array]
     discounted_return: PyTree[Float[Array, "..."]]
@@ -99,9 +100,9 @@ class DiscountedState(eqx.Module):
 def record_discounted_returns(env: Environment, gamma: float) -> Environment:
     """Adds `info["discounted_return"]`, `R = gamma R + r`, reset to 0 at the end of an episode.
 
-    Rewards are normalised by its standard deviation (Engstrom et al., "Implementation Matters
-    in Deep Policy Gradients", ICLR 2020). With several agents it is a dictionary with one sum for each agent of
-    each kind, `[A]`, with 0 for inactive agents.
+    Its standard deviation is used to normalise rewards (Engstrom et al., "Implementation Matters in Deep Policy
+    Gradients", ICLR 2020). In a multi-agent environment, the entry is a dictionary of kinds, with one sum for each
+    agent, `[A]`. The sum of an inactive agent is 0.
     """
 
     def reset(key, params):

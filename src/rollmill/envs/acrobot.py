@@ -22,7 +22,11 @@ from rollmill.envs.transforms import time_limit
 
 
 class AcrobotState(eqx.Module):
-    """Angle of the first link from hanging, of the second from the first (rad), and their rates (rad/s)."""
+    """Angles and angular velocities of the two links of an acrobot.
+
+    The first angle is measured from the hanging position, and the second from the first link (rad). Velocities are
+    in rad/s.
+    """
 
     angle_1: Float[Array, ""]
     angle_2: Float[Array, ""]
@@ -31,7 +35,7 @@ class AcrobotState(eqx.Module):
 
 
 class AcrobotParams(eqx.Module):
-    """Physics, in SI units. Every leaf may hold one value for each environment."""
+    """Physical parameters of an acrobot, in SI units. Each field may hold one value for each environment."""
 
     gravity: Scalar = 9.8
     length_1: Scalar = 1.0
@@ -50,7 +54,7 @@ class AcrobotParams(eqx.Module):
 
 
 class Directions(NamedTuple):
-    """Cosines and sines of both angles, shared by dynamics, observation and goal."""
+    """Cosines and sines of both angles of an acrobot, which dynamics, observation and goal share."""
 
     cos_1: Float[Array, ""]
     sin_1: Float[Array, ""]
@@ -79,13 +83,19 @@ def acrobot(*, max_steps: int = 500) -> Environment:
 
 
 def reset(key: Key, params: AcrobotParams) -> tuple[Float[Array, "6"], AcrobotState]:
-    """Starts hanging, nearly at rest. The observation is `[cos, sin, cos, sin, speed, speed]`."""
+    """Starts an episode of Acrobot with the links hanging, nearly at rest.
+
+    The observation is `[cos, sin, cos, sin, speed, speed]`, for the angles and angular velocities of both links.
+    """
     state = AcrobotState(*(params.reset_bound * jax.random.uniform(key, (4,), minval=-1.0, maxval=1.0)))
     return _observe(state, _directions(state)), state
 
 
 def step(key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotParams) -> Timestep:
-    """Applies torque -1, 0 or 1 for one time step. Terminates when the tip is one link above the axle."""
+    """Applies a torque of -1, 0 or 1 to the joint for one time step.
+
+    The episode terminates when the tip is one link length above the axle.
+    """
     torque = (action - 1).astype(jnp.float32) * params.torque
     moved = _bounded(_runge_kutta_step(state, torque, params), params)
     directions = _directions(moved)

@@ -1,4 +1,4 @@
-"""Multi-agent environments: joint spaces of all agents, active agents, masks, and random actions.
+"""Functions for multi-agent environments: joint spaces, active agents, action masks and random actions.
 
 Shape letter: `A` agents of a kind.
 """
@@ -18,16 +18,17 @@ from rollmill.core.types import Action, AgentKind, Environment, HostEnvironment,
 
 
 def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Space]:
-    """Observation and action space of an environment with these agents: dictionaries by kind."""
+    """Returns the joint observation and action spaces of these agents, as dictionaries of kinds."""
     observation = {kind.name: repeated(kind.observation_space, kind.count) for kind in agents}
     action = {kind.name: repeated(kind.action_space, kind.count) for kind in agents}
     return spaces.Dict(observation), spaces.Dict(action)
 
 
 def kinds_by_name(names: Sequence[str], sizes: Sequence[object]) -> dict[str, list[int]]:
-    """Returns the indices of the agents of each kind. Names that differ only in a number belong to one kind.
+    """Groups agents by name into kinds, and returns the indices of each kind's agents.
 
-    Names have the form `adversary_0`. Agents with the same stem but different spaces are kinds of their own.
+    Names have the form `adversary_0`. Agents whose names differ only in the number belong to one kind, unless
+    their spaces differ.
     """
     by_stem: dict[str, list[int]] = {}
     for place, name in enumerate(names):
@@ -46,7 +47,7 @@ def active_agents(env: Environment, state: State, params: Params) -> dict[str, B
 
 
 def reward_struct(env: Environment | HostEnvironment) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape and dtype of one step's reward: `[]`, or `[A]` for each kind."""
+    """Returns the shape and dtype of one step's reward: `[]`, or `[A]` for each kind of agents."""
     if not env.agents:
         return jax.ShapeDtypeStruct((), jnp.float32)
     return {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.float32) for kind in env.agents}
@@ -55,7 +56,7 @@ def reward_struct(env: Environment | HostEnvironment) -> PyTree[jax.ShapeDtypeSt
 def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
     """Returns the action mask in which all choices are legal, or None if no action is discrete.
 
-    With several agents, a dictionary with a mask for each kind with discrete actions.
+    In a multi-agent environment, the result is a dictionary with a mask for each kind that has discrete actions.
     """
     if not env.agents:
         return possible_choices(env.action_space)
@@ -64,7 +65,10 @@ def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
 
 
 def random_action(key: Key, env: Environment | HostEnvironment, mask: PyTree[Bool[Array, "..."]]) -> Action:
-    """Draws a random action, uniform over the legal ones. Unbounded sides of a `Box` extend by one unit."""
+    """Draws a random action, uniform over the legal actions of a space.
+
+    If a `Box` has no bound on one side, it counts as extending one unit beyond the other side.
+    """
     action = sample(key, env.action_space)
     if not env.agents:
         return action if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)

@@ -27,10 +27,11 @@ def move_result(
     won: Bool[Array, ""],
     drawn: Bool[Array, ""],
 ) -> Timestep:
-    """Returns the timestep after a move: reward 1 if it `won` the game, -1 if it was not `legal`, and 0 otherwise.
+    """Returns the timestep after a move in a two-player board game.
 
-    The state is after the move, and the observation is the next player's. An illegal move ends
-    the game, as does one that has `drawn` it, without a winner.
+    The reward is 1 if the move has `won` the game, -1 if it was not `legal`, and 0 otherwise. The state is the
+    position after the move, and the observation belongs to the next player. The game ends if it is won or `drawn`,
+    or if the move was illegal.
     """
     reward = jnp.where(legal, won.astype(jnp.float32), jnp.float32(-1))
     return Timestep(
@@ -46,7 +47,7 @@ def move_result(
 def check_opening(name: str, random_plies: int, fewest_random_plies: int | None, most: int) -> None:
     """Checks the length of a random opening.
 
-    Raises a `UsageError` if it is negative or above `most`, or if its least length is above its greatest.
+    Raises a `UsageError` if the length is negative or above `most`, or if the minimum length exceeds the maximum.
     """
     if not 0 <= random_plies <= most:
         raise UsageError(
@@ -68,11 +69,11 @@ def random_opening(
     num_plies: int,
     fewest_plies: int | None = None,
 ) -> State:
-    """Plays random moves from a position, each uniform over those that leave the game unfinished.
+    """Plays random moves from a position, each drawn uniformly from the moves that do not end the game.
 
-    `num_plies` counts the moves of both players together. With `fewest_plies`, the number is drawn between the
-    two, each equally likely. There are fewer moves if none is left that does not end the game. `move` maps a
-    position and an action to the timestep after that move.
+    `num_plies` is the number of moves of both players together. With `fewest_plies`, the number is drawn uniformly
+    between the two. Fewer moves are played if every further move would end the game. `move` maps a position and an
+    action to the timestep after that move.
     """
     drawn = jnp.int32(num_plies)
     if fewest_plies is not None:
@@ -91,16 +92,19 @@ def random_opening(
 def winner_of(
     own_line: Bool[Array, ""], opponents_line: Bool[Array, ""], to_move: Int[Array, ""]
 ) -> Int[Array, ""]:
-    """Returns the player who has a line, 0 or 1, or -1 for none. `own_line` belongs to the player to move."""
+    """Returns the player who has completed a line, 0 or 1, or -1 if no player has.
+
+    `own_line` says whether the player to move has a line.
+    """
     opponents = jnp.where(opponents_line, 1 - to_move, NO_PLAYER)
     return jnp.where(own_line, to_move, opponents).astype(jnp.int32)
 
 
 def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int, *, empty: str | np.ndarray = ".") -> str:
-    """Formats a board as a string: `X` for player 0, `O` for player 1, and the entries of `empty` for empty
-    squares.
+    """Formats a two-player board as a string.
 
-    `own` and `opponents` mark the squares `[H, W]` with stones of the player to move and of the other player.
+    Player 0 is shown as `X`, and player 1 as `O`. An empty square shows its entry in `empty`. `own` and
+    `opponents` mark the squares `[H, W]` with stones of the player to move and of the other player.
     """
     first, second = (opponents, own) if to_move else (own, opponents)
     symbols = np.where(first != 0, "X", np.where(second != 0, "O", empty))
@@ -110,6 +114,6 @@ def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int, *, empty: s
 def stones_of_players(
     planes: Float[np.ndarray, "H W 2"], moves: int | Int[Array, ""] | Int[np.ndarray, ""]
 ) -> tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]]:
-    """Returns the stones of player 0 and of player 1, from planes of the player to move and the opponent."""
+    """Returns the stones of player 0 and player 1, given the stones of the player to move and of the opponent."""
     own, opponents = planes[..., 0] != 0, planes[..., 1] != 0
     return (opponents, own) if int(moves) % 2 else (own, opponents)

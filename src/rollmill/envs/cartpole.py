@@ -21,7 +21,9 @@ from rollmill.envs.transforms import time_limit
 
 
 class CartPoleState(eqx.Module):
-    """Cart position (m) and velocity (m/s), pole angle from upright (rad) and its rate (rad/s)."""
+    """Position (m) and velocity (m/s) of a cart, and angle from upright (rad) and angular velocity (rad/s) of its
+    pole.
+    """
 
     position: Float[Array, ""]
     velocity: Float[Array, ""]
@@ -30,7 +32,7 @@ class CartPoleState(eqx.Module):
 
 
 class CartPoleParams(eqx.Module):
-    """Physics, in SI units. Every leaf may hold one value for each environment."""
+    """Physical parameters of CartPole, in SI units. Each field may hold one value for each environment."""
 
     gravity: Scalar = 9.8
     cart_mass: Scalar = 1.0
@@ -64,13 +66,19 @@ def cartpole(*, max_steps: int = 500) -> Environment:
 
 
 def reset(key: Key, params: CartPoleParams) -> tuple[Float[Array, "4"], CartPoleState]:
-    """Starts near upright and centre. The observation is `[position, velocity, angle, angular velocity]`."""
+    """Starts an episode of CartPole near the centre, with the pole nearly upright.
+
+    The observation is `[position, velocity, angle, angular velocity]`.
+    """
     start = params.reset_bound * jax.random.uniform(key, (4,), minval=-1.0, maxval=1.0)
     return start, CartPoleState(*start)
 
 
 def step(key: Key, state: CartPoleState, action: Int[Array, ""], params: CartPoleParams) -> Timestep:
-    """One Euler step, which terminates if the cart or the pole leaves its limits. Action 1 pushes right."""
+    """Advances CartPole by one Euler step. Action 1 pushes the cart to the right, and action 0 to the left.
+
+    The episode terminates if the cart or the pole leaves its limits.
+    """
     moved = _euler_step(state, jnp.where(action == 1, params.force, -params.force), params)
     return Timestep(
         observation=jnp.stack([moved.position, moved.velocity, moved.angle, moved.angular_velocity]),

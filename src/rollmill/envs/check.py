@@ -1,4 +1,4 @@
-"""`check_environment`: checks the contract of an environment before it is trained on."""
+"""Checks the contract of an environment before an algorithm trains on it (`check_environment`)."""
 
 import warnings
 
@@ -41,10 +41,10 @@ def check_environment(
 ) -> None:
     """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 
-    First by tracing (types, structures, spaces, side effects), then by a rollout of random actions, continued for
-    up to 10,000 further steps if no episode ends. Every step is checked for non-finite numbers and for
-    observations outside their space. A host environment is checked with two copies, which are closed again. The
-    physics of a user's robot are compared with C MuJoCo.
+    The check first traces reset and step to examine types, structures, spaces and side effects. It then plays
+    random actions, and continues for up to 10,000 further steps if no episode ends. Every step is checked for
+    non-finite numbers and for observations outside their space. A host environment is checked with two copies,
+    which are closed again. The physics of your own robot are compared with C MuJoCo.
 
     Args:
         env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.

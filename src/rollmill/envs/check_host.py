@@ -1,4 +1,4 @@
-"""Checks the contract of a `HostEnvironment` on a few copies.
+"""Checks the contract of a `HostEnvironment` by stepping a few copies of it.
 
 Shape letter: `n` copies.
 """
@@ -22,10 +22,10 @@ NUM_COPIES = 2
 
 
 def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> int:
-    """Checks spaces, observations, rewards, flags and counts of a few copies under random actions.
+    """Checks spaces, observations, rewards, flags and counts of a host environment under random actions.
 
-    Returns the number of episodes that ended. Raises a `ContractError` about a violation, with the expected value
-    and a hint, or about an exception of the environment, with its line.
+    Returns the number of episodes that ended. Raises a `ContractError` if the contract is violated, with the
+    expected value and a hint, or if the environment raises an exception, with the line.
     """
     struct(env.observation_space)
     struct(env.action_space)

@@ -23,7 +23,7 @@ NUM_RESETS = 128
 
 
 class CheckedSteps(NamedTuple):
-    """T steps of one environment, leaves `[T, ...]`."""
+    """Arrays of `T` consecutive steps of one environment, with leaves `[T, ...]`, which the checks examine."""
 
     keys: KeyArray[Array, " T"]
     state: State
@@ -37,7 +37,7 @@ class CheckedSteps(NamedTuple):
 
 
 class Resets(NamedTuple):
-    """R resets, leaves `[R, ...]`."""
+    """Results of `R` resets of one environment, with leaves `[R, ...]`."""
 
     observation: Observation
     state: State
@@ -46,7 +46,7 @@ class Resets(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """Steps under random actions, and many first states to compare them with."""
+    """Steps of one environment under random actions, and many first states to compare them with."""
 
     resets: Resets
     """Of 128 episodes, and those of the steps."""
@@ -56,7 +56,7 @@ class Rollout(NamedTuple):
 
 
 def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
-    """Runs `num_steps` random legal actions, with a reset after each episode.
+    """Runs an environment for `num_steps` random legal actions, and resets it after each episode.
 
     Raises a `ContractError` if the environment raised an exception.
     """
@@ -68,9 +68,9 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
 
 
 def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> tuple[Rollout, int]:
-    """Plays the episode in which a rollout stopped on to its end, by random legal actions.
+    """Continues a rollout's unfinished episode to its end, with random legal actions.
 
-    Stops before the end at a step that violates the contract, so that the checks of the result find it, and after
+    It stops early at a step that violates the contract, so that later checks find the violation, and after
     `max_steps` steps without an end. Returns a rollout with only the last step, and the number of further steps.
     """
     key = jax.random.fold_in(jax.random.key(seed), max_steps)
@@ -83,7 +83,7 @@ def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> t
 
 
 def check_finite(env: Environment, record: Rollout) -> None:
-    """Checks that observations, rewards and results of `central` are neither NaN nor infinite."""
+    """Checks that observations, rewards and the results of `central` contain neither NaN nor infinity."""
     name, steps = env.name, record.steps
     _check_numbers(name, "observation", record.resets.observation, "after reset number", 0)
     _check_numbers(name, "observation", steps.timestep.observation, "after step number", record.first_step)
@@ -116,7 +116,9 @@ def check_bounds(env: Environment, record: Rollout) -> None:
 
 
 def check_legal_actions(env: Environment, record: Rollout) -> None:
-    """Checks that the action mask, if any, allows at least one choice of each kind before every step."""
+    """Checks that the action mask, if any, allows at least one choice for each action component before every
+    step.
+    """
     if env.action_mask is None:
         return
     possible = possible_masks(env)
@@ -146,9 +148,9 @@ def check_to_move(env: Environment, record: Rollout) -> None:
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
     """Checks that the last step of an episode returns its final state, not the next episode's first state.
 
-    Auto-reset is recognised by three signs together, in every step that ended an episode, or in every step that
-    terminated one other than by a time limit: the state before the step differs from all first states, and both
-    state and observation after it resemble those of a reset.
+    Auto-reset is reported only if all three hold at every episode end, or at every termination not caused by a
+    time limit: the state before the step differs from all first states, the state after it resembles a first
+    state, and the observation after it resembles a first observation.
     """
     terminated = np.asarray(record.steps.timestep.terminated)
     done = terminated | np.asarray(record.steps.timestep.truncated)
@@ -188,7 +190,7 @@ def _without_clock(record: Rollout) -> Rollout:
 
 
 def check_vmapped(env: Environment, record: Rollout) -> None:
-    """Checks that steps under `jax.vmap` return the same results as single steps."""
+    """Checks that steps of an environment under `jax.vmap` return the same results as single steps."""
     steps = record.steps
     with attribute_to_user_code(f"{env.name}: step under jax.vmap"):
         batched = _lifted_step(env, steps.keys, steps.state, steps.action)
@@ -201,9 +203,9 @@ def check_vmapped(env: Environment, record: Rollout) -> None:
 
 
 def check_planning(env: Environment, record: Rollout) -> None:
-    """Checks that a step from the planning state, with another key, returns the same results as the step itself.
+    """Checks that a step from the planning state, with another key, returns the same results as the original step.
 
-    Skips environments with transforms, because their planning state is not one of their states.
+    Environments with transforms are skipped, because their planning state is only a part of their state.
     """
     steps = record.steps
     if env.planning_state is None:

@@ -1,4 +1,4 @@
-"""Checks of an environment's contract by tracing reset and step, without running them."""
+"""Checks the contract of an environment by tracing its reset and step, without running them."""
 
 import re
 import warnings
@@ -25,7 +25,7 @@ HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 
 
 class Traced(NamedTuple):
-    """Types of the results of reset and step (leaves are abstract values), and their jaxprs."""
+    """Abstract values that an environment's reset and step return, and the jaxprs of both functions."""
 
     reset_observation: Any
     reset_state: Any
@@ -35,17 +35,8 @@ class Traced(NamedTuple):
 
 
 def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
-    """Runs the quick part of `check_environment`: the types of all results of reset and step.
-
-    Ignores weak types: see `strongly_typed`.
-
-    Args:
-        env: the environment.
-        params_vary: whether reset and step have to take parameters of any values. A training traces the
-            environment's own parameters as constants.
-
-    Raises:
-        ContractError: see `check_environment`.
+    """Checks the types of all results of an environment's reset and step, which is the quick part of
+    `check_environment`.
     """
     check_params(env)
     check_kinds(env)
@@ -62,9 +53,10 @@ def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
 
 
 def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
-    """Traces reset, and step from the state that reset returns. `params_vary` as for `check_types`.
+    """Traces an environment's reset, and its step from the state that reset returns.
 
-    Raises a `ContractError` if one of them cannot be traced or returns the wrong number of values.
+    `params_vary` has the same meaning as for `check_types`. Raises a `ContractError` if one of the functions
+    cannot be traced or returns the wrong number of values.
     """
     reset, step, params = env.reset, env.step, (env.params,)
     if not params_vary:
@@ -85,7 +77,7 @@ def _with_own_params(env: Environment, function: Callable, *args: Any) -> Any:
 
 
 def check_params(env: Environment) -> None:
-    """Checks that every leaf of params is an array or a number, which can be traced and varied."""
+    """Checks that every leaf of an environment's `params` is an array or a number, so that it can be traced."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(env.params):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)):
             raise ContractError(
@@ -108,7 +100,7 @@ def check_same_types(env: Environment, traced: Traced) -> None:
 
 
 def check_flags(env: Environment, traced: Traced) -> None:
-    """Checks that the reward is one float32, or one for each agent, and that the two flags are booleans."""
+    """Checks that the reward is a float32 scalar, or one for each agent, and that both flags are booleans."""
     flag = jax.ShapeDtypeStruct((), jnp.bool_)
     expected_types = {"reward": reward_struct(env), "terminated": flag, "truncated": flag}
     for field, expected in expected_types.items():
@@ -128,7 +120,7 @@ def check_flags(env: Environment, traced: Traced) -> None:
 
 
 def check_info(env: Environment, traced: Traced) -> None:
-    """Checks that info is a dictionary, to which transforms can add entries."""
+    """Checks that the `info` of a step is a dictionary, because transforms add entries to it."""
     if not isinstance(traced.timestep.info, dict):
         raise ContractError(
             f"{env.name}: info is a {type(traced.timestep.info).__name__}, expected a dict. hint: return {{}}."
@@ -155,7 +147,7 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
 def check_action_mask(env: Environment, traced: Traced) -> None:
     """Checks that the action mask, if any, has one boolean for each logit of the policy.
 
-    With several agents it is a dictionary, and kinds may be missing.
+    In a multi-agent environment, the mask is a dictionary, which need not contain every kind of agents.
     """
     if env.action_mask is None:
         return
@@ -177,7 +169,9 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
 
 
 def check_kinds(env: Environment) -> None:
-    """Checks that kinds of agents have different names and agents, and that both spaces are their joint spaces."""
+    """Checks that kinds of agents have distinct names and at least one agent, and that the spaces match the
+    kinds.
+    """
     if not env.agents:
         if env.active is not None or env.central is not None:
             raise ContractError(
@@ -199,7 +193,9 @@ def check_kinds(env: Environment) -> None:
 
 
 def check_agents(env: Environment, traced: Traced) -> None:
-    """Checks that `active`, if any, returns a boolean for each agent, and `central`, if any, one vector."""
+    """Checks that `active`, if any, returns a boolean for each agent, and that `central`, if any, returns one
+    vector.
+    """
     for what, function, check in (
         ("active", env.active, _check_active),
         ("central", env.central, _check_central),
@@ -210,7 +206,7 @@ def check_agents(env: Environment, traced: Traced) -> None:
 
 
 def check_players(env: Environment, traced: Traced) -> None:
-    """Checks that there are one or two players, and that `to_move` returns one int32 exactly if there are two."""
+    """Checks that an environment has one or two players, and that `to_move` returns one int32 if there are two."""
     if env.num_players not in (1, 2):
         raise ContractError(
             f"{env.name}: num_players is {env.num_players}, expected 1 or 2. hint: agents that act at the same "
@@ -235,7 +231,7 @@ def check_players(env: Environment, traced: Traced) -> None:
 
 
 def check_planning_state(env: Environment, traced: Traced) -> None:
-    """Checks that `planning_state`, if any, can be traced."""
+    """Checks that the function `planning_state` of an environment, if any, can be traced."""
     if env.planning_state is not None:
         _trace(env, "planning_state", env.planning_state, traced.timestep.state, env.params)
 
@@ -253,7 +249,7 @@ def _check_central(env: Environment, types: Any) -> None:
 
 
 def check_no_callbacks(env: Environment, traced: Traced) -> None:
-    """Checks that neither function calls the host, which would stall the device at every step."""
+    """Checks that neither reset nor step calls back to the host, which would stall the device at every step."""
     for what, program in (("reset", traced.reset_jaxpr), ("step", traced.step_jaxpr)):
         for equation in _equations(program.jaxpr):
             name = equation.primitive.name
@@ -266,7 +262,10 @@ def check_no_callbacks(env: Environment, traced: Traced) -> None:
 
 
 def check_purity(env: Environment, traced: Traced) -> None:
-    """Checks that tracing again gives the same jaxprs, so that no Python value changes from call to call."""
+    """Checks that tracing reset and step a second time gives the same jaxprs.
+
+    Otherwise, a Python value changes from call to call.
+    """
     state = traced.reset_state
     again = {
         "reset": (traced.reset_jaxpr, _trace(env, "reset", env.reset, _key(), env.params)[0]),
@@ -285,7 +284,7 @@ def check_purity(env: Environment, traced: Traced) -> None:
 
 
 def warn_of_promotion(env: Environment, traced: Traced) -> None:
-    """Warns if a function relies on implicit dtype promotion in JAX."""
+    """Warns if reset or step of an environment relies on implicit dtype promotion in JAX."""
     calls: dict[str, tuple[Callable, tuple]] = {
         "reset": (env.reset, (_key(), env.params)),
         "step": (env.step, (_key(), traced.reset_state, _action(env), env.params)),
@@ -300,7 +299,7 @@ def warn_of_promotion(env: Environment, traced: Traced) -> None:
 
 
 def warn_of_weak_types(env: Environment) -> None:
-    """Warns of weakly typed values, which are cast to fixed dtypes where the environment is used."""
+    """Warns if reset or step returns weakly typed values, which training casts to fixed dtypes."""
     traced = trace_environment(env)
     parts = {
         "the state after reset": traced.reset_state,

@@ -1,7 +1,8 @@
-"""ConnectFour-v0: two players drop stones into seven columns. Four in line win.
+"""ConnectFour-v0: two players drop stones into seven columns, and the first to have four in a line wins.
 
-Allis, "A knowledge-based approach of Connect-Four" (1988), has the rules. The first player wins if both play
-perfectly. Boards are words of bits: a move and the search for lines are some sixty operations on integers.
+Allis, "A knowledge-based approach of Connect-Four" (1988), describes the rules. The first player wins if both play
+perfectly. Boards are stored as bits of integers, so a move and the search for lines take about sixty integer
+operations.
 """
 
 import equinox as eqx
@@ -40,9 +41,10 @@ _BITS = (
 
 
 class Stones(eqx.Module):
-    """The stones of one player: rows 3 to 5 from the bottom in one word, rows 0 to 2 in another.
+    """Stones of one player on a Connect Four board, as bits of two words.
 
-    The bit of column `c` in the row `r` of a word is `8 r + c`. Every eighth bit is 0.
+    One word holds rows 3 to 5 from the bottom, and the other rows 0 to 2. The bit of column `c` in row `r` of a
+    word is `8 r + c`. Every eighth bit is 0.
     """
 
     upper: UInt32[Array, ""]
@@ -53,7 +55,7 @@ class Stones(eqx.Module):
 
 
 class ConnectFourState(eqx.Module):
-    """A position: the stones of both players, and the number of moves so far."""
+    """A Connect Four position: the stones of both players, and the number of moves so far."""
 
     own: Stones
     """Stones of the player to move."""
@@ -64,16 +66,16 @@ class ConnectFourState(eqx.Module):
 def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = None) -> Environment:
     """Connect Four for two players, 7 columns, with reward 1 for four in line and 0 for a draw (Allis 1988).
 
-    The observation is `[row, column, player]`, 1 for a stone: of the player to move in the first plane, of the
-    opponent in the second. Row 0 is the top. An action is the column to drop a stone into. A stone in a full
-    column is illegal, and loses.
+    The observation has the shape `[row, column, player]`, and is 1 for each stone. The first plane shows the
+    stones of the player to move, and the second plane the opponent's. Row 0 is the top. An action is the column to
+    drop a stone into. Choosing a full column is illegal, and loses the game.
 
     Args:
-        random_plies: moves of both players that are played at random before each game, 0 to 41: uniform over those
-            that do not end the game, and fewer if there are none. They count as moves of the game: after an odd
-            number, player 1 moves next.
-        fewest_random_plies: draw the number of these moves for each game, from this to `random_plies`. Default:
-            `random_plies` in all games.
+        random_plies: number of random moves of both players at the beginning of each game, from 0 to 41. Each is
+            drawn uniformly from the moves that do not end the game, and fewer are played if there are none. The
+            moves count as moves of the game, so player 1 moves next after an odd number.
+        fewest_random_plies: if given, the number of random moves is drawn for each game, from this value to
+            `random_plies`. Default: `random_plies` moves in every game.
     """
     check_opening("ConnectFour-v0", random_plies, fewest_random_plies, SQUARES - 1)
 
@@ -107,13 +109,13 @@ def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = Non
 
 
 def empty() -> ConnectFourState:
-    """Returns the first position."""
+    """Returns the first position of a Connect Four game, with an empty board."""
     nothing = Stones(jnp.uint32(0), jnp.uint32(0))
     return ConnectFourState(own=nothing, opponent=nothing, moves=jnp.int32(0))
 
 
 def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
-    """Drops a stone of the player to move into a column. A full one takes none, and the player loses."""
+    """Drops a stone of the player to move into a column. If the column is full, the player loses."""
     stone = dropped(state.own | state.opponent, column)
     mine = state.own | stone
     after = ConnectFourState(own=state.opponent, opponent=mine, moves=state.moves + 1)
@@ -127,7 +129,7 @@ def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
 
 
 def dropped(stones: Stones, column: Int[Array, ""]) -> Stones:
-    """The square on which a stone comes to rest, above all stones of its column, or none if the column is full."""
+    """Returns the square on which a dropped stone comes to rest, or no square if the column is full."""
     squares = jnp.uint32(BOTTOM_LEFT) << column.astype(jnp.uint32)
     free_lower = ~stones.lower & squares
     free_upper = jnp.where(free_lower == 0, ~stones.upper & squares, jnp.uint32(0))
@@ -135,7 +137,7 @@ def dropped(stones: Stones, column: Int[Array, ""]) -> Stones:
 
 
 def has_four(stones: Stones) -> Bool[Array, ""]:
-    """Returns whether four stones are in line, in a row, a column or a diagonal."""
+    """Returns whether a player's stones contain four in a line: in a row, a column or a diagonal."""
     lines = _along_rows(stones.upper) | _along_rows(stones.lower)
     for distance in UPWARDS:
         lines |= _across_rows(stones, distance)
@@ -143,13 +145,13 @@ def has_four(stones: Stones) -> Bool[Array, ""]:
 
 
 def legal_columns(state: ConnectFourState) -> Bool[Array, "7"]:
-    """True for each column that is not full."""
+    """Returns a boolean for each column of a Connect Four board, which is True if the column is not full."""
     top = (state.own.upper | state.opponent.upper) >> jnp.uint32(2 * ROW_BITS)
     return ((top >> jnp.arange(COLUMNS, dtype=jnp.uint32)) & 1) == 0
 
 
 def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
-    """Returns the stones of the player to move and of the opponent, as planes of 0 and 1, with the top row
+    """Returns the observation: planes of 0 and 1 for the player to move and the opponent, with the top row
     first.
     """
     upper = jnp.stack([state.own.upper, state.opponent.upper]).reshape(1, 1, 2)
@@ -163,12 +165,12 @@ def to_move(state: ConnectFourState) -> Int[Array, ""]:
 
 
 def winner(state: ConnectFourState) -> Int[Array, ""]:
-    """Returns the player who has four in line, 0 or 1, or -1 if nobody has."""
+    """Returns the player who has four in a line, 0 or 1, or -1 if no player has."""
     return winner_of(has_four(state.own), has_four(state.opponent), to_move(state))
 
 
 def render(state: ConnectFourState) -> str:
-    """Formats the board as text above its column numbers: `X` for player 0, `O` for player 1."""
+    """Formats a Connect Four board as text with column numbers below: `X` for player 0, `O` for player 1."""
     planes = np.asarray(observe(state))
     board = draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
     return f"{board}\n{' '.join(map(str, range(COLUMNS)))}"

@@ -1,4 +1,4 @@
-"""Checks the fields of an environment before anything is traced."""
+"""Checks the fields of an environment before its functions are traced."""
 
 from rollmill.core.errors import ContractError
 from rollmill.core.signatures import Call, check_signature
@@ -17,7 +17,9 @@ CALLS = {
 
 
 def check_declarations(env: Environment) -> None:
-    """Raises a `ContractError` for functions with other parameters, or agents of another type."""
+    """Raises a `ContractError` if a function of an environment takes wrong parameters, or `agents` has a wrong
+    type.
+    """
     for field, call in CALLS.items():
         if (function := getattr(env, field)) is not None:
             check_signature(f"{env.name}: {field}", function, call)

@@ -1,4 +1,4 @@
-"""DictGoal-v0: a point walks to one of four corners. Position and goal are entries of a dictionary."""
+"""DictGoal-v0: a point walks to one of four corners, and observes its position and the goal as a dictionary."""
 
 import equinox as eqx
 import jax
@@ -21,14 +21,16 @@ MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
 
 
 class DictGoalState(eqx.Module):
-    """Position of the point, coordinates within [-1, 1], and the number of its goal."""
+    """Position of the point, with coordinates within [-1, 1], and the index of the goal corner."""
 
     position: Float[Array, "2"]
     goal: Int[Array, ""]
 
 
 class DictGoalParams(eqx.Module):
-    """Lengths, in units of half the square's side. Every leaf may hold one value for each environment."""
+    """Lengths in DictGoal, in units of half the square's side. Each field may hold one value for each
+    environment.
+    """
 
     stride: Scalar = 0.25
     goal_radius: Scalar = 0.3
@@ -57,7 +59,10 @@ def dict_goal(*, max_steps: int = 32) -> Environment:
 
 
 def reset(key: Key, params: DictGoalParams) -> tuple[dict[str, Array], DictGoalState]:
-    """Starts near the centre with a random goal. The observation is `{"goal": [], "position": [2]}`."""
+    """Starts an episode of DictGoal near the centre, with a random goal.
+
+    The observation is `{"goal": [], "position": [2]}`.
+    """
     position_key, goal_key = jax.random.split(key)
     state = DictGoalState(
         position=params.reset_bound * jax.random.uniform(position_key, (2,), minval=-1.0, maxval=1.0),
@@ -67,7 +72,7 @@ def reset(key: Key, params: DictGoalParams) -> tuple[dict[str, Array], DictGoalS
 
 
 def step(key: Key, state: DictGoalState, action: Int[Array, ""], params: DictGoalParams) -> Timestep:
-    """One stride left (0), right (1), down (2) or up (3), within the walls."""
+    """Moves the point by one stride: left (0), right (1), down (2) or up (3). Walls stop the point."""
     goal = jnp.asarray(CORNERS)[state.goal]
     target = state.position + params.stride * jnp.asarray(MOVES)[action]
     moved = DictGoalState(position=jnp.clip(target, -1.0, 1.0), goal=state.goal)

@@ -18,14 +18,16 @@ from rollmill.envs.transforms import time_limit
 
 
 class MountainCarState(eqx.Module):
-    """Position along the valley (its floor is near -0.5) and velocity (position units per step)."""
+    """Position along the valley, whose floor is near -0.5, and velocity in position units per step."""
 
     position: Float[Array, ""]
     velocity: Float[Array, ""]
 
 
 class MountainCarParams(eqx.Module):
-    """Physics, in units of position and steps. Every leaf may hold one value for each environment."""
+    """Physical parameters of MountainCar, in units of position and steps. Each field may hold one value per
+    environment.
+    """
 
     force: Scalar = 0.001
     gravity: Scalar = 0.0025
@@ -58,12 +60,14 @@ def mountain_car(*, max_steps: int = 200) -> Environment:
 
 
 def observation_space() -> spaces.Box:
-    """Position and velocity within the valley's bounds."""
+    """Returns the space of observations: position and velocity within the bounds of the valley."""
     return spaces.Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32))
 
 
 def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], MountainCarState]:
-    """Starts at rest near the valley's floor. The observation is `[position, velocity]`."""
+    """Starts an episode of MountainCar at rest near the valley's floor. The observation is `[position,
+    velocity]`.
+    """
     width = params.reset_high - params.reset_low
     state = MountainCarState(
         position=params.reset_low + width * jax.random.uniform(key), velocity=jnp.zeros((), jnp.float32)
@@ -72,7 +76,7 @@ def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], Mount
 
 
 def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: MountainCarParams) -> Timestep:
-    """Pushes left (0), not at all (1) or right (2), and terminates at the goal."""
+    """Pushes the car left (0), not at all (1) or right (2) for one step. The episode terminates at the goal."""
     moved = accelerate(state, (action - 1).astype(jnp.float32) * params.force, params)
     return Timestep(
         observation=observe(moved),
@@ -85,7 +89,7 @@ def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: Moun
 
 
 def accelerate(state: MountainCarState, push: Float[Array, ""], params: MountainCarParams) -> MountainCarState:
-    """One step along the valley `sin(3 position)` under `push`. The left wall stops the car."""
+    """Advances the car by one step along the valley `sin(3 position)`, under `push`. The left wall stops it."""
     velocity = state.velocity + push - params.gravity * jnp.cos(3 * state.position)
     velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)
     position = jnp.clip(state.position + velocity, params.min_position, params.max_position)
@@ -94,10 +98,10 @@ def accelerate(state: MountainCarState, push: Float[Array, ""], params: Mountain
 
 
 def at_goal(state: MountainCarState, params: MountainCarParams) -> Bool[Array, ""]:
-    """Returns whether the car is at the goal or beyond, and fast enough."""
+    """Returns whether the car has reached the goal position and is fast enough."""
     return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
 
 
 def observe(state: MountainCarState) -> Float[Array, "2"]:
-    """Returns the observation, `[position, velocity]`."""
+    """Returns the observation of MountainCar, `[position, velocity]`."""
     return jnp.stack([state.position, state.velocity])

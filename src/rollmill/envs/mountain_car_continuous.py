@@ -1,7 +1,7 @@
 """MountainCarContinuous-v0: the valley of MountainCar with a continuous push that costs energy.
 
-The parameters follow `MountainCarContinuous-v0` of Gymnasium: step by step the same observations,
-rewards and flags in float32.
+The parameters follow `MountainCarContinuous-v0` of Gymnasium. In float32, observations, rewards and flags are
+equal step by step.
 """
 
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
 
 
 def step(key: Key, state: MountainCarState, action: Float[Array, "1"], params: MountainCarParams) -> Timestep:
-    """Pushes with the action clipped to [-1, 1]. The reward is 100 at the goal, minus action² / 10.
+    """Pushes the car with the action, clipped to [-1, 1]. The reward is 100 at the goal, minus action² / 10.
 
     The cost is computed from the unclipped action, as in Gymnasium.
     """

@@ -1,9 +1,8 @@
 """Exact nearest neighbours of many places among many points in the plane, in little memory.
 
-`jax.lax.top_k` sorts whole rows on a GPU, and calls a function for each row on CPU. For few neighbours it is
-faster on both to select one after the other from the minima of groups of points (a tournament). Places are
-processed in blocks, so that distances stay in cache, and their memory does not grow with the square of the number
-of points.
+`jax.lax.top_k` sorts whole rows on a GPU, and calls a function for each row on a CPU. For few neighbours, it is
+faster to select them one by one from the minima of groups of points (a tournament). Places are processed in
+blocks, so that distances stay in cache, and their memory does not grow with the square of the number of points.
 
 Shape letters: `M` places, `N` points, `K` neighbours of each place, and `C` groups of `c` points.
 """
@@ -23,7 +22,7 @@ MAX_PAIRS = 2**18
 
 
 class Nearest(NamedTuple):
-    """The nearest points of each place, the nearest first."""
+    """Indices and distances of the points nearest to each place, in order of distance."""
 
     index: Int[Array, "M K"]
     exists: Bool[Array, "M K"]
@@ -41,8 +40,9 @@ def nearest(
 ) -> Nearest:
     """Finds the `count` nearest points of each place. At equal distances, the lower index comes first.
 
-    Places and points are given by their x and y coordinates. Only points in the mask `where` are considered,
-    without the point with the index in `exclude` for each place, such as itself. `count` is `K`, at most `N`.
+    Places and points are given by their x and y coordinates. Only points that are True in the mask `where` are
+    considered. For each place, `exclude` is the index of a point that is ignored, such as the place itself.
+    `count` is `K`, at most `N`.
     """
     # Without the barrier, XLA would recompute the coordinates, sines and cosines, for every pair.
     places, points = jax.lax.optimization_barrier((places, points))

@@ -7,9 +7,9 @@ the weight `w = n / (count + n)` of the batch's `n` values:
     mean'     = mean + w (mean_b - mean)
     variance' = (1 - w) variance + w variance_b + w (1 - w) (mean_b - mean)^2
 
-Numbers have statistics: floating-point leaves, and `Box`es of whole numbers such as counts, which become float32
-when they are normalised. Categories (`Discrete`, `MultiDiscrete`, `MultiBinary`) and bytes (uint8: images and
-planes) have none (None in their place) and pass through unchanged.
+Floating-point leaves have statistics, and so do `Box`es of integers such as counts, which become float32 when they
+are normalised. Categories (`Discrete`, `MultiDiscrete`, `MultiBinary`) and bytes (uint8 images and planes) have
+None instead of statistics, and pass through unchanged.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ VARIANCE_FLOOR = 1e-8
 
 
 class RunningStatistics(eqx.Module):
-    """Mean and variance of all values so far, in the structure of one value, and their number."""
+    """Running mean and variance of observations or rewards, and the number of values that they summarise."""
 
     mean: PyTree[Float[Array, "..."]]
     variance: PyTree[Float[Array, "..."]]
@@ -41,12 +41,12 @@ class RunningStatistics(eqx.Module):
 
 
 def identity(means: PyTree) -> PyTree:
-    """Returns the reduction over a single replica."""
+    """Returns its argument: the reduction over a single replica."""
     return means
 
 
 def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatistics:
-    """Mean 0 and variance 1, with almost no weight.
+    """Returns running statistics with mean 0 and variance 1, which have almost no weight.
 
     Args:
         struct: one value, or its `jax.ShapeDtypeStruct`s (`core.spaces.struct` of a space).
@@ -59,7 +59,9 @@ def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatist
 
 
 def normalised_struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """One observation as `initial_statistics` takes it: a leaf is floating-point if it is to be normalised."""
+    """Returns the struct of one observation for `initial_statistics`, with floating-point leaves where it is
+    normalised.
+    """
     match space:
         case spaces.Dict():
             return {name: normalised_struct(part) for name, part in space.spaces.items()}
@@ -80,8 +82,8 @@ def update_statistics(
 ) -> RunningStatistics:
     """Merges a batch into the running statistics (Chan et al. 1979).
 
-    The result does not depend on how a batch is divided between replicas: squared deviations are from the mean
-    over all replicas.
+    The result does not depend on how a batch is divided among replicas, because squared deviations refer to the
+    mean over all replicas.
 
     Args:
         statistics: the running statistics, the same on every replica.
@@ -107,11 +109,11 @@ def update_statistics(
 
 
 def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: float = 10.0) -> PyTree[Array]:
-    """`(value - mean) / standard deviation`, clipped to `[-clip, clip]`.
+    """Returns `(value - mean) / standard deviation`, clipped to `[-clip, clip]`.
 
     Args:
         statistics: running statistics of one value's structure.
-        value: leaves `[..., *value]`, any leading axes. Floating-point dtypes are kept, whole numbers become
+        value: leaves `[..., *value]`, any leading axes. Floating-point dtypes are kept, and integers become
             float32.
         clip: bound on the result, in standard deviations.
     """
@@ -124,7 +126,7 @@ def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: floa
 
 
 def denormalise(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
-    """`value * standard deviation + mean`: the inverse of `normalise`, except for clipping.
+    """Returns `value * standard deviation + mean`, the inverse of `normalise` except for clipping.
 
     Args:
         statistics: running statistics of one value's structure.
@@ -139,7 +141,7 @@ def denormalise(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[A
 
 
 def scale(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
-    """`value / standard deviation`, for rewards, whose sign and zero must not change.
+    """Returns `value / standard deviation`, for rewards, whose sign and zero must not change.
 
     Args:
         statistics: running statistics of one value's structure.
@@ -172,7 +174,7 @@ def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
 def merge_moments(
     statistics: RunningStatistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | int | float
 ) -> RunningStatistics:
-    """Merges a batch's mean and variance into the running ones, with its number of values as weight."""
+    """Merges a batch's mean and variance into running statistics, weighted by the batch's number of values."""
     count = statistics.count + batch_count
     w = batch_count / count
 

@@ -1,4 +1,4 @@
-"""Numbers among an environment's parameters that options set by name: `make("CartPole-v1", gravity=3.7)`.
+"""Sets numeric parameters of an environment by name, as in `make("CartPole-v1", gravity=3.7)`.
 
 A number may follow a schedule over training (`linear:9.8:20`), or be drawn for each episode (`uniform:5:15`).
 """
@@ -39,7 +39,7 @@ def with_numbers(env: Environment, numbers: Mapping[str, Any]) -> Environment:
     Outside a run, its parameters hold a schedule's final value, and a distribution's mean.
 
     Raises:
-        UsageError: a value has another type than the number in its place, or is too large or not finite.
+        UsageError: a value has another type than the parameter that it replaces, or is too large or not finite.
     """
     if not numbers:
         return env
@@ -78,14 +78,16 @@ def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSched
 
 
 def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
-    """Returns parameters with some numbers replaced and cast to their old types. The new numbers may be traced."""
+    """Replaces numbers among an environment's parameters, and casts them to the old types. They may be traced."""
     types = {name: jnp.asarray(getattr(params, name)).dtype for name in numbers}
     typed = {name: jnp.asarray(value).astype(types[name]) for name, value in numbers.items()}
     return dataclasses.replace(params, **typed) if typed else params
 
 
 def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
-    """Returns the ends of schedules and distributions by name: the first as `NAME`, the last as `NAME:SHAPE`."""
+    """Returns the ends of schedules and distributions by name: the first as `NAME`, and the last as
+    `NAME:SHAPE`.
+    """
     firsts = {name: float(course.first) for name, course in inputs.items()}
     lasts = {
         f"{name}:{course.shape}": float(course.last)
@@ -96,7 +98,7 @@ def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
 
 
 def with_ends(inputs: Mapping[str, NumberSchedule], held: Mapping[str, Any]) -> dict[str, NumberSchedule]:
-    """Returns the inputs with the ends of their schedules replaced by a learner's numbers, which may be traced."""
+    """Replaces the ends of schedules among an environment's inputs by a learner's numbers, which may be traced."""
     return {
         name: NumberSchedule(shape, held[name], held.get(f"{name}:{shape}", held[name]))
         for name, (shape, _, _) in inputs.items()
@@ -104,7 +106,7 @@ def with_ends(inputs: Mapping[str, NumberSchedule], held: Mapping[str, Any]) -> 
 
 
 class EpisodeParams(eqx.Module):
-    """Parameters with the ends between which some are drawn."""
+    """Parameters of an environment, and the bounds between which some of them are drawn for each episode."""
 
     own: Params
     low: dict[str, Float[Array, "..."]]
@@ -112,7 +114,10 @@ class EpisodeParams(eqx.Module):
 
 
 def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | Float[Array, ""]) -> Params:
-    """Returns the parameters after the fraction `done` of the run, or `EpisodeParams` if some are drawn."""
+    """Returns an environment's parameters after the fraction `done` of the run.
+
+    The result is an `EpisodeParams` if some parameters are drawn for each episode.
+    """
     values = {name: course.at(done) for name, course in inputs.items() if course.shape != UNIFORM}
     own, drawn = replaced(params, values), {n: course for n, course in inputs.items() if course.shape == UNIFORM}
     if not drawn:
@@ -122,7 +127,7 @@ def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | F
 
 
 def drawing(env: Environment) -> Environment:
-    """Returns an environment that draws the parameters with a distribution for each episode."""
+    """Returns an environment that draws new values for each episode, for all parameters with a distribution."""
     if not any(course.shape == UNIFORM for course in env.inputs.values()):
         return env
 

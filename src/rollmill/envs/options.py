@@ -1,4 +1,4 @@
-"""Options of environments: a factory's options, errors for unknown names, and parsing."""
+"""Reads the options of environments: lists a factory's options, parses values, and reports unknown names."""
 
 import difflib
 import inspect
@@ -16,9 +16,9 @@ NOT_JSON = {"True": "true", "False": "false", "None": "null", "NaN": None, "nan"
 
 
 def keyword_names(function: Callable[..., Any]) -> list[str]:
-    """Names of the keyword arguments that a function, or a class, accepts.
+    """Returns the names of the keyword arguments that a function or class accepts.
 
-    If the `__init__` of a class passes keyword arguments on to its bases, their arguments with defaults are
+    If the `__init__` of a class passes keyword arguments on to its bases, the bases' arguments with defaults are
     included.
     """
     if not inspect.isclass(function):
@@ -32,7 +32,7 @@ def keyword_names(function: Callable[..., Any]) -> list[str]:
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
-    """Returns whether a function accepts keyword arguments of any name."""
+    """Returns whether a function accepts arbitrary keyword arguments."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 
@@ -46,7 +46,9 @@ def _named(function: Callable[..., Any], *, only_defaults: bool = False) -> list
 
 
 def unknown_option(environment: str, option: str, known: Iterable[str]) -> UsageError:
-    """Returns a `UsageError` that lists the options of an environment, and suggests the nearest one."""
+    """Returns the error for an unknown option of an environment. It lists all options, and suggests the
+    nearest.
+    """
     names = sorted(known)
     if not names:
         return UsageError(f"{environment} has no options, got {option!r}.")
@@ -56,9 +58,9 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
 
 
 def like(environment: str, option: str, value: Any, default: Any) -> Any:
-    """Converts an option's value to its default's type: integers for a float, lists for a tuple.
+    """Converts an option's value to the type of its default: an integer to a float, or a list to a tuple.
 
-    Raises a `UsageError` if it is of another type.
+    Raises a `UsageError` if the value has another type.
     """
     if isinstance(default, float) and type(value) is int:
         return float(value)

@@ -1,7 +1,7 @@
 """Pendulum-v1: a pendulum swung up and held there by a torque too weak to lift it directly.
 
-The parameters follow `Pendulum-v1` of Gymnasium: step by step the same observations and rewards in
-float32. Episodes never terminate. The time limit truncates them.
+The parameters follow `Pendulum-v1` of Gymnasium. In float32, observations and rewards are equal step by step.
+Episodes never terminate, but the time limit truncates them.
 """
 
 import math
@@ -20,7 +20,7 @@ from rollmill.envs.transforms import time_limit
 
 
 class PendulumState(eqx.Module):
-    """Angle from upright (rad, within one turn) and its rate (rad/s).
+    """Angle of a pendulum from upright (rad, within one turn) and its angular velocity (rad/s).
 
     Gymnasium lets the angle grow without bound. Here it is wrapped, which keeps its precision in float32.
     """
@@ -30,7 +30,7 @@ class PendulumState(eqx.Module):
 
 
 class PendulumParams(eqx.Module):
-    """Physics, in SI units. Every leaf may hold one value for each environment."""
+    """Physical parameters of Pendulum, in SI units. Each field may hold one value for each environment."""
 
     gravity: Scalar = 10.0
     mass: Scalar = 1.0
@@ -63,14 +63,20 @@ def pendulum(*, max_steps: int = 200) -> Environment:
 
 
 def reset(key: Key, params: PendulumParams) -> tuple[Float[Array, "3"], PendulumState]:
-    """Starts at any angle with a small rate. The observation is `[cos angle, sin angle, angular velocity]`."""
+    """Starts an episode of Pendulum at a random angle, with a small angular velocity.
+
+    The observation is `[cos angle, sin angle, angular velocity]`.
+    """
     angle, speed = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     state = PendulumState(angle=wrapped(params.reset_angle * angle), angular_velocity=params.reset_speed * speed)
     return _observe(state), state
 
 
 def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: PendulumParams) -> Timestep:
-    """One semi-implicit Euler step. The reward is -(angle² + rate² / 10 + torque² / 1000) before the step."""
+    """Advances Pendulum by one semi-implicit Euler step.
+
+    The reward is -(angle² + rate² / 10 + torque² / 1000), from the state before the step.
+    """
     torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
     cost = jnp.square(state.angle) + 0.1 * jnp.square(state.angular_velocity) + 0.001 * jnp.square(torque)
     moved = _semi_implicit_step(state, torque, params)

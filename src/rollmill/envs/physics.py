@@ -1,4 +1,4 @@
-"""Shared by environments with physics: the type of a constant, and wrapped angles."""
+"""Helpers of environments with physics: the type of a constant, and wrapped angles."""
 
 import math
 from typing import TypeAlias
@@ -11,5 +11,5 @@ Scalar: TypeAlias = Float[Array, "..."] | float
 
 
 def wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
-    """Returns the angle (rad) wrapped to [-pi, pi]."""
+    """Wraps an angle (rad) to the range [-pi, pi]."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))

@@ -1,4 +1,4 @@
-"""Probe environments: tiny tasks with known values, each for one kind of mistake.
+"""Probe environments: tiny tasks with known values, each of which reveals one kind of mistake in an algorithm.
 
 Use them in order: an algorithm that fails the first has a broken value loss; the second, a broken network or
 observation path; the third, discounting; the fourth, the policy loss; the fifth, credit assignment by observation;
@@ -26,39 +26,39 @@ START_REWARD = -10.0
 
 
 class ProbeState(eqx.Module):
-    """The current observation."""
+    """State of a probe environment: its current observation."""
 
     shown: Float[Array, " n"]
 
 
 class MaskedProbeState(eqx.Module):
-    """The legal actions of this episode."""
+    """State of the probe `action_mask`: the legal actions of this episode."""
 
     legal: Bool[Array, " actions"]
 
 
 def constant_reward() -> Environment:
-    """Probe: reward 1 in a single step. The value is 1 for every policy.
+    """Probe with one step, 2 actions, observation 0 and reward 1. The value is 1 for every policy.
 
-    Observation 0; one step; 2 actions. A failure means: the value loss or its optimiser is wrong.
+    If an algorithm fails this probe, its value loss or optimiser is wrong.
     """
     return _one_step("ConstantReward", spaces.Discrete(2), _zero, lambda shown, action: jnp.float32(1.0))
 
 
 def observation_reward() -> Environment:
-    """Probe: the reward is the observation, -1 or 1. So is the value.
+    """Probe with one step, whose reward is the observation, -1 or 1. The value equals the observation.
 
-    One step, with 2 actions. A failure, if `constant_reward` succeeds, means: the network gets no observation, or
-    observations and returns are paired wrongly.
+    There are 2 actions. If an algorithm passes `constant_reward` but fails this probe, the network does not
+    receive the observation, or observations and returns are paired wrongly.
     """
     return _one_step("ObservationReward", spaces.Discrete(2), _sign, lambda shown, action: shown[0])
 
 
 def discounted_reward() -> Environment:
-    """Probe: reward 0, then 1. The values of the observations 0 and 1 are gamma and 1.
+    """Probe with two steps and rewards 0 and 1. The values of the observations 0 and 1 are gamma and 1.
 
-    Two steps, the second terminated. There are 2 actions. A failure, if the previous ones succeed, means:
-    discounting is wrong.
+    There are 2 actions, and the second step terminates. If an algorithm passes the previous probes but fails this
+    one, its discounting is wrong.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], ProbeState]:
@@ -72,20 +72,20 @@ def discounted_reward() -> Environment:
 
 
 def action_reward() -> Environment:
-    """Probe: action 1 pays 1, action 0 pays -1. The best return is 1.
+    """Probe with one step, in which action 1 pays 1 and action 0 pays -1. The best return is 1.
 
-    Observation 0, one step. The value is `2 p - 1` for a policy that takes action 1 with probability p,
-    and 1 for the best. A failure, if the previous ones succeed, means: the policy loss or its sign is wrong.
+    The observation is 0. The value is `2 p - 1` for a policy that takes action 1 with probability p. If an
+    algorithm passes the previous probes but fails this one, the policy loss or its sign is wrong.
     """
     return _one_step("ActionReward", spaces.Discrete(2), _zero, lambda shown, action: _pay(action == 1))
 
 
 def action_observation() -> Environment:
-    """Probe: action 1 pays 1 if the observation is 1, and action 0 if it is -1. The best return is 1.
+    """Probe with one step, in which the right action depends on the observation. The best return is 1.
 
-    The other action pays -1. There is one step. The best value is 1 everywhere. A policy that ignores the
-    observation has value 0. A failure, if the previous ones succeed, means: actions and advantages are paired
-    wrongly.
+    Action 1 pays 1 if the observation is 1, and action 0 pays 1 if it is -1. The other action pays -1. The best
+    value is 1 everywhere, and a policy that ignores the observation has value 0. If an algorithm passes the
+    previous probes but fails this one, actions and advantages are paired wrongly.
     """
     return _one_step(
         "ActionObservation",
@@ -96,7 +96,7 @@ def action_observation() -> Environment:
 
 
 def truncation(*, episode_length: int = 4) -> Environment:
-    """Probe: reward 1 forever, but truncated every few steps. The value is 1 / (1 - gamma).
+    """Probe with reward 1 forever, which is truncated every few steps. The value is 1 / (1 - gamma).
 
     That is the value of observation 1, from which all steps of an episode but the first start. The first
     starts from observation 0 and pays -10, so its value is -10 + gamma / (1 - gamma). No episode
@@ -122,9 +122,9 @@ def truncation(*, episode_length: int = 4) -> Environment:
 
 
 def continuous_action() -> Environment:
-    """Probe: reward 1 - (action - observation)². The best action is the observation, its value 1.
+    """Probe with reward 1 - (action - observation)² in one step. The best action is the observation, its value 1.
 
-    The observation is uniform in [-1, 1], as is the action's range. There is one step.
+    The observation is uniform in [-1, 1], and actions have the same range.
     """
     return _one_step(
         "ContinuousAction",
@@ -135,10 +135,10 @@ def continuous_action() -> Environment:
 
 
 def multi_discrete() -> Environment:
-    """Probe: two choices, of 2 and of 3. Each that equals its observation pays 1/2. Best return 1.
+    """Probe for `MultiDiscrete([2, 3])` actions, with one step. The best return is 1.
 
-    The observation is the pair of right choices as floats. There is one step. The uniform policy has the
-    value 1/4 + 1/6.
+    Each component of the action that equals its component of the observation pays 1/2. Observations are floats.
+    The uniform policy has the value 1/4 + 1/6.
     """
 
     def draw(key: Key) -> Float[Array, "2"]:
@@ -154,10 +154,11 @@ def multi_discrete() -> Environment:
 
 
 def action_mask() -> Environment:
-    """Probe: 2 of 4 actions, drawn for each episode, are legal and pay 1, the others -1. Best return 1.
+    """Probe in which 2 of 4 actions are legal and pay 1, while the others pay -1. The best return is 1.
 
-    Only the mask shows which: the observation is 0. So the value is 1 for every policy that obeys the
-    mask, and 0 for every one that ignores it. There is one step.
+    The legal actions are drawn for each episode, which has one step. Only the mask shows them, because the
+    observation is 0. The value is 1 for every policy that respects the mask, and 0 for every policy that ignores
+    it.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], MaskedProbeState]:

@@ -1,8 +1,8 @@
-"""Resets only environments with a finished episode, for expensive resets.
+"""Resets only environments whose episode ended, which saves time if resets are expensive.
 
 Under `jax.vmap`, both branches of a condition are computed, so a batch would reset all of its environments in
-every step, although few episodes end. Here the batch resets in small groups, only as many as needed: usually one
-or none.
+every step, although few episodes end. This module resets small groups of environments instead, as many groups as
+needed, which is usually one or none.
 
 Shape letters: `E` environments, `G` of them in a group.
 """
@@ -28,12 +28,11 @@ class _Carry(NamedTuple):
 
 
 def rare_reset(env: Environment, ratio: int) -> Restart:
-    """Returns a function that starts new episodes where some ended, at the cost of about `E / ratio` resets a
-    step.
+    """Returns a function that starts new episodes only in environments whose episode ended.
 
-    There is a reset for each group of `ceil(E / ratio)` environments. The results equal a reset in every step,
-    because an environment's new episode follows from its own key. One environment that is not batched is reset
-    under a condition.
+    It computes about `E / ratio` resets a step, in groups of `ceil(E / ratio)` environments. The results equal a
+    reset of all environments in every step, because the new episode of each environment follows from its own key.
+    An environment that is not batched is reset under a condition.
     """
 
     def begin(key: Key, params: Params, like: Begun) -> Begun:

@@ -1,4 +1,4 @@
-"""Environments by name: `CartPole-v1` (built in), and by the prefix of an adapter, such as `gymnax:...`.
+"""Finds environments by name, such as `CartPole-v1`, or by the prefix of an adapter, such as `gymnax:...`.
 
 An adapter is imported at the first use of its prefix, so that other packages need not be installed. Transforms by
 name and host environments are also imported on first use.
@@ -73,12 +73,13 @@ def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
     """Registers an environment under a name.
 
     Args:
-        name: the id, such as `Corridor-v0`: one word without a colon, which separates an adapter's prefix.
-        factory: makes the environment from keyword options. The first line of its docstring is its description.
-        overwrite: replace a factory of the same name.
+        name: the id, such as `Corridor-v0`. It must be one word without a colon, because a colon separates an
+            adapter's prefix.
+        factory: creates the environment from keyword options. The first line of its docstring is its description.
+        overwrite: whether to replace an existing factory of the same name.
 
     Raises:
-        UsageError: the name is taken or cannot be one, or the factory is not callable.
+        UsageError: the name is taken or invalid, or the factory is not callable.
 
     Examples:
         >>> rollmill.register("Short-v0", lambda: rollmill.time_limit(rollmill.make("CartPole-v1"), 50))
@@ -88,22 +89,22 @@ def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
 
 
 def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Environment | HostEnvironment:
-    """Makes the environment of a name.
+    """Creates an environment from its name.
 
     Args:
         name: an id that is built in, registered, or offered by an installed package (`registered` lists them), or
             `prefix:id` of an adapter.
-        transforms: changes of its observations, actions or rewards, the innermost first, such as
-            `["frame-stack:4", "reward-scale:0.1"]`. Docs/environments.md lists them.
-        **options: passed on to the factory. The environment records them and the transforms, so that it can be
-            made again.
+        transforms: changes of the environment's observations, actions or rewards, with the innermost first, such
+            as `["frame-stack:4", "reward-scale:0.1"]`. The page on environments lists them.
+        **options: passed on to the factory. The environment records its options and transforms, so that it can be
+            created again.
 
     Returns:
         The environment, with this name.
 
     Raises:
-        UsageError: an unknown name, prefix, option or transform, an adapter's package is not installed, or a
-            transform does not fit the environment.
+        UsageError: the name, its prefix, an option or a transform is unknown, the package of an adapter is not
+            installed, or the environment does not support a transform.
 
     Examples:
         >>> env = rollmill.make("CartPole-v1", transforms=["frame-stack:3"])
@@ -114,7 +115,7 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
 
 
 def check_name(name: str) -> None:
-    """Raises a UsageError if no environment has the name. An adapter checks its own ids when it makes them."""
+    """Raises a `UsageError` if no environment has this name. Ids of adapters are not checked here."""
     prefix, colon, _ = name.partition(":")
     if colon:
         _adapter(prefix)
@@ -161,10 +162,10 @@ def from_gymnasium(
     A function or class with one argument, the number of environments, must create a `gymnasium.vector.VectorEnv`,
     a simulator of a whole batch. Each process creates one, for the environments that it steps.
 
-    Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are. This function is for other cases, for
-    example functions that wrap the environment that they create. Other processes cannot create an environment of a
-    function by name. `rollmill.register("Mine-v0", lambda: rollmill.from_gymnasium(make_mine))` in a module gives
-    it a name.
+    Algorithms also accept `gymnasium.make(...)` and `gymnasium:ID` directly. This function is for other cases,
+    such as a function that wraps the environment that it creates. Such an environment has no name, so other
+    processes cannot create it. To give it a name, register it in a module:
+    `rollmill.register("Mine-v0", lambda: rollmill.from_gymnasium(make_mine))`.
 
     Args:
         source: an id, with or without `gymnasium:`; an environment, which is copied by its spec and not stepped
@@ -260,13 +261,13 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
     """Returns the environment for an id, a result of `gymnasium.make`, or an environment.
 
     Args:
-        env: any of these.
+        env: an id, a result of `gymnasium.make`, or an environment.
         options: options for the factory of an id.
 
     Raises:
-        UsageError: `env` is none of these, or a `gymnasium.Env` that cannot be created again from its id, or
+        UsageError: `env` has another type, or is a `gymnasium.Env` that cannot be created again from its id, or
             options are given without an id.
-        ContractError: a function of the environment has other parameters than its call.
+        ContractError: a function of the environment takes wrong parameters.
     """
     if isinstance(env, str):
         return as_environment(make(env, **options))
@@ -297,9 +298,9 @@ def _described(value: Any) -> str:
 
 
 def registered() -> list[tuple[str, str]]:
-    """Sorted ids without a prefix that `make` knows, each with its description.
+    """Returns the sorted ids without a prefix that `make` knows, each with its description.
 
-    Those that installed packages offer are included, if their packages can be imported.
+    They include the ids that installed packages offer, if these packages can be imported.
 
     Examples:
         >>> names = [name for name, _ in rollmill.registered()]
@@ -309,7 +310,7 @@ def registered() -> list[tuple[str, str]]:
 
 
 def is_on_host(name: str) -> bool:
-    """Returns whether the name's prefix belongs to host environments."""
+    """Returns whether a name has the prefix of an adapter of host environments."""
     prefix, colon, _ = name.partition(":")
     return bool(colon) and prefix in _ON_HOST
 

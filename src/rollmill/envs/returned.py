@@ -1,4 +1,4 @@
-"""Values that the functions of an environment return, and the refusal of other kinds."""
+"""Checks the values that an environment's reset and step return."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from rollmill.core.types import Timestep
 
 
 def as_timestep(name: str, returned: Any) -> Timestep:
-    """Returns the result of step.
+    """Returns the result of an environment's step as a `Timestep`.
 
-    Raises a `ContractError` with the environment's name if it is of another kind.
+    Raises a `ContractError` with the environment's name if the result has another type.
     """
     if isinstance(returned, Timestep):
         return returned

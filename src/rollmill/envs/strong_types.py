@@ -1,8 +1,7 @@
-"""Casts Python numbers and weakly typed arrays that an environment returns to arrays of a fixed dtype.
+"""Casts Python numbers and weakly typed arrays that an environment returns to arrays of fixed dtypes.
 
-`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to the other operand, so a
-loop cannot carry them. `jax.lax.scan` leaves the cast to its callers. Rollmill casts once, when it receives an
-environment.
+`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to the other operand. A
+`jax.lax.scan` cannot carry such values. Rollmill therefore casts them when it receives an environment.
 """
 
 from typing import Any
@@ -24,10 +23,10 @@ FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
 def strongly_typed(env: Environment) -> Environment:
     """Makes reset and step of an environment return arrays of fixed dtypes instead of weakly typed leaves.
 
-    A weak observation gets the dtype of its space, a weak reward float32, and a weak leaf of the state the dtype
-    that it had before the step, if that loses nothing (integers become floats, never the reverse). Otherwise a
-    leaf keeps its own dtype. Strongly typed leaves and results of another structure are unchanged. `check_types`
-    reports them.
+    A weakly typed observation gets the dtype of its space, and a weakly typed reward becomes float32. A weakly
+    typed leaf of the state gets the dtype that it had before the step, if no information is lost: integers may
+    become floats, but not the reverse. Otherwise, it keeps its own dtype. Strongly typed leaves are not changed,
+    nor are results of another structure, which `check_types` reports.
     """
     observation_like, reward_like = _struct(env.observation_space), reward_struct(env)
 

@@ -1,7 +1,7 @@
-"""TMaze-v0: a memory probe. A cue in the first step shows which way to turn at the corridor's end.
+"""TMaze-v0 tests memory: a cue in the first step shows which way to turn at the end of a corridor.
 
-Follows Bakker, "Reinforcement learning with long short-term memory" (2001), but tests only memory: the agent walks
-automatically and chooses only the turn.
+It follows Bakker, "Reinforcement learning with long short-term memory" (2001), but tests only memory. The agent
+walks automatically, and chooses only the turn.
 """
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from rollmill.core.types import Environment, Key, Timestep
 
 
 class TMazeState(eqx.Module):
-    """Number of cells walked so far, and the cue: 1 means right, -1 left."""
+    """State of TMaze: the number of cells walked so far, and the cue, which is 1 for right and -1 for left."""
 
     position: Int[Array, ""]
     cue: Float[Array, ""]
@@ -24,10 +24,10 @@ class TMazeState(eqx.Module):
 def t_maze(*, length: int = 5) -> Environment:
     """A memory probe: turn as the first step's cue shows, 5 steps later. Best return 1, 0 without memory.
 
-    The observation is `[cue, junction]`: the cue (-1 left, 1 right) at the start and 0 afterwards. It is 1 at the
-    junction and 0 before. Actions are 0 (left) and 1 (right). They matter only at the junction, which is reached
-    after `length` steps, and where the right action pays 1 and the wrong action -1. Both terminate. Steps cost
-    nothing. A policy without memory has an expected return of 0.
+    The observation is `[cue, junction]`. The cue is -1 (left) or 1 (right) in the first step, and 0 afterwards.
+    The second element is 1 at the junction, and 0 before. Actions are 0 (left) and 1 (right), and matter only at
+    the junction, which is reached after `length` steps. There, the right action pays 1 and the wrong action pays
+    -1, and the episode terminates. A policy without memory has an expected return of 0.
 
     Args:
         length: steps between the cue and the turn, at least 1.

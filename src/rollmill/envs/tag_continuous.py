@@ -48,9 +48,10 @@ NUM_FEATURES = 7
 
 
 class TagContinuousState(eqx.Module):
-    """Places, speeds (per step), directions (rad, within [0, 2 pi)) and accelerations of all agents.
+    """State of TagContinuous: places, speeds, directions and accelerations of all agents.
 
-    Also flags of agents still in the game (taggers always are), and the number of steps so far.
+    Speeds are per step, and directions are within [0, 2 pi) (rad). The state also contains the number of steps,
+    and flags of the agents that are still in the game, as taggers always are.
     """
 
     x: Float[Array, " A"]
@@ -63,9 +64,10 @@ class TagContinuousState(eqx.Module):
 
 
 class TagContinuousParams(eqx.Module):
-    """The square, the agents' abilities, and rewards. Every leaf may hold one value for each environment.
+    """Parameters of TagContinuous: the square, the abilities of the agents, and the rewards.
 
-    Rewards and penalties are added as they are: a penalty is a negative number.
+    Each field may hold one value for each environment. Penalties are added to rewards, so they are negative
+    numbers.
     """
 
     accelerations: Float[Array, "..."] | Float[np.ndarray, "..."]
@@ -93,7 +95,7 @@ class TagContinuousParams(eqx.Module):
 
 
 class TagContinuousRules(NamedTuple):
-    """Settings that determine shapes and the traced program."""
+    """Settings of TagContinuous that determine shapes and the traced program."""
 
     num_taggers: int
     num_runners: int
@@ -104,7 +106,7 @@ class TagContinuousRules(NamedTuple):
 
     @property
     def num_agents(self) -> int:
-        """Number of taggers and runners."""
+        """Total number of taggers and runners."""
         return self.num_taggers + self.num_runners
 
 
@@ -121,15 +123,17 @@ def tag_continuous(
 ) -> Environment:
     """Taggers hunt runners on a square, each choosing acceleration and turn (TagContinuous of WarpDrive).
 
-    The kinds are `tagger` and `runner`. An agent observes its nearest neighbours that are in the game,
-    nearest first, or with `use_full_observation` all other agents, taggers first. The 7 features of each are: the
-    differences in `x`, `y`, speed, acceleration and direction, a flag of taggers, and a flag of agents in the
-    game. An observation has a row for each feature over the other agents, then the time: `F = 7 K + 1`.
-    Differences are in units of the square's diagonal, of the maximum speed (speed and acceleration), and of a full
-    turn, and the time in units of `max_steps`. Missing neighbours are 0, and so are the observations of agents
-    that have left the game, except for the last two rows with `use_full_observation`.
+    The kinds are `tagger` and `runner`. An agent observes its nearest neighbours that are in the game, nearest
+    first, or with `use_full_observation` all other agents, taggers first. Each of them has 7 features: the
+    differences in `x`, `y`, speed, acceleration and direction, a flag for taggers, and a flag for agents that are
+    still in the game. An observation has one row per feature, over all observed agents, and then the time, so
+    `F = 7 K + 1`. Differences are in units of the square's diagonal, of the maximum speed (speed and
+    acceleration), and of a full turn, and the time in units of `max_steps`. Missing neighbours are 0. The
+    observations of agents that have left the game are also 0, except for the last two rows with
+    `use_full_observation`.
 
-    With `use_full_observation`, observations take `7 A^2` numbers: 28 MB for 1,000 agents.
+    With `use_full_observation`, all observations together have `7 A^2` elements, which take 28 MB for 1,000
+    agents.
 
     Args:
         num_taggers: number of taggers, at least 1.
@@ -177,7 +181,9 @@ def tag_continuous(
 
 
 def action_levels(low: float, high: float, count: int) -> Float[np.ndarray, " choices"]:
-    """Change by each choice: 0, or one of `count` equally spaced amounts from `low` to `high`."""
+    """Returns the change that each choice causes: 0, or one of `count` equally spaced values from `low` to
+    `high`.
+    """
     return np.concatenate([[0.0], np.linspace(np.float32(low), np.float32(high), count)]).astype(np.float32)
 
 
@@ -211,7 +217,10 @@ def _num_others(rules: TagContinuousRules) -> int:
 def reset(
     rules: TagContinuousRules, key: Key, params: TagContinuousParams
 ) -> tuple[dict[str, Float[Array, "_ F"]], TagContinuousState]:
-    """Starts all agents at rest, anywhere on the square, facing one of its four sides."""
+    """Starts an episode of TagContinuous with all agents at rest.
+
+    Their places are random, and each faces one of the four sides of the square.
+    """
     place_key, direction_key = jax.random.split(key)
     x, y = params.grid_length * jax.random.uniform(place_key, (2, rules.num_agents))
     zeros = jnp.zeros(rules.num_agents, jnp.float32)
@@ -228,7 +237,9 @@ def step(
     action: dict[str, Int[Array, "_ 2"]],
     params: TagContinuousParams,
 ) -> Timestep:
-    """Changes every agent's acceleration and direction by its two choices, moves all, then applies tags."""
+    """Changes each agent's acceleration and direction by its two choices, moves all agents, and then applies
+    tags.
+    """
     choices = jnp.concatenate([action["tagger"], action["runner"]])
     moved, hit = _move(rules, state, choices, params)
     tagged, nearest_tagger = _tags(rules, moved, params)
@@ -311,7 +322,7 @@ def _rewards(
 def observe(
     rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams
 ) -> dict[str, Float[Array, "_ F"]]:
-    """Observation of each agent, as described by `tag_continuous`."""
+    """Returns the observation of each agent, in the form that `tag_continuous` describes."""
     scaled = _scaled(state, params)
     observe_others = _see_all if rules.use_full_observation else _see_nearest
     rows = observe_others(rules, state, scaled).reshape(rules.num_agents, -1)
@@ -358,8 +369,10 @@ def _off_diagonal(square: Float[Array, "7 A A"]) -> Float[Array, "7 A A-1"]:
 def central(
     rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams
 ) -> Float[Array, " features"]:
-    """Central features: `x`, `y`, speed, acceleration and direction of all agents, flags of the runners in the
-    game, and the time, in the units of observations.
+    """Returns the central features of TagContinuous, for a centralised critic.
+
+    They are `x`, `y`, speed, acceleration and direction of all agents, flags of the runners in the game, and the
+    time, in the units of observations.
     """
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
     return jnp.concatenate([_scaled(state, params).reshape(-1), free, _clock(rules, state)[None]])

@@ -38,7 +38,7 @@ MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.int32)
 
 
 class TagGridWorldState(eqx.Module):
-    """Cells of all agents, flags of those still in the game (taggers always are), and the steps so far."""
+    """State of TagGridWorld: cells of all agents, flags of those still in the game, and the steps so far."""
 
     x: Int[Array, " A"]
     y: Int[Array, " A"]
@@ -47,7 +47,9 @@ class TagGridWorldState(eqx.Module):
 
 
 class TagGridWorldParams(eqx.Module):
-    """Size of the grid, and rewards. Every leaf may hold one value for each environment."""
+    """Parameters of TagGridWorld: the size of the grid, and rewards. Each field may hold one value per
+    environment.
+    """
 
     grid_length: Int[Array, "..."] | int = 100
     """The largest coordinate."""
@@ -62,7 +64,7 @@ class TagGridWorldParams(eqx.Module):
 
 
 class TagGridWorldRules(NamedTuple):
-    """Settings that determine shapes and the traced program."""
+    """Settings of TagGridWorld that determine shapes and the traced program."""
 
     num_taggers: int
     num_runners: int
@@ -72,7 +74,7 @@ class TagGridWorldRules(NamedTuple):
 
     @property
     def num_agents(self) -> int:
-        """Number of taggers and runners."""
+        """Total number of taggers and runners."""
         return self.num_taggers + self.num_runners
 
 
@@ -86,11 +88,11 @@ def tag_gridworld(
 ) -> Environment:
     """Taggers hunt runners on a grid, 5 actions each (TagGridWorld of WarpDrive).
 
-    The kinds are `tagger` and `runner`. With `use_full_observation`, an agent's observation has the rows `x`,
-    `y`, type (1 for runners), and 1 for the agent itself, each for all taggers and then all runners; with several
-    runners, a row of flags of agents still in the game; and the time: `F = 4 A + 1` or `5 A + 1`.
-    Otherwise it is `[x, y, x and y of the nearest opponent, type, time]`. For taggers, only free runners are
-    opponents. Coordinates are divided by `grid_length`, the time by `max_steps`.
+    The kinds are `tagger` and `runner`. With `use_full_observation`, an agent's observation has four rows over all
+    taggers and then all runners: `x`, `y`, the type (1 for runners), and a flag of the agent itself. If there are
+    several runners, a fifth row flags the agents that are still in the game. The last element is the time, so `F`
+    is `4 A + 1` or `5 A + 1`. Otherwise it is `[x, y, x and y of the nearest opponent, type, time]`. For taggers,
+    only free runners are opponents. Coordinates are divided by `grid_length`, the time by `max_steps`.
 
     Args:
         num_taggers: number of taggers, at least 1.
@@ -140,7 +142,10 @@ def _num_features(rules: TagGridWorldRules) -> int:
 def reset(
     rules: TagGridWorldRules, key: Key, params: TagGridWorldParams
 ) -> tuple[dict[str, Float[Array, "_ F"]], TagGridWorldState]:
-    """Taggers start in the centre, or anywhere except at the walls, and runners in the corner `(0, 0)`."""
+    """Starts an episode of TagGridWorld.
+
+    Taggers start in the centre, or anywhere except at the walls. Runners start in the corner `(0, 0)`.
+    """
     length = jnp.asarray(params.grid_length, jnp.int32)
     cells = jnp.broadcast_to(length // 2, (2, rules.num_taggers))
     if rules.random_start:
@@ -210,7 +215,7 @@ def _rewards(
 def observe(
     rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
 ) -> dict[str, Float[Array, "_ F"]]:
-    """Observation of each agent, as described by `tag_gridworld`."""
+    """Returns the observation of each agent, in the form that `tag_gridworld` describes."""
     observe_others = _see_all if rules.use_full_observation else _see_nearest
     features = observe_others(rules, state, params)
     return {"tagger": features[: rules.num_taggers], "runner": features[rules.num_taggers :]}
@@ -243,7 +248,10 @@ def _see_nearest(
 def central(
     rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
 ) -> Float[Array, " features"]:
-    """Central features: `x` and `y` of all agents, flags of free runners if there are several, and the time."""
+    """Returns the central features of TagGridWorld, for a centralised critic.
+
+    They are `x` and `y` of all agents, flags of free runners if there are several, and the time.
+    """
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
     return jnp.concatenate(
         [*_scaled(state, params), *([free] if rules.num_runners > 1 else []), _clock(rules, state)]

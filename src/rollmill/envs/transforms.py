@@ -95,11 +95,11 @@ def auto_reset(env: Environment) -> Environment:
 
     If `terminated | truncated`, the returned state and observation belong to the new episode, while reward and
     flags still belong to the old episode. `info["final_observation"]` always holds the observation before any
-    reset, from which to bootstrap where `truncated`. Environments with an expensive reset set `reset_ratio`.
+    reset, which is needed to bootstrap truncated episodes. Environments with an expensive reset set `reset_ratio`.
 
     Args:
-        env: the environment, unbatched. Its reset receives the key of the step, and its step a key derived from
-            it. Most steps draw no random numbers, so that the derived key is not even computed.
+        env: the environment, unbatched. Its reset receives the key of the step, and its step receives a key
+            derived from that key. If the step draws no random numbers, the derived key is not computed.
 
     Returns:
         An environment with a `step` that never returns the state of a finished episode.
@@ -275,17 +275,16 @@ def wrap(
     *,
     unwrap: Callable[[Any, Params], tuple[State, Params]] = _inner,
 ) -> Environment:
-    """Replaces reset and step of an environment by ones whose state wraps the inner state.
+    """Replaces reset and step of an environment by functions whose state contains the environment's own state.
 
-    Action mask, active agents, central features, player to move, planning state, text and picture are computed
-    from the inner state.
+    All other functions of the environment, such as its action mask, receive the inner state.
 
     Args:
         env: the inner environment.
-        reset: returns the wrapped state.
-        step: receives and returns the wrapped state.
-        unwrap: maps `(state, params)` to the state and the parameters of `env`. Default: for states
-            with a field `inner`.
+        reset: returns the outer state.
+        step: receives and returns the outer state.
+        unwrap: maps `(state, params)` of the result to the state and the parameters of `env`. Default: takes the
+            field `inner` of the state.
     """
 
     def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:

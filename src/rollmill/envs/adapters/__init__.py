@@ -1,4 +1,4 @@
-"""Adapters of other packages' environments, one file each, imported on demand."""
+"""Adapters for environments of other packages. Each is one file, which is imported when it is first used."""
 
 import contextlib
 import importlib
@@ -11,10 +11,10 @@ from rollmill.gpus.jax_settings import standard_promotion
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Imports a module of an optional package, under standard JAX promotion. What it prints goes to stderr.
+    """Imports a module of an optional package under standard JAX promotion, and redirects its output to stderr.
 
-    `extra` is the extra of Rollmill that installs the package, and the prefix of its environments. Raises a
-    `UsageError` if the module, or a package that it needs, is missing or does not fit the others.
+    `extra` is the extra of Rollmill that installs the package, and also the prefix of its environments. Raises a
+    `UsageError` if the module or one of its dependencies is missing or incompatible.
     """
     try:
         with standard_promotion(), contextlib.redirect_stdout(sys.stderr):

@@ -1,9 +1,9 @@
-"""`ale:GAME`: Atari 2600 games of the Arcade Learning Environment (Bellemare et al. 2013), on threads of its own.
+"""`ale:GAME`: Atari 2600 games of the Arcade Learning Environment (Bellemare et al. 2013), stepped in C++ threads.
 
-Frames are prepared as in Mnih et al., "Human-level control through deep reinforcement learning" (2015), by the
-vector environment of ale-py, in C++: the larger of two frames, grey, 84 x 84, four of them stacked. In training, a
-lost life ends an episode and rewards are clipped to [-1, 1]. Evaluations play whole games and count all points.
-Games come with the package.
+The vector environment of ale-py prepares frames as in Mnih et al., "Human-level control through deep reinforcement
+learning" (2015): maximum over two frames, grayscale, 84 x 84 pixels, four frames stacked. In training, a lost life
+ends an episode, and rewards are clipped to [-1, 1]. Evaluations play whole games and count all points. The package
+ale-py includes the games.
 
 Shape letter: `n` environments.
 """
@@ -61,9 +61,9 @@ def make(
     """Makes the Atari environment of a game.
 
     Args:
-        name: a game as Gymnasium or ale-py write it: `Pong`, `MsPacman` or `ms_pacman`.
-        episodic_life: a lost life ends an episode during training. The game continues in the next episode.
-        reward_clipping: rewards of training are clipped to [-1, 1].
+        name: name of a game as in Gymnasium or ale-py, such as `Pong`, `MsPacman` or `ms_pacman`.
+        episodic_life: whether a lost life ends an episode during training. The game continues in the next episode.
+        reward_clipping: whether rewards are clipped to [-1, 1] during training.
         num_threads: number of threads in each process that steps environments. 0 means one per core.
         **options: `frameskip`, `stack_num`, `img_height`, `img_width`, `grayscale`, `maxpool`, `noop_max`,
             `use_fire_reset`, `full_action_space`, `max_num_frames_per_episode`, and `repeat_action_probability`,
@@ -96,7 +96,7 @@ def make(
 
 @dataclass(frozen=True)
 class StartGames:
-    """A `StartHost` of Atari games. Evaluations play whole games."""
+    """A `StartHost` that starts Atari games. Evaluations play whole games."""
 
     name: str
     episodic_life: bool
@@ -107,7 +107,7 @@ class StartGames:
 
     @property
     def for_evaluation(self) -> "StartGames":
-        """Whole games, and all points."""
+        """Returns a start of whole games, in which a lost life ends nothing and all points count."""
         return replace(self, episodic_life=False, reward_clipping=False)
 
     def __call__(
@@ -119,7 +119,7 @@ class StartGames:
 
 
 class GamesVector(RowVector):
-    """A `core.types.HostVector` of games. Single environments do not raise."""
+    """A `core.types.HostVector` of Atari games. If a game fails, all games of the process fail."""
 
     def __init__(
         self, start: StartGames, indices: Sequence[int], *, seed: int, generation: int, gamma: float | None
@@ -131,7 +131,7 @@ class GamesVector(RowVector):
         self._games = start.build(self.num_envs, life_loss_info=start.episodic_life)
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """Starts an episode in each environment."""
+        """Starts an episode in each of the games."""
         out = allocate(self._struct) if out is None else out
         first, info = self._games.reset(seed=np.asarray(self._seeds))
         self._frames = info["episode_frame_number"]
@@ -140,7 +140,7 @@ class GamesVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Steps each environment, and resets those with a finished episode."""
+        """Applies one action to each game, and resets the games whose episode ended."""
         out = allocate(self._struct) if out is None else out
         fitted = fit_to_space(self._action_space, actions, self.num_envs)
         observation, rewards, out.terminated[:], out.truncated[:], info = self._games.step(fitted)
@@ -165,7 +165,7 @@ class GamesVector(RowVector):
         return frames < before if self._by_lives else np.ones(self.num_envs, np.bool_)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads that step the games."""
         self._games.close()
         del self._games
 

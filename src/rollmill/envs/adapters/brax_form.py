@@ -1,6 +1,7 @@
-"""Environments with the interface of Brax: `reset(key) -> state`, `step(state, action) -> state`.
+"""Converts environments with the interface of Brax: `reset(key) -> state`, `step(state, action) -> state`.
 
-MuJoCo Playground has the same form. Neither counts steps: time limits are Rollmill's, so that they truncate.
+MuJoCo Playground has the same interface. Neither package's environments count steps here. Rollmill adds the time
+limit, so that it truncates episodes instead of terminating them.
 """
 
 from typing import Any
@@ -54,7 +55,7 @@ def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: 
 
 
 def checked_ratio(reset_ratio: Any) -> int:
-    """Returns the option `reset_ratio` of an adapter. Raises a `UsageError` if it is below 1."""
+    """Returns an adapter's option `reset_ratio`, or raises a `UsageError` if it is below 1."""
     ratio = coerce("reset_ratio", int, reset_ratio)
     if ratio < 1:
         raise UsageError(f"reset_ratio={ratio} must be at least 1, which resets every environment in every step.")

@@ -1,8 +1,8 @@
 """`craftax:ID`: Craftax and Craftax-Classic (Matthews et al., "Craftax: A Lightning-Fast Benchmark for Open-Ended
 Reinforcement Learning", ICML 2024), version 1.6.
 
-They step by `step_env`, which does not reset. Its `done` includes the time limit. The termination is what
-`is_terminal` says of the same state under a limit that no episode reaches.
+The adapter calls `step_env`, which does not reset. Its `done` includes the time limit. To find terminations, the
+adapter therefore calls `is_terminal` on the same state with a time limit that no episode reaches.
 """
 
 import contextlib
@@ -52,11 +52,13 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
             `max_zombies=5`.
 
     Returns:
-        The environment, truncated at its time limit and terminated by all else, without auto-reset. Textures are
-        loaded only for pixels. The first time, Craftax makes them and keeps them in its own folder.
+        The environment, without auto-reset. Its time limit truncates episodes, and everything else that ends an
+        episode terminates it. Textures are loaded only for environments with pixels. Craftax generates them the
+        first time, and caches them in its own folder.
 
     Raises:
-        UsageError: Craftax is not installed, or has no such environment or option, or its textures cannot be kept.
+        UsageError: Craftax is not installed, or has no such environment or option, or its textures cannot be
+            stored.
     """
     if name not in IDS:
         import_extra("craftax", "craftax")

@@ -1,5 +1,6 @@
-"""`envpool:ID`: EnvPool environments, written in C++ with their own threads (Weng et al., "EnvPool", NeurIPS
-2022).
+"""`envpool:ID`: EnvPool environments, written in C++ with their own threads.
+
+From Weng et al., "EnvPool: A Highly Parallel Reinforcement Learning Environment Execution Engine", NeurIPS 2022.
 
 Shape letter: `n` environments.
 """
@@ -35,8 +36,8 @@ RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs",
 def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
     """Makes the EnvPool environment of an id.
 
-    Floating-point spaces are float32 here, whatever the EnvPool dtype. If an episode terminates in the very step
-    of its time limit, EnvPool reports `truncated` only.
+    Floating-point spaces are converted to float32. If an episode terminates in the last step before its time
+    limit, EnvPool reports only `truncated`.
 
     Args:
         name: an id of EnvPool, such as `HalfCheetah-v4`.
@@ -63,11 +64,10 @@ def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
 
 
 class PoolVector(RowVector):
-    """A `core.types.HostVector` of one pool, with same-step instead of next-step resets.
+    """A `core.types.HostVector` of one EnvPool pool, which resets in the step that ends an episode.
 
-    A pool resets an environment in the step after the one that ended an episode. Here those environments are
-    reset at once. Single environments do not raise: an error of EnvPool ends the process or concerns the whole
-    pool, and is left to the caller.
+    EnvPool itself resets an environment one step later. Single environments do not raise exceptions. An error of
+    EnvPool ends the process or affects the whole pool, and is left to the caller.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PoolVector(RowVector):
             _ = self._pool.observation_space  # created, with warnings, at the first access
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """Starts an episode in each environment."""
+        """Starts an episode in each environment of the pool."""
         out = allocate(self._struct) if out is None else out
         first, _ = self._pool.reset()
         begin(self._observation_space, first, out)
@@ -95,7 +95,7 @@ class PoolVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Steps each environment, and resets those with a finished episode."""
+        """Applies one action to each environment of the pool, and resets those whose episode ended."""
         out = allocate(self._struct) if out is None else out
         # Also checks the batch size: EnvPool would end the process for another one.
         fitted = fit_to_space(self._action_space, actions, self.num_envs)

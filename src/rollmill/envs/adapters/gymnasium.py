@@ -27,8 +27,8 @@ def make(
 ) -> HostEnvironment:
     """Makes the Gymnasium environment of an id.
 
-    Gymnasium wrappers that check each call are left out, because they slow down every step and Rollmill calls in
-    the right order. Its time limit stays. `check_environment` checks the environment instead.
+    The environment keeps its time limit, but not the Gymnasium wrappers that check each call, because they slow
+    down every step. `check_environment` checks the environment instead.
 
     Args:
         name: an id of Gymnasium, such as `HalfCheetah-v5`, or `module:id` to import the module that
@@ -37,8 +37,8 @@ def make(
         vectorization_mode: `sync`, `async` or `vector_entry_point`, to step a vector environment of
             `gymnasium.make_vec` in each process. Default: single environments, or the vector entry point of an id
             that has no other.
-        autoreset_mode: `NextStep`, `SameStep` or `Disabled`, how a `sync` or `async` vector environment begins new
-            episodes. What is learned is the same.
+        autoreset_mode: when a `sync` or `async` vector environment begins new episodes: `NextStep`, `SameStep` or
+            `Disabled`. The mode does not change what is learned.
         **options: passed on to `gymnasium.make`, or `gymnasium.make_vec`.
 
     Raises:
@@ -70,10 +70,9 @@ def make(
 
 
 def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
-    """Returns the id and the options from which `make` makes the same environment.
+    """Returns the id and options from which `gymnasium.make` or `make_vec` created an environment.
 
-    Raises a `UsageError` if it was not made by `gymnasium.make` or `gymnasium.make_vec`, or was wrapped
-    afterwards.
+    Raises a `UsageError` if the environment was created in another way, or was wrapped afterwards.
     """
     if isinstance(env, VectorEnv):
         return _recipe_of_batch(env)
@@ -123,7 +122,7 @@ def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
 
 
 def checked_reset_options(name: str, options: Any) -> dict[str, Any] | None:
-    """Returns the options of every reset. Raises a `UsageError` if they are not a mapping of names."""
+    """Returns `reset_options`, or raises a `UsageError` if they are not a mapping with string keys."""
     if options is None:
         return None
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):

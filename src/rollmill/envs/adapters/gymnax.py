@@ -1,8 +1,8 @@
 """`gymnax:ID`: environments of gymnax (Lange, 2022), versions 1.x and 0.0.x.
 
-Both step by `step_env`, which does not reset. In 1.x its `done` means terminated, and a method
-reports truncation. In 0.0.x `done` includes the time limit, so the step is computed a second time without the
-limit, and its `done` is then the termination (the compiler merges the two computations).
+The adapter calls `step_env`, which does not reset. In 1.x, `done` means terminated, and a method reports
+truncation. In 0.0.x, `done` includes the time limit. The adapter therefore computes the step a second time without
+the limit to find out whether it terminated. The compiler merges the two computations.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ def make(name: str, **options: Any) -> Environment:
 
     Args:
         name: an id of gymnax, such as `CartPole-v1`.
-        **options: parameters instead of the defaults, such as `max_steps_in_episode=100`. Others are passed on to
-            `gymnax.make`.
+        **options: values of the environment's parameters, such as `max_steps_in_episode=100`. Other options are
+            passed on to `gymnax.make`.
 
     Returns:
         The environment with separate `truncated` and `terminated`, no auto-reset, rewards in float32 and

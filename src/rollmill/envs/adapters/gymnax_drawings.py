@@ -1,4 +1,4 @@
-"""Drawings of gymnax environments: classic control, and environments observed as planes."""
+"""Draws gymnax environments: classic control problems, and environments observed as planes."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MAX_SQUARES = 2**14
 
 
 def draw_of(name: str, source: Any, observation_space: spaces.Space) -> Draw | None:
-    """Returns the drawing function of a gymnax environment by its id and object, or None without a drawing."""
+    """Returns the function that draws a gymnax environment, given its id and object. None if there is none."""
     if name in _CLASSIC:
         return _CLASSIC[name]
     shape = observation_space.shape if isinstance(observation_space, spaces.Box) else ()

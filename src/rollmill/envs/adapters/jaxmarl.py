@@ -1,7 +1,8 @@
 """`jaxmarl:ID`: JaxMARL's particle environments and SMAX (Rutherford et al., "JaxMARL: Multi-Agent RL Environments
 and Algorithms in JAX", NeurIPS Datasets and Benchmarks 2024), version 0.2.
 
-Agents with names that differ only in a number are of one kind: `adversary_0` and `adversary_1` are adversaries.
+Agents whose names differ only in a number belong to one kind. For example, `adversary_0` and `adversary_1` are of
+the kind `adversary`.
 """
 
 from collections.abc import Callable

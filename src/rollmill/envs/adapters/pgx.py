@@ -49,7 +49,7 @@ PRESETS = {"go_9x9": {"size": 9}, "go_19x19": {"size": 19}}
 
 
 class PgxState(eqx.Module):
-    """The Pgx state without its observation, and the Pgx number of the player who moved first."""
+    """State of a Pgx game without its observation, and the Pgx number of the player who moved first."""
 
     game: PyTree
     first: Int[Array, ""]
@@ -63,9 +63,9 @@ def make(name: str, **options: Any) -> Environment:
         **options: arguments of the game's class, such as `komi=5.5`.
 
     Returns:
-        The environment, with its legal actions as `action_mask` and observations in float32. Player 0 is the one
-        who moves first. Pgx numbers the players at random. An illegal action ends the episode with the penalty
-        defined by Pgx. Planners can step the games without chance or hidden information.
+        The environment, with its legal actions as `action_mask` and observations in float32. Player 0 moves first,
+        whereas Pgx numbers the players at random. An illegal action ends the episode with the penalty defined by
+        Pgx. Planners can step the games without chance or hidden information.
 
     Raises:
         UsageError: Pgx is not installed, has no such environment or option, or the game has more than two players.

@@ -1,7 +1,7 @@
 """`playground:ID`: MuJoCo Playground (Zakka et al., 2025, arXiv:2502.08844), version 0.2.
 
-The DeepMind Control suite needs nothing but the package. Robots for locomotion and manipulation need models of
-MuJoCo Menagerie, which Playground downloads if missing. Here nothing is downloaded.
+The DeepMind Control suite needs only the package. Robots for locomotion and manipulation need models from MuJoCo
+Menagerie, which Playground would download. Rollmill does not download anything.
 """
 
 import importlib
@@ -24,15 +24,14 @@ def make(name: str, *, impl: str = "jax", reset_ratio: int = RESET_RATIO, **opti
 
     Args:
         name: an id of Playground, such as `CartpoleBalance`.
-        impl: `jax`, MuJoCo in JAX, which runs on every device, or `warp`, MuJoCo in NVIDIA Warp, which needs an
-            NVIDIA GPU.
+        impl: implementation of MuJoCo. `jax` runs on every device, and `warp` (NVIDIA Warp) needs an NVIDIA GPU.
         reset_ratio: see `rollmill.Environment`. Every episode has a new initial state, whereas auto-reset in
             Playground always returns to the same state.
         **options: entries of the environment's configuration, such as `episode_length=500`.
 
     Returns:
-        The environment, truncated after `episode_length` steps of control. An action is repeated `action_repeat`
-        times.
+        The environment. Episodes are truncated after `episode_length` control steps, and each action is repeated
+        `action_repeat` times.
 
     Raises:
         UsageError: Playground is not installed, or has no such environment or option, or models of robots are

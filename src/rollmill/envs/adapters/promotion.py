@@ -1,5 +1,6 @@
-"""Runs environments of other packages under standard JAX promotion of dtypes and ranks, whatever the caller has
-set.
+"""Runs environments of other packages under standard JAX promotion of dtypes and ranks.
+
+The caller may have set stricter rules, which other packages do not follow.
 """
 
 import jax
@@ -13,9 +14,9 @@ from rollmill.gpus.jax_settings import standard_promotion
 
 
 def promoting(env: Environment) -> Environment:
-    """Runs reset and step under standard promotion, and casts their results to fixed dtypes.
+    """Runs an environment's reset and step under standard JAX promotion, and casts their results to fixed dtypes.
 
-    States get their dtypes after a step, and observations the dtypes of the space.
+    States are cast to the dtypes that they have after a step, and observations to the dtypes of their space.
     """
     state_struct = _state_struct(env)
     observation_struct, rewards = struct(env.observation_space), reward_struct(env)

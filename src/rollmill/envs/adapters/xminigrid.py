@@ -1,7 +1,7 @@
 """`xminigrid:ID`: grid worlds of XLand-MiniGrid (Nikulin et al., "XLand-MiniGrid: Scalable Meta-Reinforcement
 Learning Environments in JAX", NeurIPS Datasets and Benchmarks 2024), version 0.9.
 
-The tasks of XLand itself are rule sets in `params`, which may differ between environments. None is downloaded.
+The tasks of XLand are rule sets in `params`, which may differ between environments. No rule sets are downloaded.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: An
         one_hot: observe a plane of zeros and ones for each tile and each colour, `[view, view, tiles + colours]`,
             instead of their numbers, `[view, view, 2]`.
         reset_ratio: see `rollmill.Environment`.
-        **options: parameters instead of the defaults: `max_steps`, `view_size`, `height`, `width`.
+        **options: values of the parameters `max_steps`, `view_size`, `height` and `width`.
 
     Returns:
-        The environment, whose time limit truncates. The agent sees the cells in front.
+        The environment. Its time limit truncates episodes, and the agent sees the cells in front of it.
 
     Raises:
         UsageError: XLand-MiniGrid is not installed, or has no such environment or option.

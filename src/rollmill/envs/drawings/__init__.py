@@ -1,6 +1,6 @@
-"""Drawings of the environments' states, apart from their rules.
+"""Draws the states of environments. Drawings are separate from the rules.
 
-Their colours are dark enough for white paper, and differ for people who do not see all colours.
+The colours are dark enough for white paper, and people with colour blindness can tell them apart.
 """
 
 PAPER = "#ffffff"

@@ -1,4 +1,4 @@
-"""Draws boards from planes of stones or colours.
+"""Draws game boards, given as planes of stones or colours.
 
 Shape letters: `H` rows from the top, `W` columns, `C` channels.
 """
@@ -19,7 +19,9 @@ MOVES_A_SECOND = 1.5
 
 
 def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
-    """Draws Connect Four: a blue board with holes, stones of the first player red and of the second yellow."""
+    """Draws a Connect Four board in blue, with red stones for the first player and yellow stones for the
+    second.
+    """
     rows, columns = first.shape
     stones = [
         Circle(centre, 0.4, RED if first[place] else YELLOW if second[place] else HOLE)
@@ -30,7 +32,7 @@ def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"])
 
 
 def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
-    """Draws tic-tac-toe: crosses for the first player and rings for the second."""
+    """Draws a tic-tac-toe board, with crosses for the first player and rings for the second."""
     rows, columns = first.shape
     shapes = [Line(((at, 0.05), (at, rows - 0.05)), 0.05, INK) for at in range(1, columns)]
     shapes += [Line(((0.05, at), (columns - 0.05, at)), 0.05, INK) for at in range(1, rows)]
@@ -51,8 +53,9 @@ def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) 
 
 
 def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
-    """Draws a square for each place whose channel is not 0, in the channel's colour, with the last channel on
-    top.
+    """Draws a coloured square for each place of an image with channels.
+
+    Each channel has its own colour. If several channels of a place are not 0, the last one is on top.
     """
     rows, columns, channels = planes.shape
     squares = [
@@ -64,7 +67,7 @@ def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
 
 
 def draw_point(position: tuple[float, float], goal: tuple[float, float], *, radius: float) -> Drawing:
-    """Draws a point on the square from -1 to 1, and the circle that it has to reach."""
+    """Draws a point on the square from -1 to 1, and the circle that the point has to reach."""
     frame = Line(((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)), 0.012, INK)
     shapes = (frame, Circle(goal, radius, "#fbe7c1"), Circle(goal, 0.05, ORANGE), Circle(position, 0.07, BLUE))
     return Drawing(-1.1, -1.1, 1.1, 1.1, shapes, fps=8.0, legend=((BLUE, "point"), (ORANGE, "goal")))

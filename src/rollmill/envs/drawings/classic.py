@@ -1,4 +1,4 @@
-"""Draws classic control problems from plain numbers, so that adapted environments can share the drawings."""
+"""Draws classic control problems. The functions take plain numbers, so adapters can use them too."""
 
 import math
 from typing import Any
@@ -13,9 +13,9 @@ WHEEL = 0.03
 
 
 def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
-    """Draws a cart on its track, with marks where the cart has left it, and a pole at an angle from upright (rad).
+    """Draws a cart on its track and a pole at an angle from upright (rad).
 
-    Lengths are in metres, and `params` are `CartPoleParams`.
+    Marks show the limits of the track. Lengths are in metres, and `params` are `CartPoleParams`.
     """
     limit, length = float(params.position_limit), 2 * float(params.pole_half_length)
     axle = (position, 0.3)
@@ -38,9 +38,9 @@ def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
 
 
 def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, length_2: float = 1.0) -> Drawing:
-    """Draws two links under the axle, and the height that the tip has to reach, with lengths in metres.
+    """Draws the two links of an acrobot, and the height that the tip has to reach. Lengths are in metres.
 
-    The first angle is from hanging, the second from the first link (rad).
+    The first angle is measured from the hanging position, and the second from the first link (rad).
     """
     side = length_1 + length_2 + 0.3
     elbow = _turned((0.0, 0.0), length_1, math.pi - angle_1)
@@ -63,9 +63,7 @@ def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, lengt
 
 
 def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
-    """Draws a rod on its axle, at an angle from upright (rad), and the circle of its end, with lengths in
-    metres.
-    """
+    """Draws a pendulum at an angle from upright (rad), and the circle of its tip. Lengths are in metres."""
     side, end = 1.3 * length, _turned((0.0, 0.0), length, angle)
     return Drawing(
         left=-side,

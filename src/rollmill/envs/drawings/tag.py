@@ -29,10 +29,10 @@ def draw_square(
     directions: Num[np.ndarray, " A"] | None = None,
     reach: float = 0.0,
 ) -> Drawing:
-    """Draws taggers red, runners blue, and runners that have left the game grey, on a square of this length.
+    """Draws the taggers and runners of TagContinuous on a square with sides of `length`.
 
-    Agents look in `directions` (rad), drawn as a short line. A tagger's `reach`, its distance for a tag, is drawn
-    around it.
+    Taggers are red, runners blue, and runners that have left the game grey. A short line shows the direction of
+    each agent (rad). A circle around each tagger shows its `reach`, the distance at which it tags.
     """
     size = length * max(0.008, min(0.02, 0.14 / np.sqrt(len(x))))
     radius = {False: size, True: 1.35 * size}
@@ -66,10 +66,10 @@ def draw_grid(
     num_taggers: int,
     cells: int,
 ) -> Drawing:
-    """Draws taggers as red circles, runners as blue squares, grey once they are tagged, in their cells.
+    """Draws the taggers and runners of TagGridWorld in their cells.
 
-    Agents of one cell are smaller and stand beside each other.
-    `x` are columns and `y` rows, upwards, of `cells` cells each.
+    Taggers are red circles, runners blue squares, and tagged runners grey squares. Agents in the same cell are
+    drawn smaller, beside each other. `x` are columns and `y` are rows, counted upwards. There are `cells` of each.
     """
     width = 0.02 if cells <= MAX_CELLS else 0.05
     lines = [Line(((at, 0), (at, cells)), width, FAINT) for at in range(cells + 1)]

@@ -1,4 +1,4 @@
-"""Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
+"""Steps batches of host environments, which are Python objects, in one process, and stores results in arrays."""
 
 # Names are imported at their first use: most processes need few of them.
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""Conversion of a policy's actions for host environments: clipped to the bounds, in the space's dtype."""
+"""Converts a policy's actions for host environments: clips them to their bounds and casts them to the space's
+dtype.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,7 +47,7 @@ def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:
 
 
 def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iterator[Any]]:
-    """Returns a function from a batch of actions to its elements, one for each environment."""
+    """Returns a function that splits a batch of actions into single actions, one for each environment."""
     match space:
         case spaces.Dict():
             names = list(space.spaces)
@@ -65,13 +67,14 @@ def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iter
 
 
 def replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
-    """Samples a batch of random actions, legal if masked, by kind for several agents.
+    """Replaces random actions of host environments by random legal actions.
 
     Args:
         space: space of one action.
-        actions: drawn from the space, leaves `[n, ...]`.
-        mask: the legal ones, or None if all are.
-        rng: draws among them.
+        actions: a batch drawn from the space, leaves `[n, ...]`. In a multi-agent environment, a dictionary of
+            kinds.
+        mask: the legal actions, or None if all actions are legal.
+        rng: generator of the replacements.
     """
     if isinstance(mask, dict):
         assert isinstance(space, spaces.Dict)

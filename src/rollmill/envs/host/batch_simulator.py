@@ -1,4 +1,6 @@
-"""Host environments made of one `gymnasium.vector.VectorEnv`, such as a simulator that steps a batch in a call."""
+"""Host environments that consist of one `gymnasium.vector.VectorEnv`, such as a simulator that steps a whole
+batch.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ PROBED = 2
 
 @dataclass(frozen=True)
 class StartBatch:
-    """A `StartHost` of vector environments, one in each process."""
+    """A `StartHost` of vector environments, of which each process creates one."""
 
     name: str
     make: MakeBatch = field(repr=False)
@@ -52,8 +54,8 @@ def batch_environment(
 ) -> HostEnvironment:
     """Returns a host environment whose processes step one vector environment each.
 
-    One of two rows is made, reset, stepped once and closed, to learn its spaces, whether its infos contain an
-    `action_mask`, `[n, ...]`, and whether it resets the rows that it is asked to.
+    To find its spaces, a vector environment of two rows is created, reset, stepped once and closed. This also
+    shows whether its infos contain an `action_mask`, `[n, ...]`, and whether it can reset single rows.
 
     Args:
         name: name in messages.
@@ -84,8 +86,8 @@ def batch_environment(
 def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
     """Makes a vector environment of `num_envs` rows.
 
-    Raises a `UsageError` if it is something else, or has another number of rows, and a `ContractError` if making
-    it raised an exception.
+    Raises a `UsageError` if the result is not a vector environment with this number of rows, and a `ContractError`
+    if creating it raised an exception.
     """
     with attribute_to_user_code(f"{name}: making {num_envs} environments"):
         batch = make(num_envs)

@@ -1,4 +1,4 @@
-"""Steps a `gymnasium.vector.VectorEnv` in any autoreset mode.
+"""Steps a `gymnasium.vector.VectorEnv` that has any of the three autoreset modes.
 
 Shape letter: `n` environments.
 """
@@ -25,11 +25,12 @@ Flags = Bool[np.ndarray, " n"]
 
 
 class BatchVector(RowVector):
-    """A `core.types.HostVector` of one vector environment, which it closes, with the global indices of its rows.
+    """A `core.types.HostVector` made of one `gymnasium.vector.VectorEnv`. It owns and closes the vector
+    environment.
 
-    The first observation of the next episode comes with the step that ended the one before. A vector environment
-    in the mode SAME_STEP returns it. In the modes NEXT_STEP and DISABLED, the rows whose episodes ended are reset
-    at once with `reset(options={"reset_mask": rows})`, so that no step is spent on a reset.
+    The step that ends an episode also returns the first observation of the next episode. In the mode SAME_STEP,
+    the vector environment does this itself. In the modes NEXT_STEP and DISABLED, the rows whose episodes ended are
+    reset at once with `reset(options={"reset_mask": rows})`, so that no step is spent on a reset.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class BatchVector(RowVector):
         """How the vector environment begins new episodes."""
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """Starts an episode in each environment. A second reset continues the random generators."""
+        """Starts an episode in each environment. If it is called again, the random generators continue."""
         out = allocate(self._struct) if out is None else out
         first, info = self._reset(None if self._is_reset else self._seeds[0], self._options)
         self._is_reset = True
@@ -65,7 +66,7 @@ class BatchVector(RowVector):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`.
+        """Applies one action to each environment, as described by `HostVector.step`.
 
         Raises a `ContractError` if the vector environment raised an exception, or breaks the rules of its mode.
         """
@@ -95,12 +96,14 @@ class BatchVector(RowVector):
         close_quietly(self._batch)
 
     def first_info(self) -> Mapping[str, Any]:
-        """Returns the infos of a first reset."""
+        """Returns the infos of the first reset of a vector environment."""
         self._is_reset = True
         return self._reset(self._seeds[0], self._options)[1]
 
     def check_partial_reset(self) -> None:
-        """Takes a step, and resets only the first row. Raises a `ContractError` if another row is reset, too."""
+        """Checks that the vector environment can reset its first row only. Raises a `ContractError` if it resets
+        others.
+        """
         actions = batch_space(self._action_space, self.num_envs)
         actions.seed(0)
         with attribute_to_user_code(f"{self._name}: step of {self.num_envs} environments"):

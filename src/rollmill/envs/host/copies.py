@@ -1,6 +1,6 @@
-"""The copies of a host environment in one process: made when they are needed, dropped when they raise.
+"""Manages the copies of a host environment in one process: creates them when needed, and drops them on exceptions.
 
-Seeds are determined by an environment's global index, not by the process.
+The seed of a copy depends on its global index, not on its process.
 
 Shape letter: `n` environments.
 """
@@ -24,15 +24,15 @@ EVALUATION = 2**32
 
 
 def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int = 0) -> int:
-    """Returns the seed of one environment.
+    """Returns the seed of one copy of a host environment.
 
-    Environments with the same `root`, `generation` and `attempt` have different seeds.
+    Copies with different indices have different seeds, even if all other arguments are equal.
 
     Args:
         root: seed of the run, at least 0.
         index: global index of the environment.
-        generation: number of the start of its process, or `EVALUATION`.
-        attempt: number of times that it was replaced in that process.
+        generation: how many times its process was started before, or `EVALUATION`.
+        attempt: how many times the environment was replaced in that process.
     """
     base = np.random.SeedSequence((root, generation, attempt)).generate_state(1)
     return (int(base[0]) + index) % NUM_SEEDS
@@ -44,10 +44,10 @@ MAX_FAILURES = 5
 
 @runtime_checkable
 class CopiedObject(Protocol):
-    """An object that can be closed."""
+    """Protocol of an object that a host environment copies and closes."""
 
     def close(self) -> object:
-        """Frees all resources."""
+        """Frees all resources of the object."""
         ...
 
 
@@ -55,9 +55,9 @@ Single = TypeVar("Single", bound=CopiedObject)
 
 
 class Copies(Generic[Single]):
-    """`n` objects with seeds by their global indices. One that raised is made again, with another seed.
+    """Copies of a host environment, with seeds that depend on their global indices.
 
-    Each call of `make` returns a new object.
+    `make` returns a new object at each call. A copy that raises an exception is replaced, with another seed.
     """
 
     def __init__(
@@ -74,24 +74,25 @@ class Copies(Generic[Single]):
         """The objects, or None where none was made yet, or the last one raised."""
 
     def index(self, i: int) -> int:
-        """Global index of environment `i`."""
+        """Returns the global index of environment `i` of this process."""
         return self._indices[i]
 
     def seed(self, i: int) -> int:
-        """Seed of environment `i`."""
+        """Returns the seed of environment `i` of this process."""
         return environment_seed(
             self._root, self._indices[i], generation=self._generation, attempt=self._attempts[i]
         )
 
     def tick(self) -> None:
-        """Counts a step of all environments."""
+        """Counts one step of all environments, so that failures can be related to steps."""
         self._clock += 1
 
     def begin_episode(self, i: int, reset: Callable[[Single, int | None], None]) -> None:
-        """Resets environment `i`, making it first if there is none, until that succeeds.
+        """Resets environment `i`, after creating it if necessary, and retries until a reset succeeds.
 
-        `reset` resets an object, with a seed if it is new, and stores its first observation. Raises a
-        `ContractError` after too many failures in a row, and `EnvironmentFailed` if it tried to exit the program.
+        `reset` resets one object, with a seed if the object is new, and stores its first observation. Raises a
+        `ContractError` after too many failures in a row, and `EnvironmentFailed` if the object tried to exit the
+        program.
         """
         while True:
             doing = "reset"
@@ -106,10 +107,10 @@ class Copies(Generic[Single]):
                 self.fail(i, doing, error)
 
     def fail(self, i: int, doing: str, error: Exception | SystemExit) -> None:
-        """Records a failure and drops environment `i`.
+        """Records that environment `i` raised an exception, and drops it.
 
-        Raises a `ContractError` after too many failures in a row, or for a number that its space cannot hold, and
-        `EnvironmentFailed` if the environment tried to exit the program.
+        Raises a `ContractError` after too many failures in a row, or if the environment returned a number that its
+        space cannot hold, and `EnvironmentFailed` if the environment tried to exit the program.
         """
         who = f"{self._name}: environment {self._indices[i]}, whose seed is {self.seed(i)},"
         if isinstance(error, CastError):
@@ -128,12 +129,12 @@ class Copies(Generic[Single]):
             raise _given_up(self._name, failure, count) from error
 
     def drain_failures(self) -> list[HostFailure]:
-        """Returns the failures since the last call, in order."""
+        """Returns the failures of environments since the last call, in order."""
         drained, self._failures = self._failures, []
         return drained
 
     def close(self) -> None:
-        """Closes all copies."""
+        """Closes all copies of the environment."""
         for i in range(len(self.objects)):
             self._close(i)
 
@@ -144,7 +145,7 @@ class Copies(Generic[Single]):
 
 
 def close_quietly(single: Any) -> None:
-    """Closes an environment and ignores its exceptions."""
+    """Closes an environment, and ignores exceptions that it raises."""
     with contextlib.suppress(Exception, SystemExit):
         single.close()
 

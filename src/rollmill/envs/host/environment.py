@@ -1,4 +1,4 @@
-"""Makes a host environment from a function that makes one `gymnasium.Env`."""
+"""Creates a host environment, given a function that creates one `gymnasium.Env`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from rollmill.envs.host.python_vector import PythonVector
 
 @dataclass(frozen=True)
 class StartPython:
-    """A `StartHost` of Python objects returned by `make`, with the Gymnasium interface."""
+    """A `StartHost` that starts Python objects with the Gymnasium interface, which `make` returns."""
 
     name: str
     make: Callable[[], gymnasium.Env] = field(repr=False)
@@ -47,7 +47,7 @@ class StartPython:
 
 @dataclass(frozen=True)
 class StartByName:
-    """A `StartHost` for environments that `make` can make from the same name and options in any process."""
+    """A `StartHost` of environments that any process can create with `make`, from a name and options."""
 
     name: str
     options: Options
@@ -55,8 +55,9 @@ class StartByName:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Starts environments of the same spaces, to evaluate on. It is the environment itself if evaluation and
-        training environments are equal.
+        """Returns the start of the environments that policies are evaluated on.
+
+        They have the same spaces. If the environment has no separate evaluation form, it is used itself.
         """
         return evaluation_start(self.start)
 
@@ -70,10 +71,10 @@ class StartByName:
 def host_environment(
     name: str, make: Callable[[], gymnasium.Env], *, reset_options: Mapping[str, Any] | None = None
 ) -> HostEnvironment:
-    """Returns a host environment whose copies are made by `make`.
+    """Returns a host environment whose copies are created by `make`.
 
-    One copy is made, reset and closed, to learn its spaces and whether its infos contain an `action_mask`: an
-    array, in the shape of `core.spaces.possible_choices`, in the info of every reset and step.
+    One copy is created, reset and closed, to find its spaces and whether its infos contain an `action_mask`. The
+    mask is an array in the shape of `core.spaces.possible_choices`, in the info of every reset and step.
 
     Args:
         name: name in messages.
@@ -98,7 +99,9 @@ def host_environment(
 
 
 def evaluation_start(start: StartHost) -> StartHost:
-    """Starts the environments that policies are evaluated on. See `HasEvaluationForm`."""
+    """Returns the start of the environments that a host environment's policies are evaluated on
+    (`HasEvaluationForm`).
+    """
     if isinstance(start, partial):  # with the gamma of a training, which evaluations do not need
         return evaluation_start(start.func)
     return start.for_evaluation if isinstance(start, HasEvaluationForm) else start
@@ -108,7 +111,7 @@ def check_indices(name: str, indices: Sequence[int]) -> None:
     """Checks the global indices of environments to start.
 
     Raises:
-        UsageError: there are none, or one is negative.
+        UsageError: there are no indices, or one is negative.
     """
     if len(indices) == 0 or min(indices) < 0:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Accounts for episodes of host environments, as `envs.accounting` does, for a batch of NumPy arrays.
+"""Sums up the episodes of host environments, as `envs.accounting` does, for batches in NumPy.
 
 Shape letters: `n` environments, `A` agents of a kind.
 """
@@ -12,7 +12,7 @@ from rollmill.core.types import AgentKind, HostStep
 
 
 class RunningSums:
-    """Returns, lengths and discounted returns of the current episodes, `[n]` each."""
+    """Returns, lengths and discounted returns of the current episodes of `n` host environments, `[n]` each."""
 
     def __init__(self, num_envs: int, gamma: float | None) -> None:
         self._returns = np.zeros(num_envs, np.float32)
@@ -21,16 +21,16 @@ class RunningSums:
         self._gamma = None if gamma is None else np.float32(gamma)
 
     def step_of(self, i: int) -> int:
-        """Returns the number of steps so far in the episode of environment `i`."""
+        """Returns how many steps the current episode of environment `i` has made."""
         return int(self._lengths[i])
 
     def restart(self) -> None:
-        """Resets all sums, as all episodes begin."""
+        """Resets all sums to 0, because all environments begin a new episode."""
         for sums in (self._returns, self._lengths, self._discounted):
             sums[:] = 0
 
     def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
-        """Adds a step, writes the sums including it to `step.info`, and resets the sums of ended episodes."""
+        """Adds a step to the sums, writes them to `step.info`, and resets the sums of episodes that ended."""
         self._returns += step.reward
         self._lengths += 1
         step.info["episode_return"][:] = self._returns
@@ -45,7 +45,10 @@ class RunningSums:
 
 
 class AgentSums:
-    """Mean returns of each kind and of all agents, and lengths of the current episodes, `[n]` each."""
+    """Returns and lengths of the current episodes of `n` multi-agent host environments, `[n]` each.
+
+    Returns are means over the agents of each kind, and over all agents.
+    """
 
     def __init__(self, agents: Sequence[AgentKind], num_envs: int) -> None:
         self._shares = {kind.name: kind.count / sum(k.count for k in agents) for kind in agents}
@@ -53,15 +56,15 @@ class AgentSums:
         self._lengths = np.zeros(num_envs, np.int32)
 
     def step_of(self, i: int) -> int:
-        """Returns the number of steps so far in the episode of environment `i`."""
+        """Returns how many steps the current episode of environment `i` has made."""
         return int(self._lengths[i])
 
     def restart(self) -> None:
-        """Resets all sums, as all episodes begin."""
+        """Resets all sums to 0, because all environments begin a new episode."""
         self._reset(np.ones(len(self._lengths), bool))
 
     def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
-        """Adds a step, writes the sums including it to `step.info`, and resets the sums of ended episodes.
+        """Adds a step to the sums, writes them to `step.info`, and resets the sums of episodes that ended.
 
         Rewards of inactive agents must be 0.
         """

@@ -1,4 +1,4 @@
-"""Pictures of host environments: each object hands over a picture after every reset and step."""
+"""Records pictures of host environments, one after every reset and step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from rollmill.envs.host.parallel import StartParallel
 
 
 class Film(NamedTuple):
-    """The pictures of a camera, in order."""
+    """The pictures that a camera has recorded, in order."""
 
     frames: list[tuple[UInt8[np.ndarray, "H W 3"], float | None]]
     """Each with the frames a second that suit the environment, if it says so."""
@@ -24,9 +24,10 @@ class Film(NamedTuple):
 
 
 class Camera(gymnasium.Wrapper):
-    """An environment made with `render_mode="rgb_array"`, whose pictures go to a film.
+    """A wrapper around a Gymnasium environment that adds a picture to a film after every reset and step.
 
-    One that fails to draw itself is played on without.
+    The environment must have `render_mode="rgb_array"`. If rendering fails, the episode continues without
+    pictures.
     """
 
     def __init__(self, env: gymnasium.Env, film: Film) -> None:
@@ -34,37 +35,40 @@ class Camera(gymnasium.Wrapper):
         self._film = film
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
-        """Starts an episode."""
+        """Starts an episode of the environment, and records a picture."""
         result = self.env.reset(seed=seed, options=options)
         _look(self.env, self._film)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
-        """Takes an action."""
+        """Takes an action in the environment, and records a picture."""
         result = self.env.step(action)
         _look(self.env, self._film)
         return result
 
 
 class ParallelCamera:
-    """A multi-agent environment with recorded pictures. See `Camera` for the arguments."""
+    """A wrapper around a PettingZoo environment that adds a picture to a film after every reset and step.
+
+    See `Camera` for the arguments.
+    """
 
     def __init__(self, env: Any, film: Film) -> None:
         self._env, self._film = env, film
 
     @property
     def agents(self) -> list[Any]:
-        """Those that act in the next step."""
+        """Agents that act in the next step."""
         return self._env.agents
 
     def reset(self, seed: int | None = None) -> tuple[Any, Any]:
-        """Starts an episode."""
+        """Starts an episode of the environment, and records a picture."""
         result = self._env.reset(seed=seed)
         _look(self._env, self._film)
         return result
 
     def step(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """Takes a step."""
+        """Takes a step of the environment, and records a picture."""
         result = self._env.step(actions)
         _look(self._env, self._film)
         return result
@@ -95,7 +99,7 @@ def _look(env: Any, film: Film) -> None:
 
 
 def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
-    """Returns the environment, whose copies put their pictures on a film.
+    """Returns a host environment whose copies record a picture after every reset and step.
 
     Raises:
         UsageError: its copies do not have the interface of Gymnasium or PettingZoo.

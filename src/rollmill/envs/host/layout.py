@@ -1,4 +1,4 @@
-"""The arrays that a step of host environments fills: shapes, allocation, copies."""
+"""Describes, allocates and fills the arrays that hold one step of several host environments."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +17,12 @@ COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_return
 
 
 def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False) -> HostStep:
-    """Shapes and dtypes of one step of `num_envs` environments, as `jax.ShapeDtypeStruct`.
+    """Returns the shapes and dtypes of one step of `num_envs` host environments.
 
     Args:
-        env: the environment. Dtypes are as in `core.spaces.struct`.
+        env: the environment. Dtypes follow `core.spaces.struct`.
         num_envs: number of environments, the size of axis 0.
-        discounted: True if they are started with a `gamma`.
+        discounted: whether the environments are started with a `gamma`.
     """
     vector: Any = lambda dtype: jax.ShapeDtypeStruct((num_envs,), dtype)
     batch = lambda leaf: jax.ShapeDtypeStruct((num_envs, *leaf.shape), leaf.dtype)
@@ -47,12 +47,12 @@ def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False
 
 
 def allocate(like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
-    """New, uninitialised arrays of these shapes and dtypes."""
+    """Allocates uninitialised arrays with the given shapes and dtypes."""
     return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
 
 
 def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None:
-    """Writes the result of a reset to `out`, except for masks and active agents, which are left to the caller."""
+    """Writes the result of a reset to `out`, except for masks and active agents, which the caller writes."""
     counts = [out.info[name] for name in COUNTS & set(out.info)]
     for field in jax.tree.leaves([out.reward, out.terminated, out.truncated, counts]):
         field[:] = 0
@@ -63,10 +63,10 @@ def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None
 def copy_batch(
     space: spaces.Space, source: PyTree[np.ndarray], target: PyTree[np.ndarray], *, rows: Any = ...
 ) -> None:
-    """Copies a batch of observations to `target`, or to these `rows` of it, cast to its dtypes.
+    """Copies a batch of observations to `target`, or only to its `rows`, and casts them to its dtypes.
 
     Raises:
-        CastError: a whole number does not fit.
+        CastError: an integer does not fit into the dtype of `target`.
     """
     if isinstance(source, np.ndarray):
         target[rows] = fitted(source, target.dtype)
@@ -76,7 +76,7 @@ def copy_batch(
 
 
 def leaves(space: spaces.Space, value: Any) -> Iterator[Any]:
-    """Yields the leaves of an element (or of a batch) of a space, in the space's order."""
+    """Yields the leaves of an element of a space, or of a batch of elements, in the order of the space."""
     match space:
         case spaces.Dict():
             for name, part in space.spaces.items():

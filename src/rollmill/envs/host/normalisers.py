@@ -1,4 +1,4 @@
-"""Rejects Gymnasium wrappers that scale by running statistics, since each copy would have separate statistics."""
+"""Rejects Gymnasium wrappers that scale by running statistics, because each copy would have its own statistics."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ EFFECTS = {
 
 
 def check_wrappers(name: str, env: Any) -> None:
-    """Checks that no wrapper of an environment, or of a vector environment, keeps statistics of its own.
+    """Checks that no wrapper of an environment, or of a vector environment, keeps running statistics.
 
-    From the outermost wrapper it goes inwards by `.env`. Raises a `UsageError` for a `NormalizeObservation` or a
-    `NormalizeReward` that continues to learn its statistics.
+    Follows `.env` from the outermost wrapper inwards. Raises a `UsageError` if it finds a `NormalizeObservation`
+    or a `NormalizeReward` that still updates its statistics.
     """
     layer, seen = env, set()
     while layer is not None and id(layer) not in seen:

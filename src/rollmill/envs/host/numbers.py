@@ -14,7 +14,7 @@ from rollmill.core.errors import ContractError, NonFiniteError
 
 
 class NonFinite(NamedTuple):
-    """A non-finite number in a batch."""
+    """A NaN or an infinity in a batch of host environments, with its place."""
 
     row: int
     """Position of its environment in the batch."""
@@ -31,7 +31,8 @@ def find_non_finite(
     Args:
         space: space of one observation.
         observation: leaves `[n, ...]`.
-        reward: rewards of the same step, of several agents by kind, or None after a reset.
+        reward: rewards of the same step, or None after a reset. In a multi-agent environment, a dictionary of
+            kinds.
     """
     fields = _leaves(space, observation, "observation")
     for name, array in fields if reward is None else [*_rewards(reward), *fields]:
@@ -47,9 +48,9 @@ def non_finite_error(name: str, number: NonFinite, *, index: int, step: int, see
 
     Args:
         name: name of the environment.
-        number: the number.
+        number: the NaN or infinity, with its place.
         index: global index of the environment.
-        step: step of the episode. 0 is its reset.
+        step: step of the episode, where 0 is the reset.
         seed: seed of the environment.
     """
     when = f"at step {step} of its episode" if step else "when it was reset"
@@ -78,15 +79,13 @@ def _leaves(space: spaces.Space, value: PyTree[np.ndarray], name: str) -> Iterat
 
 
 class CastError(ContractError):
-    """A number that the integer dtype of a batch cannot hold."""
+    """An integer that the dtype of a batch cannot hold."""
 
 
 def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
-    """Returns the value as an array of this dtype.
+    """Casts a value to a dtype. Floating-point numbers are rounded, but integers must fit exactly.
 
-    Floating-point numbers are rounded, but integers must fit exactly.
-
-    Raises a `CastError` with the first number that the dtype cannot hold.
+    Raises a `CastError` with the first integer that the dtype cannot hold.
     """
     array = np.asarray(value)
     if array.dtype == dtype or dtype.kind not in "iu" or np.can_cast(array.dtype, dtype, "safe"):

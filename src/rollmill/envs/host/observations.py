@@ -1,4 +1,4 @@
-"""Copies host environments' observations to the rows of a batch."""
+"""Copies the observations of host environments to the rows of a batch."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -18,8 +18,8 @@ Write = Callable[[PyTree[np.ndarray], int, Any], None]
 def writer(space: spaces.Space) -> Write:
     """Returns a function that writes one observation to row `i` of a batch, cast to the batch's dtypes.
 
-    A row is written completely or, if the observation does not match the space, not at all. Shapes that NumPy
-    would broadcast are rejected too, and so are integers that the batch cannot hold (`CastError`).
+    If the observation does not match the space, the row is left unchanged. Shapes that NumPy would broadcast are
+    also rejected, and integers that the batch cannot hold raise a `CastError`.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _writer_of_parts(space)

@@ -1,4 +1,4 @@
-"""Base of host environments made of Python objects, stepped one after the other.
+"""Base class of host environments that consist of Python objects, which are stepped one after the other.
 
 Shape letter: `n` environments.
 """
@@ -21,11 +21,11 @@ from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 
 
 class OneByOne(ABC):
-    """A `core.types.HostVector` of objects that are made at the first reset. One that raises is replaced.
+    """A `core.types.HostVector` of Python objects. An object that raises an exception is replaced.
 
-    Each call of `make` returns a new object. `in_place` writes observations to the arrays of each step at once,
-    because every row is written in every step. Otherwise they are kept in arrays of this object, and copied to the
-    arrays of a step.
+    `make` returns a new object at each call, and is first called at the first reset. With `in_place`, each
+    observation is written directly to the arrays of a step, because every row is written in every step. Otherwise,
+    observations are kept in separate arrays and copied to the arrays of a step.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class OneByOne(ABC):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seed of each current environment."""
+        """Seeds of the current environments, in order."""
         return tuple(self._copies.seed(i) for i in range(self._count))
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """Starts an episode in each environment. A second reset continues each one's own random generator."""
+        """Starts an episode in each environment. If it is called again, each random generator continues."""
         out = allocate(self._struct) if out is None else out
         if self._in_place:
             self._current = out.observation
@@ -93,8 +93,9 @@ class OneByOne(ABC):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode after the end of one. The
-        observations of the previous step must not have been changed.
+        """Applies one action to each environment, and starts the next episode where one ended.
+
+        The observations of the previous step must not have been changed.
         """
         if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")
@@ -121,7 +122,7 @@ class OneByOne(ABC):
         return out
 
     def drain_failures(self) -> list[HostFailure]:
-        """Returns the failures since the last call, in order."""
+        """Returns the failures of environments since the last call, in order."""
         return self._copies.drain_failures()
 
     def close(self) -> None:

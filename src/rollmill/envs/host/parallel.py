@@ -1,4 +1,4 @@
-"""Makes a host environment from a function that creates an object with the parallel PettingZoo interface."""
+"""Creates a host environment, given a function that creates an object with the parallel PettingZoo interface."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ METHODS = ("reset", "step", "close", "observation_space", "action_space")
 
 @dataclass(frozen=True)
 class StartParallel:
-    """A `StartHost` of Python objects created by `make`, with the parallel PettingZoo interface."""
+    """A `StartHost` that starts Python objects with the parallel PettingZoo interface, which `make` returns."""
 
     name: str
     make: Callable[[], Any] = field(repr=False)
@@ -47,7 +47,7 @@ class StartParallel:
 
 
 def parallel_of(start: StartParallel) -> HostEnvironment:
-    """Returns the host environment that starts its copies with this function."""
+    """Returns the multi-agent host environment that a `StartHost` starts."""
     spaces = joint_spaces(start.agents)
     return HostEnvironment(start.name, start, *spaces, start.has_action_mask, agents=start.agents)
 

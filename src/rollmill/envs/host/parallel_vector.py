@@ -27,17 +27,17 @@ ByAgent = Mapping[Agent, Any]
 
 @runtime_checkable
 class ParallelObject(Protocol):
-    """The used part of `pettingzoo.ParallelEnv`."""
+    """The part of the `pettingzoo.ParallelEnv` interface that Rollmill uses."""
 
     agents: list[Agent]
     """Those that act in the next step."""
 
     def reset(self, seed: int | None = None) -> tuple[ByAgent, ByAgent]:
-        """Starts an episode: observations and infos."""
+        """Starts an episode, and returns observations and infos."""
         ...
 
     def step(self, actions: dict[Agent, Any]) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
-        """Takes a step: observations, rewards, terminations, truncations and infos."""
+        """Takes a step, and returns observations, rewards, terminations, truncations and infos."""
         ...
 
     def close(self) -> object:

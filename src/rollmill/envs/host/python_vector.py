@@ -1,4 +1,4 @@
-"""Host environments made of Python objects, stepped one after the other. One that raises is replaced.
+"""Host environments that consist of Python objects with the Gymnasium interface, stepped one after the other.
 
 Shape letter: `n` environments.
 """
@@ -19,8 +19,9 @@ from rollmill.envs.host.one_by_one import OneByOne
 
 
 class PythonVector(OneByOne):
-    """A `core.types.HostVector` of objects with the `reset` and `step` of Gymnasium, created at the first
-    reset.
+    """A `core.types.HostVector` of Python objects with the `reset` and `step` of Gymnasium.
+
+    The objects are created at the first reset.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The common part of host environments that one object steps side by side, as rows of its arrays.
+"""Base class of host environments that one simulator steps together, as rows of its arrays.
 
 Shape letter: `n` environments.
 """
@@ -17,7 +17,7 @@ from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 
 
 class RowVector(ABC):
-    """A `core.types.HostVector` whose environments are rows of one simulator, selected by global index."""
+    """A `core.types.HostVector` whose environments are the rows of one simulator, with their global indices."""
 
     def __init__(
         self, env: HostEnvironment, indices: Sequence[int], *, seed: int, generation: int, gamma: float | None
@@ -35,7 +35,7 @@ class RowVector(ABC):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment. A Gymnasium vector environment receives the first seed."""
+        """Seeds of the environments. A Gymnasium vector environment receives only the first seed."""
         return self._seeds
 
     @abstractmethod
@@ -44,14 +44,14 @@ class RowVector(ABC):
 
     @abstractmethod
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Steps each environment, and resets those with a finished episode."""
+        """Applies one action to each environment, and resets those whose episode ended."""
 
     @abstractmethod
     def close(self) -> None:
         """Closes the simulator."""
 
     def drain_failures(self) -> list[HostFailure]:
-        """Returns an empty list: an error of a row ends all, as rows are not apart."""
+        """Returns an empty list, because an error in one row of the simulator ends the whole run."""
         return []
 
     def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:

@@ -1,4 +1,4 @@
-"""Transforms by name, each defined once for environments written in JAX and for Python objects."""
+"""Transforms that have names. Each works for environments written in JAX and for Python objects."""
 
 # Names are imported at their first use: most trainings have no transform.
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Applies transforms to environments, and records them among the options from which `make` makes them again."""
+"""Applies named transforms to environments, and records them among the environment's options."""
 
 from dataclasses import replace
 from functools import partial

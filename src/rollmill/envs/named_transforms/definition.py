@@ -1,4 +1,4 @@
-"""The definition of a named transform: functions of arrays, shared by JAX and NumPy."""
+"""Defines the type of a named transform, whose functions work on JAX and NumPy arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -34,8 +34,8 @@ def _act(xp: ArrayModule, memory: Memory, action: Any, draw: Any) -> tuple[Any, 
 class Transform(NamedTuple):
     """A change of one environment's observations, actions or rewards.
 
-    `xp` is `jax.numpy` or `numpy`. The functions are pure, and so is what one episode remembers, the memory, which
-    `begin` makes anew for each episode.
+    The functions are pure. `xp` is `jax.numpy` or `numpy`. The memory holds what the transform remembers of an
+    episode, and `begin` creates it anew for each episode.
     """
 
     observation_space: spaces.Space
@@ -59,16 +59,16 @@ class Transform(NamedTuple):
 
 
 class Spaces(NamedTuple):
-    """The spaces of the wrapped environment."""
+    """Observation and action spaces of an environment before or after a transform."""
 
     observation: spaces.Space
     action: spaces.Space
 
 
 def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str) -> spaces.Box:
-    """Returns the space of observations as a `Box` of one of these ranks.
+    """Returns the observation space as a `Box`, if its number of axes is one of `ranks`.
 
-    Raises a `UsageError` for another space.
+    Raises a `UsageError` for any other space.
     """
     if isinstance(space, spaces.Box) and len(space.shape) in ranks:
         return space
@@ -94,6 +94,6 @@ def count_of(text: str) -> int | None:
 
 
 def bad_argument(name: str, argument: str, expected: str, example: str) -> UsageError:
-    """Returns the error for an argument that a transform cannot take."""
+    """Returns the error for an invalid argument of a named transform."""
     given = f"{name}:{argument}" if argument else name
     return UsageError(f"the transform {given!r} cannot be used: {expected}. hint: {example}.")

@@ -1,4 +1,4 @@
-"""Transforms of images. uint8 images are computed in integers, so that NumPy and JAX give identical bits."""
+"""Transforms of images. Images in uint8 are transformed in integers, so NumPy and JAX give identical results."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ LUMINANCE_256 = (77, 150, 29)
 
 
 def grey(argument: str, spaces: Spaces) -> Transform:
-    """Observes the brightness of an image with three colours, without an axis for channels (ITU-R BT.601)."""
+    """Converts RGB images to their brightness, without a channel axis (ITU-R BT.601)."""
     if argument:
         raise bad_argument("grey", argument, "it takes no argument", "grey")
     space = _image(spaces.observation, "grey", ranks=(3,))
@@ -45,7 +45,7 @@ def grey(argument: str, spaces: Spaces) -> Transform:
 
 
 def resize(argument: str, spaces: Spaces) -> Transform:
-    """Observes an image of SIZE x SIZE or HEIGHTxWIDTH pixels, each the mean of the area that it covers."""
+    """Resizes images to SIZE x SIZE or HEIGHTxWIDTH pixels. Each pixel is the mean of the area that it covers."""
     sizes = [count_of(text) for text in argument.split("x")]
     height, width = (*sizes, *sizes)[:2] if len(sizes) <= 2 else (None, None)
     if height is None or width is None:

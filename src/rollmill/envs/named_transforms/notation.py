@@ -1,4 +1,4 @@
-"""The notation of transforms, `NAME` or `NAME:ARGUMENT`, and the list of them."""
+"""Parses transforms written as `NAME` or `NAME:ARGUMENT`, and lists all names."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ OF_REWARDS = ("reward-scale", "reward-clip")
 
 
 class TransformName(NamedTuple):
-    """A transform in its notation."""
+    """A transform as it is written, `NAME` or `NAME:ARGUMENT`."""
 
     name: str
     argument: str
@@ -46,19 +46,19 @@ class TransformName(NamedTuple):
         return f"{self.name}:{self.argument}" if self.argument else self.name
 
     def on(self, spaces: Spaces) -> Transform:
-        """Returns the transform of an environment with these spaces.
+        """Returns the transform for an environment with these spaces.
 
         Raises:
-            UsageError: its argument cannot be used, or it does not fit the spaces.
+            UsageError: the argument is invalid, or the transform does not support the spaces.
         """
         return TRANSFORMS[self.name](self.argument, spaces)
 
 
 def parse_transforms(texts: Any) -> list[TransformName]:
-    """Transforms in their notation, in order.
+    """Parses transforms written as `NAME` or `NAME:ARGUMENT`, and keeps their order.
 
     Raises:
-        UsageError: something is not text, or no transform has that name.
+        UsageError: an element is not a string, or there is no transform with that name.
     """
     given = [texts] if isinstance(texts, str) else texts
     if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):

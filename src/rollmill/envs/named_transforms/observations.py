@@ -1,4 +1,4 @@
-"""Transforms of observations: vectors and categories."""
+"""Transforms of observations that are vectors, images or categories."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_arg
 
 
 def frame_stack(argument: str, spaces: Spaces) -> Transform:
-    """Observes the last N observations, the oldest first. An episode begins with N copies of its first
-    observation.
+    """Stacks the last N observations, with the oldest first.
 
-    Vectors and images without channels get a new first axis. Images with channels are joined along that axis.
+    An episode begins with N copies of its first observation. Vectors and images without channels get a new first
+    axis. Images with channels are joined along the channel axis.
     """
     count = count_of(argument)
     if count is None:
@@ -41,7 +41,10 @@ def frame_stack(argument: str, spaces: Spaces) -> Transform:
 
 
 def flatten(argument: str, spaces: Spaces) -> Transform:
-    """Observes one vector: numbers as float32, each category as one-hot. A single Box keeps its dtype."""
+    """Flattens an observation to one vector: numbers as float32, and categories as one-hot.
+
+    A single `Box` keeps its dtype.
+    """
     if argument:
         raise bad_argument("flatten", argument, "it takes no argument", "flatten")
     space = spaces.observation
@@ -52,7 +55,7 @@ def flatten(argument: str, spaces: Spaces) -> Transform:
 
 
 def one_hot(argument: str, spaces: Spaces) -> Transform:
-    """Observes a category as a vector with a single one, and several categories as such vectors in a row."""
+    """Encodes a category as a one-hot vector, and several categories as one-hot vectors in a row."""
     if argument:
         raise bad_argument("one-hot", argument, "it takes no argument", "one-hot")
     if not isinstance(spaces.observation, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):
@@ -64,7 +67,7 @@ def one_hot(argument: str, spaces: Spaces) -> Transform:
 
 
 def time_observation(argument: str, spaces: Spaces) -> Transform:
-    """Adds the time to a vector: steps of the episode so far, divided by STEPS, at most 1."""
+    """Appends the time to a vector: the steps of the episode so far, divided by STEPS, at most 1."""
     steps = count_of(argument)
     if steps is None:
         raise bad_argument(
@@ -104,7 +107,9 @@ def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Returns the channel axis of an image: the first if it is shorter than both others, else the last."""
+    """Returns the channel axis of an image: the first axis if it is shorter than both others, otherwise the
+    last.
+    """
     return 0 if shape[0] < min(shape[1:]) else 2
 
 
@@ -171,7 +176,7 @@ def _categories(space: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mapped_box(spaces: Spaces, low: Any, high: Any, function: Callable[[Any, Any], Any]) -> Transform:
-    """Returns the transform that maps each observation, by `(xp, observation)`, into a `Box` with these bounds."""
+    """Returns a transform that maps each observation with a function `(xp, observation)` into a `Box`."""
     return Transform(
         gymnasium_spaces.Box(low, high, dtype=low.dtype.type),
         spaces.action,

@@ -1,4 +1,4 @@
-"""Transforms of Python objects with the Gymnasium interface, in NumPy."""
+"""Applies named transforms to Python objects with the Gymnasium interface, in NumPy."""
 
 from typing import Any
 
@@ -13,9 +13,10 @@ from rollmill.envs.named_transforms.definition import Transform
 
 
 class TransformedObject(gymnasium.Wrapper):
-    """A transformed environment on the host.
+    """A Gymnasium environment to which a named transform is applied.
 
-    `number` is the index of the transform, so that two transforms of an environment draw different random numbers.
+    `number` is the index of the transform. It makes sure that two transforms of an environment draw different
+    random numbers.
     """
 
     def __init__(self, env: gymnasium.Env, transform: Transform, number: int) -> None:
@@ -28,7 +29,7 @@ class TransformedObject(gymnasium.Wrapper):
         self.observation_space, self.action_space = transform.observation_space, transform.action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
-        """Starts an episode, with an empty memory."""
+        """Starts an episode, with a new memory of the transform."""
         if seed is not None:
             self._generator = np.random.default_rng((seed, self._number))
         observation, info = self.env.reset(seed=seed, options=options)
@@ -36,7 +37,7 @@ class TransformedObject(gymnasium.Wrapper):
         return observed, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
-        """Takes an action, as often as the transform says."""
+        """Takes an action, and repeats it as often as the transform requires."""
         transform = self._transform
         draw = np.float32(self._generator.random(dtype=np.float32)) if transform.draws else None
         taken, memory = transform.act(np, self._memory, action, draw)

@@ -1,4 +1,4 @@
-"""Transforms of environments of JAX functions."""
+"""Applies named transforms to environments written in JAX."""
 
 import equinox as eqx
 import jax
@@ -23,9 +23,10 @@ class TransformedState(eqx.Module):
 
 
 def on_environment(env: Environment, transform: Transform, number: int) -> Environment:
-    """Returns the transformed environment. Like the given one, it is unbatched and has no auto-reset.
+    """Applies a named transform to an unbatched environment without auto-reset.
 
-    `number` is the index of the transform, so that two transforms of an environment draw different random numbers.
+    `number` is the index of the transform. It makes sure that two transforms of an environment draw different
+    random numbers.
     """
     env = strongly_typed(env)
     inner_step = env.step if transform.repeats == 1 else _repeated(env, transform.repeats)

@@ -1,4 +1,4 @@
-"""Transforms of rewards and of actions."""
+"""Transforms of rewards and actions."""
 
 from typing import Any
 
@@ -36,7 +36,10 @@ def reward_clip(argument: str, spaces: Spaces) -> Transform:
 
 
 def action_repeat(argument: str, spaces: Spaces) -> Transform:
-    """Takes each action N times, or until the episode ends, and sums the rewards. Only the last is observed."""
+    """Repeats each action N times, or until the episode ends.
+
+    Rewards are summed, and the policy sees only the last observation.
+    """
     count = count_of(argument)
     if count is None:
         raise bad_argument("action-repeat", argument, "N must be an integer of at least 1", "action-repeat:4")
@@ -44,7 +47,7 @@ def action_repeat(argument: str, spaces: Spaces) -> Transform:
 
 
 def sticky_actions(argument: str, spaces: Spaces) -> Transform:
-    """Repeats the action of the step before with PROBABILITY, but not in an episode's first step.
+    """Repeats the previous action of the episode with probability PROBABILITY, in every step except the first.
 
     From "Revisiting the Arcade Learning Environment" (Machado et al., 2018).
     """
@@ -67,7 +70,7 @@ def sticky_actions(argument: str, spaces: Spaces) -> Transform:
 
 
 def rescale_actions(argument: str, spaces: Spaces) -> Transform:
-    """Lets the policy act in [-1, 1], stretched to the bounds of the action space."""
+    """Lets the policy act in [-1, 1], and scales its actions to the bounds of the action space."""
     if argument:
         raise bad_argument("rescale-actions", argument, "it takes no argument", "rescale-actions")
     space = spaces.action

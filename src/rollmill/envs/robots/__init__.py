@@ -1,4 +1,4 @@
-"""`robots:ID`: robots in our own physics or in C MuJoCo, with tasks by their published definitions."""
+"""`robots:ID`: tasks of robots, simulated by `rollmill.physics` or by C MuJoCo."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,11 +51,12 @@ SOLVER = ("iterations", "line_search_iterations")
 
 
 def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | HostEnvironment:
-    """Makes the robot's task of an id.
+    """Creates the task of a robot from its id.
 
     Args:
         name: an id, such as `Ant`.
-        physics: `jax`, this package's physics, by XLA or in kernels; or `mujoco`, C MuJoCo on the host's cores.
+        physics: `jax` for `rollmill.physics`, compiled by XLA or in kernels, or `mujoco` for C MuJoCo on the CPU
+            of the host.
         **options: arguments of the task, such as `max_steps=500`.
 
     Raises:

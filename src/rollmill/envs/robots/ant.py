@@ -42,10 +42,10 @@ _LEG = """
 
 
 def model_text() -> str:
-    """Returns the ant as MJCF: the proportions of Isaac Gym's, whose parts do not touch each other.
+    """Returns the MJCF model of the ant, with the proportions of Isaac Gym's.
 
-    Knees and feet touch the floor. Nothing else comes to it before the torso is so low that the episode ends: a
-    hip is always above its knee or level with it.
+    Its parts do not touch each other. Only knees and feet touch the floor, because the episode ends before other
+    parts could reach it. A hip is never below its knee.
     """
     legs = [
         (0.2, 0.2, "-1 1", "30 100"),
@@ -82,14 +82,14 @@ def model_text() -> str:
 
 
 class AntState(eqx.Module):
-    """The robot, and the last action."""
+    """State of the ant task: the robot, and the last action."""
 
     robot: physics.RobotState
     action: Float[Array, "8"]
 
 
 class AntParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the ant and its task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     target: Scalar = 1000.0

@@ -57,7 +57,7 @@ _LEG_TEXT = """
 
 
 def model_text() -> str:
-    """Returns the quadruped as MJCF, with the masses and lengths of ANYmal C."""
+    """Returns the MJCF model of the quadruped, with the masses and lengths of ANYmal C."""
     legs = "".join(_leg(leg, front, left) for leg, (front, left) in LEGS.items())
     joints = [f"{leg}_{part}" for leg in LEGS for part in ("HAA", "HFE", "KFE")]
     servos = "".join(f'<position joint="{joint}"/>' for joint in joints)
@@ -106,7 +106,7 @@ def _leg(leg: str, front: int, left: int) -> str:
 
 
 class AnymalState(eqx.Module):
-    """The robot, the commanded velocities, and the last action."""
+    """State of the Anymal task: the robot, the commanded velocities, and the last action."""
 
     robot: physics.RobotState
     command: Float[Array, "3"]
@@ -114,7 +114,7 @@ class AnymalState(eqx.Module):
 
 
 class AnymalParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the quadruped and its task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     reach: Scalar = 0.5

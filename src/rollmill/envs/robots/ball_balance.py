@@ -60,7 +60,7 @@ _LEG_TEXT = """
 
 
 def model_text() -> str:
-    """Returns the robot and the ball as MJCF."""
+    """Returns the MJCF model of the tray on its legs, and of the ball."""
     shared = {"hip": HIP, "reach": REACH, "low": -math.pi / 4, "high": math.pi / 4}
     shared |= {"lowest": LOWEST, "highest": HIGHEST}
     legs = "".join(
@@ -96,14 +96,14 @@ def model_text() -> str:
 
 
 class BallBalanceState(eqx.Module):
-    """The robot with the ball, and the target angles of its servos (rad)."""
+    """State of the BallBalance task: the robot with the ball, and the target angles of its servos (rad)."""
 
     robot: physics.RobotState
     angles: Float[Array, "3"]
 
 
 class BallBalanceParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the robot and task of BallBalance. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     turn: Scalar = 20.0

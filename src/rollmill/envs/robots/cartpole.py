@@ -45,7 +45,7 @@ MODEL = f"""
 
 
 class CartpoleParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the robot and task of robots:Cartpole. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     position_limit: Scalar = 3.0

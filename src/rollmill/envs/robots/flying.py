@@ -1,4 +1,4 @@
-"""What robots that fly to a target have in common: the first pose, the observation and the reward."""
+"""Shared by robots that fly to a target: the first pose, the observation and the reward."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,10 @@ from rollmill.physics.algebra import quaternion_matrix, times
 
 
 def first_place(key: Array, spread: Float[Array, ""] | float) -> Float[Array, "7"]:
-    """Returns an upright pose within `spread` of the middle along x and y, at heights from 0.8 to 2.5 m."""
+    """Returns a random upright pose of a flying robot, at heights from 0.8 to 2.5 m.
+
+    Along x and y, it is within `spread` of the middle.
+    """
     numbers = uniform(key, 3, 1.0)
     return jnp.concatenate([spread * numbers[:2], 1.65 + 0.85 * numbers[2:], jnp.array([1.0, 0.0, 0.0, 0.0])])
 
@@ -20,13 +23,14 @@ def observe_flight(
     """Returns what a flying robot observes, with all vectors in world coordinates.
 
     Args:
-        positions: of all joints, beginning with the place (m) and the attitude, a quaternion (w, x, y, z).
-        rates: of all joints, beginning with the velocity in the world (m/s) and the spin in the robot's own axes
-            (rad/s).
+        positions: positions of all joints, beginning with the place (m) and the attitude, a quaternion (w, x, y,
+            z).
+        rates: velocities of all joints, beginning with the velocity in the world (m/s) and the spin in the robot's
+            own axes (rad/s).
         target: the place to fly to (m).
 
     Returns:
-        The way to the target, divided by 3, the attitude (x, y, z, w), the velocity, divided by 2, and the spin,
+        The vector to the target divided by 3, the attitude (x, y, z, w), the velocity divided by 2, and the spin
         divided by pi.
     """
     place, quaternion = positions[:3], positions[3:7]
@@ -36,7 +40,7 @@ def observe_flight(
 
 
 def distance_of(observation: Float[Array, " n"]) -> Float[Array, ""]:
-    """Returns the distance to the target (m)."""
+    """Returns the distance of a flying robot to its target (m), from its observation."""
     away = 3.0 * observation[:3]
     return jnp.sqrt(jnp.sum(away * away))
 
@@ -44,11 +48,11 @@ def distance_of(observation: Float[Array, " n"]) -> Float[Array, ""]:
 def flight_reward(
     observation: Float[Array, " n"], distance: Float[Array, ""], upright: Float[Array, ""] | float
 ) -> Float[Array, ""]:
-    """Returns a reward for being near the target, and there upright and without spin.
+    """Returns the reward of a flying robot for being near the target, upright and without spin.
 
     Args:
-        observation: as `observe_flight` returns it.
-        distance: to the target.
+        observation: result of `observe_flight`.
+        distance: distance to the target (m).
         upright: weight of the attitude.
     """
     x, y = observation[3], observation[4]
@@ -58,5 +62,5 @@ def flight_reward(
 
 
 def clipped(action: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Returns an action within -1 and 1."""
+    """Clips an action to the range from -1 to 1."""
     return jax.lax.clamp(-1.0, action, 1.0)

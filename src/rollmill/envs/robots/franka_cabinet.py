@@ -2,8 +2,8 @@
 
 Observation, reward, reset and termination follow FrankaCabinet of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. Fingers
-are capsules that touch the handle, which is a bar, and nothing else touches: arm and cabinet pass through each
-other, which costs reward where fingers do. The drawer is empty, and the servos of fingers are softer.
+are capsules that touch the handle, which is a bar. Nothing else collides, so arm and cabinet pass through each
+other. It costs reward if the fingers do. The drawer is empty, and the servos of the fingers are softer.
 """
 
 from typing import NamedTuple
@@ -94,7 +94,10 @@ _CABINET = """
 
 
 def model_text() -> str:
-    """Returns the arm and the cabinet as MJCF, without gravity, against which the published arm is held."""
+    """Returns the MJCF model of the arm and the cabinet, without gravity.
+
+    The published arm compensates for gravity.
+    """
     servos = "".join(
         f'<position joint="joint_{i}" kp="400" kv="80" forcerange="-{force} {force}"/>'
         for i, force in enumerate((87, 87, 87, 87, 12, 12, 12), 1)
@@ -138,14 +141,14 @@ def _arm(index: int) -> str:
 
 
 class FrankaState(eqx.Module):
-    """The robot with the drawer, and the target positions of its servos."""
+    """State of the FrankaCabinet task: the robot with the drawer, and the target positions of its servos."""
 
     robot: physics.RobotState
     targets: Float[Array, "9"]
 
 
 class FrankaParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the robot and task of FrankaCabinet. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     speed: Scalar = 7.5
@@ -197,7 +200,7 @@ def franka_cabinet(
 
 
 class Grip(NamedTuple):
-    """Where hand, fingers and handle are."""
+    """Positions of the hand, the fingers and the handle of the drawer."""
 
     to_handle: Float[Array, "3"]
     """From the hand's place to grasp to that of the handle."""

@@ -86,7 +86,7 @@ SERVOS = {
 
 
 def model_text() -> str:
-    """Returns hand and block as MJCF. The last two joints of each finger are coupled by a tendon."""
+    """Returns the MJCF model of the hand and the block. A tendon couples the last two joints of each finger."""
     places = {"ff": (0.033, 0.095), "mf": (0.011, 0.099), "rf": (-0.011, 0.095), "lf": (-0.017, 0.044)}
     fingers = {f: _FINGER.format(f=f, F=f.upper(), x=x, z=z) for f, (x, z) in places.items()}
     palm = "".join(

@@ -77,10 +77,9 @@ GEARS = {
 
 
 def model_text() -> str:
-    """Returns the humanoid as MJCF, with the proportions of the MuJoCo humanoid. Its soles and knees touch the
-    floor.
+    """Returns the MJCF model of the humanoid, with the proportions of the MuJoCo humanoid.
 
-    Nothing else comes to it before the torso is so low that the episode ends.
+    Only its soles and knees touch the floor, because the episode ends before other parts could reach it.
     """
     legs = "".join(
         _LEG.format(side=side, y=-0.1 * s, mirror=s, half=0.5 * s, inwards=0.01 * s, hip='damping="5"')
@@ -142,14 +141,14 @@ def _gear(joint: str) -> float:
 
 
 class HumanoidState(eqx.Module):
-    """The robot, and the last action."""
+    """State of the humanoid task: the robot, and the last action."""
 
     robot: physics.RobotState
     action: Float[Array, "21"]
 
 
 class HumanoidParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the humanoid and its task. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     target: Scalar = 1000.0

@@ -1,7 +1,7 @@
-"""Robots' tasks in C MuJoCo: a batch in each process, whose physics steps run in threads.
+"""Runs the tasks of robots in C MuJoCo, as batches that each process steps in threads.
 
-Observations, rewards and ends are computed by the functions of the task itself, which are traced once for the
-controls that they give to the physics, and once for what follows. Letter: `E` robots of a batch.
+The functions of the task compute observations, rewards and terminations. Each is traced twice: once up to the
+controls that it passes to the physics, and once from the new state on. Shape letter: `E` robots of a batch.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ from rollmill.physics.loading import compile_source
 
 
 def in_mujoco(env: Environment, source: Any) -> HostEnvironment:
-    """Returns a task with the physics of C MuJoCo, in batches on the host.
+    """Returns a robot's task as a host environment that C MuJoCo simulates in batches.
 
     Args:
         env: the task, with its time limit.
-        source: MJCF of its robot.
+        source: MJCF model of the robot.
     """
     spaces = env.observation_space, env.action_space
     start = StartBatch(env.name, lambda count: MujocoBatch(env, source, count), *spaces, False)
@@ -37,7 +37,7 @@ def in_mujoco(env: Environment, source: Any) -> HostEnvironment:
 
 
 class MujocoBatch(VectorEnv):
-    """Robots that C MuJoCo steps together; those whose episodes ended wait for a reset."""
+    """A batch of robots that C MuJoCo steps together. A robot whose episode ended waits for a reset."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}
 
@@ -68,7 +68,7 @@ class MujocoBatch(VectorEnv):
             return np.asarray(first[0]), {}
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Steps all robots."""
+        """Steps all robots of the batch with one action each."""
         assert self._now is not None
         with _on_the_host():
             keys, before, actions = self._next_keys(), self._now[1], jnp.asarray(actions)
@@ -80,7 +80,7 @@ class MujocoBatch(VectorEnv):
         return np.asarray(after.observation), reward, terminated, truncated, {}
 
     def close_extras(self, **settings: Any) -> None:
-        """Ends the threads."""
+        """Ends the threads that step the robots."""
         self._steps.close()
 
     def _next_keys(self) -> Array:

@@ -48,7 +48,7 @@ MODEL = f"""
 
 
 class IngenuityState(eqx.Module):
-    """The robot, the target, and the steps of the episode."""
+    """State of the Ingenuity task: the robot, the target, and the number of steps of the episode."""
 
     robot: physics.RobotState
     target: Float[Array, "3"]
@@ -56,7 +56,7 @@ class IngenuityState(eqx.Module):
 
 
 class IngenuityParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the robot and task of Ingenuity. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     thrust: Scalar = 20.0

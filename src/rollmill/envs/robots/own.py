@@ -1,4 +1,4 @@
-"""A task on your own robot, from its MJCF or URDF model and functions of its state."""
+"""Creates a task on your own robot, given its MJCF or URDF model and functions of its state."""
 
 from collections.abc import Callable
 from functools import partial
@@ -61,7 +61,7 @@ def robot(
     physics: str = "jax",
     name: str = "robot",
 ) -> Environment | HostEnvironment:
-    """Makes an environment from the model of a robot, for all algorithms.
+    """Creates an environment from the model of a robot.
 
     Actions lie between -1 and 1, and are scaled to the control range of each actuator. Without a range, the action
     is the control itself. The functions use JAX, and each call concerns a single robot.
@@ -76,9 +76,11 @@ def robot(
         max_steps: time limit of an episode, in steps of the task.
         reset_angle: bound of the noise on initial hinge and slide positions, which stay within their limits.
         reset_speed: bound of the initial velocities.
-        max_speed: greatest velocity (m/s or rad/s): an episode beyond it ends as unstable, with a reward of 0.
+        max_speed: maximum velocity (m/s or rad/s). If a velocity exceeds it, the episode ends as unstable, with a
+            reward of 0.
         iterations: Newton iterations in each time step, if `physics` is `jax`.
-        physics: `jax` for this package's physics, or `mujoco` for C MuJoCo on the host CPU, for any parts.
+        physics: `jax` for `rollmill.physics`, or `mujoco` for C MuJoCo on the host CPU, which supports more
+            elements.
         name: environment name in messages and runs.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Pictures of robots: by the MuJoCo renderer with OpenGL, or as drawings of their geoms without."""
+"""Renders robots with the MuJoCo renderer and OpenGL, or draws their geoms if OpenGL is not available."""
 
 import importlib
 import math
@@ -25,7 +25,7 @@ COLOURS = ("#c8702a", "#3f6f9f", "#5b8c3e", "#8c5b9c")
 
 @dataclass(frozen=True)
 class ViewAngle:
-    """Where a camera is, which looks at the robot's first body."""
+    """Direction and distance from which a camera looks at the first body of a robot."""
 
     distance: float
     """In metres."""
@@ -55,18 +55,18 @@ def drawing_of(
 
 
 def robot_of(state: Any) -> RobotState:
-    """Returns the robot in a task's state."""
+    """Returns the state of the robot that is contained in the state of a task."""
     return state if isinstance(state, RobotState) else state.robot
 
 
 class RobotCamera:
-    """Renders the states of a robot. OpenGL starts with the first picture."""
+    """Renders the states of one robot. OpenGL is started when the first picture is taken."""
 
     def __init__(self, source: Any, view: ViewAngle | None):
         self.source, self.chosen = source, view
 
     def picture(self, robot: RobotState) -> Drawing | UInt8[np.ndarray, "H W 3"]:
-        """Returns pixels, or shapes without OpenGL."""
+        """Returns a picture of a robot's state as pixels, or as shapes if OpenGL is not available."""
         mujoco, compiled, data = self._scene
         data.qpos[:] = np.asarray(robot.positions, float)
         mujoco.mj_kinematics(compiled, data)
@@ -83,7 +83,7 @@ class RobotCamera:
 
     @cached_property
     def view(self) -> ViewAngle:
-        """From where the robot is seen."""
+        """Direction and distance from which the robot is seen."""
         return self.chosen or ViewAngle(distance=2.0 * float(self._scene[1].stat.extent))
 
     @cached_property

@@ -43,7 +43,7 @@ _ARM = """
 
 
 def model_text() -> str:
-    """Returns the quadcopter as MJCF: servos of the eight joints, then the thrust of each rotor."""
+    """Returns the MJCF model of the quadcopter, with servos of the eight joints and the thrust of each rotor."""
     turns = [0.25 * math.pi, 0.75 * math.pi, 1.25 * math.pi, 1.75 * math.pi]
     arms = "".join(
         _ARM.format(i=i, x=0.1025 * math.cos(turn), y=0.1025 * math.sin(turn), turn=turn)
@@ -72,7 +72,9 @@ def model_text() -> str:
 
 
 class QuadcopterState(eqx.Module):
-    """The robot, the target angles of its servos (rad), and the thrust of its rotors (N)."""
+    """State of the Quadcopter task: the robot, its servos' target angles (rad), and the thrust of its rotors
+    (N).
+    """
 
     robot: physics.RobotState
     angles: Float[Array, "8"]
@@ -80,7 +82,7 @@ class QuadcopterState(eqx.Module):
 
 
 class QuadcopterParams(eqx.Module):
-    """Parameters of the robot and the task. Each leaf may hold one value per environment."""
+    """Parameters of the robot and task of Quadcopter. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     turn: Scalar = 8 * math.pi

@@ -31,7 +31,7 @@ START, GOAL = (0.0, -0.39, 0.6), (0.0, -0.39, 0.56)
 
 
 class HandState(eqx.Module):
-    """Hand and block, the orientation that is wanted, and the last action."""
+    """State of the ShadowHand task: the hand and the block, the target orientation, and the last action."""
 
     robot: physics.RobotState
     goal: Float[Array, "4"]
@@ -43,7 +43,7 @@ class HandState(eqx.Module):
 
 
 class HandParams(eqx.Module):
-    """Numbers of the robot and of the task; every leaf may hold one value for each environment."""
+    """Parameters of the robot and task of ShadowHand. Each leaf may hold one value per environment."""
 
     robot: physics.Params
     distance_cost: Scalar = 10.0
@@ -169,7 +169,7 @@ class _ShadowHand:
 
 
 def angle_between(one: Float[Array, "4"], other: Float[Array, "4"]) -> Float[Array, ""]:
-    """Returns the angle (rad) by which two orientations differ."""
+    """Returns the angle between two orientations (rad)."""
     vector = _turn(one, _reversed(other))[1:]
     return 2.0 * jnp.arcsin(jnp.minimum(jnp.sqrt(jnp.sum(vector * vector)), 1.0))
 

@@ -1,7 +1,7 @@
-"""Ends the episodes of robots whose simulation becomes unstable, before its numbers overflow.
+"""Ends the episodes of robots whose simulation becomes unstable, before values overflow.
 
-A robot that tumbles or is driven hard can gain more speed in each step than its integrator removes, in MuJoCo as
-well as here. Its speed then multiplies within a few steps until it overflows.
+A robot that tumbles or is driven hard can gain more speed in a step than the integrator can handle. This also
+happens in MuJoCo. Within a few steps, the speed then grows until it overflows.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ def end_unstable(
     *,
     max_speed: float = MAX_SPEED,
 ) -> Environment:
-    """Terminates an episode once a velocity or another number of its robot is too large, infinite or NaN.
+    """Terminates a robot's episode once a velocity or another value is too large, infinite or NaN.
 
     That step has a reward of 0, an observation of zeros, and `info["unstable_state"]`, which training counts as
     `episode/unstable`.
 
     Args:
         env: a robot's task, unbatched, without time limit.
-        robot_of: returns the robot of a state.
-        max_speed: greatest velocity of a stable robot.
+        robot_of: function that returns the robot in a state of the task.
+        max_speed: maximum velocity of a stable robot (m/s or rad/s).
     """
 
     def step(key: Key, state: State, action: Array, params: Params) -> Timestep:

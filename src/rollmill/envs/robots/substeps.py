@@ -1,4 +1,7 @@
-"""Several physics steps of a robot for one step of a task, by this package's physics or by those that stand in."""
+"""Advances a robot by several physics steps for one step of a task.
+
+Either `rollmill.physics` or a function that replaces it computes the steps.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +26,7 @@ _stand_in: ContextVar[Advance | None] = ContextVar("stand_in", default=None)
 def advance(
     model: physics.Model, state: physics.RobotState, control: Float[Array, " n"], count: int
 ) -> physics.RobotState:
-    """Returns the state after a number of steps with the same controls."""
+    """Returns the state of a robot after several physics steps with the same controls."""
     if (other := _stand_in.get()) is not None:
         return other(state, control, count)
     return jax.lax.fori_loop(0, count, lambda _, state: physics.step(model, state, control), state)
@@ -31,7 +34,7 @@ def advance(
 
 @contextmanager
 def advanced_by(other: Advance) -> Iterator[None]:
-    """Lets another function advance robots within a trace: the tasks around it stay as they are."""
+    """Replaces the function that advances robots within a trace, and leaves the tasks unchanged."""
     token = _stand_in.set(other)
     try:
         yield
@@ -40,12 +43,12 @@ def advanced_by(other: Advance) -> Iterator[None]:
 
 
 def in_float32(params: physics.Params) -> physics.Params:
-    """Casts a robot's parameters to float32, for environments."""
+    """Casts the parameters of a robot to float32, which environments use."""
     return jax.tree.map(lambda values: np.asarray(values, np.float32), params)
 
 
 def checked_count(name: str, value: int) -> int:
-    """Returns a number of steps or iterations, at least 1."""
+    """Returns a number of steps or iterations, or raises a `UsageError` if it is below 1."""
     count = coerce(name, int, value)
     if count < 1:
         raise UsageError(f"{name} must be at least 1, got {count}.")
@@ -53,5 +56,5 @@ def checked_count(name: str, value: int) -> int:
 
 
 def uniform(key: Array, size: int, bound: Float[Array, ""] | float) -> Float[Array, " size"]:
-    """Draws numbers uniformly between `-bound` and `bound`."""
+    """Draws an array of numbers uniformly between `-bound` and `bound`."""
     return bound * jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What robots that walk to a place far ahead have in common: the posture that they observe, and progress."""
+"""Shared by robots that walk to a place far ahead: the observed posture, and progress."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,9 +10,11 @@ from rollmill.physics.algebra import quaternion_matrix
 def observe_posture(
     positions: Float[Array, " n"], rates: Float[Array, " m"], target: Scalar, spin_scale: float
 ) -> Float[Array, "12"]:
-    """Returns height, velocity and spin in the torso's frame, yaw, roll, and the angle to the target.
+    """Returns the observed posture of a walking robot.
 
-    The last two numbers say how upright the torso is, and how well it heads for the target, both at most 1.
+    The result contains its height, its velocity and spin in the torso's frame, yaw, roll, and the angle to the
+    target. The last two values, which are at most 1, say how upright the torso is and how well it points to the
+    target.
     """
     rotation = quaternion_matrix(positions[3:7])
     away_x, away_y = target - positions[0], -positions[1]
@@ -29,7 +31,10 @@ def observe_posture(
 def progress_of(
     before: Float[Array, " n"], after: Float[Array, " n"], target: Scalar, duration: float
 ) -> Float[Array, ""]:
-    """Returns the speed towards the target (m/s), without the difference of two large distances."""
+    """Returns the speed of a walking robot towards its target (m/s).
+
+    It is computed without the difference of two large distances, to keep precision.
+    """
     x0, x1, y0, y1 = target - before[0], target - after[0], before[1], after[1]
     gained = (after[0] - before[0]) * (x0 + x1) + (y0 - y1) * (y0 + y1)
     return gained / (jnp.sqrt(x0 * x0 + y0 * y0) + jnp.sqrt(x1 * x1 + y1 * y1)) / duration
