@@ -98,8 +98,8 @@ class Shuffled(NamedTuple):
     rows: UInt32[Array, "*epochs M N"]
     """Indices of the samples of each minibatch."""
     conditioned: dict[int, Array]
-    """Leaves changed by conditioning on the whole minibatch, `[*epochs, M, N, ...]`, by leaf number. Those of
-    sequences are `[*epochs, M, T, N, ...]`."""
+    """Leaves that were rescaled using a whole minibatch (the graph's `condition`), `[*epochs, M, N, ...]`, by leaf
+    number. Those of sequences are `[*epochs, M, T, N, ...]`."""
 
 
 class PackedBatch(NamedTuple):
@@ -279,7 +279,9 @@ def pack_batch(batch: Batch) -> PackedBatch:
 def shuffle_samples(
     graph: Graph, batch: PackedBatch, rows: UInt32[Array, "epochs M N"], reduce: Reduce
 ) -> Shuffled:
-    """Returns the rows of all epochs, with the leaves that conditioning on a minibatch changes."""
+    """Returns the rows of all epochs, with the leaves that the graph's `condition` rescales using whole
+    minibatches.
+    """
     condition = partial(_conditioned_leaves, graph, batch, reduce=reduce)
     return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
 

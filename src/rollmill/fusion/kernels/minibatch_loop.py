@@ -77,8 +77,8 @@ def example_minibatch(
 def epoch_inputs(
     graph: Graph, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> tuple[Learner, PackedBatch, Shuffled]:
-    """Computes the inputs of an epoch's gradient kernels: the settled learner state, the packed batch and the
-    shuffled rows.
+    """Computes the inputs of an epoch's gradient kernels: the learner state with its schedules evaluated, the
+    packed batch and the shuffled rows.
     """
     packed = pack_batch(batch)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))

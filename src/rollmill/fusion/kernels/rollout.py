@@ -55,7 +55,8 @@ class RolloutStep:
 
     lowered: LoweredFunction
     carried: list[Leaf]
-    """Leaves of the collector before the step, with their positions among the inputs."""
+    """Leaves of the collector (the state carried from step to step) before the step, with their positions among
+    the inputs."""
     fixed: list[Leaf]
     """Inputs that do not change during a rollout: the environment's random key."""
     after: list[Leaf]
@@ -88,7 +89,7 @@ class RolloutStep:
 
     @property
     def changed(self) -> list[bool]:
-        """Whether a step may change each leaf of the collector."""
+        """For each leaf of the collector, whether a step may change it."""
         program = self.program
 
         def stays(before: Leaf, after: Leaf) -> bool:

@@ -31,7 +31,10 @@ def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
 
 
 def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
-    """Splits a vector into a pytree with the shapes of `like`. Also returns the vector with its leaves."""
+    """Splits a vector into a pytree with the shapes of `like`.
+
+    Returns the pytree, and a `Vector` that knows where each of its leaves lies.
+    """
     leaves, first = [], 0
     for leaf in jax.tree.leaves(like):
         leaves.append(numbers[first : first + leaf.size].reshape(leaf.shape))

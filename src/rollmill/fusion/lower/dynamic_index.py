@@ -25,8 +25,8 @@ from rollmill.fusion.lower.values import (
 )
 
 FEW_PLACES = 8
-"""Maximum number of positions of a block that is read by selects from an array that all environments share. With
-more, it is loaded from memory."""
+"""Maximum number of possible positions of a block that is selected from an array shared by all environments. With
+more, the block is loaded from memory."""
 
 MAX_SELECTS = 16384
 """Maximum number of selects for one access."""

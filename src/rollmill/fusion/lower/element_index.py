@@ -26,7 +26,7 @@ class ElementIndex:
 
     @property
     def key(self) -> Any:
-        """Hashable key. Indices with equal keys refer to the same element."""
+        """Hashable key of the index. Indices with equal keys refer to the same element."""
         return self._flat if self._flat is not None else self._axes
 
     def flat(self, ctx: Lowering) -> Start:

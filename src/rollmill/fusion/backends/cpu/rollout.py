@@ -27,9 +27,9 @@ def rollout_code(
 ) -> NativeKernel:
     """Returns the machine code of a rollout.
 
-    Its inputs are the collector's leaves, random keys and uniform arrays. Its outputs are the collector's changed
-    leaves and the leaves of the trajectory. Raises `CannotFuse` if there are fewer environments than a block
-    holds.
+    Its inputs are the leaves of the collector (the state carried from step to step), random keys and uniform
+    arrays. Its outputs are the collector's changed leaves and the leaves of the trajectory. Raises `CannotFuse` if
+    there are fewer environments than a block holds.
     """
     own = processor()
     written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]

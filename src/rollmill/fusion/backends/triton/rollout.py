@@ -98,9 +98,9 @@ def rollout_kernel(
 def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
     """Generates the source of a rollout kernel.
 
-    The kernel takes pointers to the collector's leaves, the random keys and the uniform arrays, then to its
-    outputs: the collector's changed leaves, and the leaves of the trajectory. `N`, `T` and `BLOCK` are
-    compile-time arguments.
+    The kernel takes pointers to the leaves of the collector (the state carried from step to step), to the random
+    keys and to the uniform arrays. Pointers to its outputs follow: the collector's changed leaves, and the leaves
+    of the trajectory. `N` environments, `T` steps and `BLOCK` are compile-time arguments.
     """
     program, slots = step.program, range(step.prologue.num_slots)
     leaves = [*step.carried, *step.fixed]
