@@ -1,8 +1,8 @@
-"""Behaviour cloning: first weights that imitate recorded actions (Pomerleau, "ALVINN", 1989).
+"""Behaviour cloning: trains initial weights to imitate recorded actions (Pomerleau, "ALVINN", 1989).
 
-The network learns to choose the recorded actions: discrete ones by their log-probability, and of numbers the most
-likely action by its squared error, which leaves the spread of actions as it is. Its critic learns the returns of
-the recorded episodes. Statistics of observations and values begin with those of the file.
+For discrete actions, the loss is the negative log-probability of the recorded action. For continuous actions, it
+is the squared error of the most likely action, which does not train the standard deviation. The critic learns the
+returns of the recorded episodes. Running statistics of observations and values start from those of the recording.
 
 Shape letter: `N` transitions.
 """
@@ -38,7 +38,7 @@ MASKED = -1e6
 
 
 class Demonstrations(NamedTuple):
-    """Recorded transitions as a policy learns them."""
+    """Recorded transitions in the form in which behaviour cloning learns from them."""
 
     observation: PyTree[Array]
     action: PyTree[Array]
@@ -49,7 +49,7 @@ class Demonstrations(NamedTuple):
 
 
 class Cloned(NamedTuple):
-    """A learner that imitates a file."""
+    """A learner state after behaviour cloning from a recording."""
 
     learner: Any
     transitions: int
@@ -61,9 +61,10 @@ class Cloned(NamedTuple):
 
 
 def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
-    """Returns the first learner of a seed, with weights that imitate the actions in a file.
+    """Trains the initial learner state of one seed to imitate the actions in a recording.
 
-    Raises a `UsageError` if cloning does not support the algorithm's policy, or if the file has other spaces.
+    Raises a `UsageError` if behaviour cloning does not support the algorithm's policy, or if the recording has
+    other observation or action spaces.
     """
     check_compiled()
     enable_compilation_cache()
@@ -109,7 +110,9 @@ def _check_legal(graph: Graph, file: Path, weights: PolicyWeights, shown: Demons
 
 
 def demonstrations(graph: Graph, file: Path) -> Demonstrations:
-    """Reads the transitions of a file. Raises a `UsageError` if they are not of the graph's spaces."""
+    """Reads the transitions of a recording. Raises a `UsageError` if their observations or actions do not fit the
+    spaces of the graph.
+    """
     expected = {"observation": struct(graph.observation_space), "action": struct(graph.action_space)}
     state = jax.eval_shape(graph.start_environment, jax.random.key(0), jnp.int32(0))[0]
     mask = jax.eval_shape(graph.action_mask, state)

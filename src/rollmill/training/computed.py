@@ -1,4 +1,4 @@
-"""Which part of the iterations a metric was computed in, so that a line of the log has a mean over that part."""
+"""Determines in how many iterations each metric was computed, so that a log line averages only over those."""
 
 import math
 from collections.abc import Iterable
@@ -16,16 +16,18 @@ RETURNS = "returns/"
 
 
 def reported_names(graph: Graph, learner: Any) -> frozenset[str]:
-    """Metrics that an algorithm with a replay memory reports in every iteration, whether or not it learns."""
+    """Returns the names of metrics that an algorithm with a replay memory reports in every iteration, even before
+    it learns.
+    """
     if graph.replay is None or graph.report is None:
         return frozenset()
     return frozenset(jax.eval_shape(graph.report, learner, Batch(())))
 
 
 def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]) -> dict[str, str]:
-    """Returns for each metric that not every iteration computes the metric with its share of iterations.
+    """Maps each metric that is not computed in every iteration to the metric that holds its share of iterations.
 
-    `reported` are the names of `reported_names`.
+    `reported` are the names that `reported_names` returns.
     """
     known = set(names)
     of_updates = {name: COMPUTED + name for name in known if COMPUTED + name in known}
@@ -36,6 +38,6 @@ def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]
 
 
 def defined_mean(numbers: np.ndarray) -> float | None:
-    """Returns the mean over the seeds with a defined number, or None if there are none."""
+    """Returns the mean of a metric over the seeds in which it is defined, or None if it is defined in none."""
     defined = [number for number in numbers.tolist() if not math.isnan(number)]
     return sum(defined) / len(defined) if defined else None

@@ -1,4 +1,4 @@
-"""Drives a training session of any kind and records its reports."""
+"""Drives a training session, in one program or with workers, and records its reports."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,9 @@ TERMINATE_SECONDS = 20.0
 
 
 class StopOverdue(RollmillError):
-    """A worker delays the requested stop. The newest checkpoint is kept."""
+    """Raised if a worker does not reach the end of its iteration in time after a stop was requested. The newest
+    checkpoint is kept.
+    """
 
     exit_code = 143
 
@@ -138,9 +140,9 @@ def check_tracking(options: RunOptions) -> None:
 
 
 def tracking(options: RunOptions, display: Display, algorithm: Graph | None = None) -> list[Hook]:
-    """Returns the hooks of the trackers of a run. Their warnings are shown even if it is quiet.
+    """Returns the hooks for the trackers of a run, which print their warnings even if the run is quiet.
 
-    `algorithm` is the graph that is trained, if it is one.
+    `algorithm` is the trained graph, or None if several runs share a program.
     """
     if not options.track:
         return []
@@ -152,12 +154,12 @@ def tracking(options: RunOptions, display: Display, algorithm: Graph | None = No
 
 
 def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
-    """Returns a function that prints warnings, even with `quiet`."""
+    """Returns a function that prints a warning to the user, even if the options contain `quiet`."""
     return _print_warning if options.quiet else display.note
 
 
 def copied(run: RunDirectory, options: RunOptions, display: Display) -> AbstractContextManager[None]:
-    """Copies a run to its object store until the context ends, if it has one. See `mirror.mirrored`."""
+    """Copies a run to its object store, if it has one, until the context ends. See `mirror.mirrored`."""
     url = url_of(run.root)
     if url is None:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""Evaluations of the policy while it trains."""
+"""Evaluates the policy of a run at regular intervals while it trains."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluat
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """The evaluations so far."""
+    """The evaluations that a run has completed so far."""
 
     iteration: int = 0
     """Iteration after which the last one was due and done."""
@@ -43,7 +43,9 @@ class _PlayedAhead(NamedTuple):
 
 
 class PeriodicEvaluation:
-    """Evaluates the policy with `play` at regular iterations and at the end, even if a hook stops the run."""
+    """Evaluates a policy with `play` at regular iterations and after the last iteration, even if a hook stops the
+    run.
+    """
 
     def __init__(self, graph: Graph, options: RunOptions, play: Evaluator) -> None:
         self._graph, self._play, self._seeds = graph, play, options.seeds
@@ -54,17 +56,17 @@ class PeriodicEvaluation:
         self._played: _PlayedAhead | None = None
 
     def is_due(self, iteration: int) -> bool:
-        """Returns whether an evaluation is due after this iteration."""
+        """Returns whether the policy should be evaluated after this iteration."""
         ends = self.is_new(iteration) and iteration == self._graph.loops.iterations
         return ends or iteration // self.every > self.progress.iteration // self.every
 
     def is_new(self, iteration: int) -> bool:
-        """Returns whether the policy after this iteration is still to be evaluated."""
+        """Returns whether the policy after this iteration has not been evaluated yet."""
         return self.progress.iteration < iteration
 
     @property
     def pauses(self) -> Pauses:
-        """Returns the pauses of a program in which evaluations have the device to themselves."""
+        """Returns the pauses in which a program leaves the device to evaluations."""
         return Pauses(self.every, self._play_ahead)
 
     def _play_ahead(self, window: Window) -> None:
@@ -73,9 +75,11 @@ class PeriodicEvaluation:
             self._played = self._play_episodes(window.last, window.after)
 
     def run(self, iteration: int, state: State) -> dict[str, Any]:
-        """Evaluates the policy of a state, unless a pause already did, and returns the metrics.
+        """Evaluates the policy of a training state and returns the metrics. If a pause has already evaluated the
+        policy, its metrics are returned.
 
-        Raises a `UsageError` if an episode does not end, and a `ContractError` if a host environment raised.
+        Raises a `UsageError` if an episode does not end, and a `ContractError` if a host environment raises an
+        exception.
         """
         played, self._played = self._played, None
         if played is None or played.iteration != iteration:
@@ -107,7 +111,7 @@ class PeriodicEvaluation:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The results for the summary of the run."""
+        """Results of the evaluations for the summary of the run."""
         return {
             "evaluation_return": self.progress.mean_return,
             "best_evaluation_return": self.progress.best_return,
@@ -142,16 +146,19 @@ def _mean(values: np.ndarray) -> float:
 
 
 def iterations_between(graph: Graph, options: RunOptions) -> int:
-    """Number of iterations between two evaluations, with at least `evaluate_every` environment steps."""
+    """Returns the number of iterations between two evaluations, which take at least `evaluate_every` environment
+    steps.
+    """
     return -(-(options.evaluate_every or 1) // graph.loops.batch_size)
 
 
 def prepare_evaluation(
     graph: Graph, described: dict[str, Any], options: RunOptions, display: Display
 ) -> PeriodicEvaluation | None:
-    """Compiles the evaluation that the options ask for, of a graph with its description, or returns None.
+    """Compiles the evaluation that the options of a run ask for. Returns None if they ask for none.
 
-    Raises a `UsageError` if the options do not fit each other or the environment.
+    `described` is the description of the graph. Raises a `UsageError` if the options contradict each other or do
+    not fit the environment.
     """
     if options.evaluate_every is None:
         _refuse_unread(options)
@@ -176,7 +183,7 @@ def prepare_evaluation(
 
 
 def unwatched(options: RunOptions) -> RunOptions:
-    """Returns the options without evaluations, and without a return to stop at."""
+    """Returns the options of a run without evaluations and without `stop_at_return`."""
     default = RunOptions()
     return replace(
         options, **{name: getattr(default, name) for name in ("evaluate_every", "stop_at_return", *OPTIONS)}

@@ -64,7 +64,7 @@ class EvolutionRule:
 
 @dataclass(frozen=True)
 class Takeover:
-    """A training that resumes from the state of another."""
+    """One member of a population continues with the state of another member."""
 
     training: int
     source: int
@@ -76,7 +76,7 @@ class Takeover:
 
 @dataclass(frozen=True)
 class Rung:
-    """The results of all members after some iterations, and the takeovers decided from them."""
+    """The results of all members of a population at one iteration, and which members then copy others."""
 
     iteration: int
     results: tuple[float | None, ...]
@@ -87,16 +87,18 @@ class Rung:
 
 @dataclass(frozen=True)
 class Evolution:
-    """All rungs so far, as a file holds them."""
+    """All rungs of a population so far, in the form in which a file stores them."""
 
     rungs: tuple[Rung, ...] = ()
 
     def until(self, iteration: int) -> "Evolution":
-        """Returns the rungs up to an iteration."""
+        """Returns the rungs up to and including an iteration."""
         return Evolution(tuple(rung for rung in self.rungs if rung.iteration <= iteration))
 
     def values(self, first: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the hyperparameters of all members after the rungs, from the initial values."""
+        """Returns the hyperparameters of each member after all rungs, starting from the initial values in
+        `first`.
+        """
         values = [dict(each) for each in first]
         for takeover in (takeover for rung in self.rungs for takeover in rung.takeovers):
             values[takeover.training] |= takeover.after
@@ -113,10 +115,11 @@ def next_rung(
     left_out: Collection[int] = (),
     only_broken: bool = False,
 ) -> Rung:
-    """Returns a rung. Equal arguments give equal rungs.
+    """Decides which members copy others at a rung. Equal arguments give equal decisions.
 
-    Broken members are the worst, and all of them take over. Other members without a result neither take over nor
-    are taken over from. Where fewer than twice as many as are to take over have one, only broken ones do.
+    Members with numbers that are not finite count as the worst, and each of them copies another member. Other
+    members without a result neither copy nor are copied. If too few members have a result, only the members with
+    numbers that are not finite copy others.
 
     Args:
         rule: rule of the population.
@@ -124,8 +127,8 @@ def next_rung(
         results: result of each member. Larger is better.
         values: hyperparameters of each member.
         broken: members with numbers that are not finite.
-        left_out: members that do not take part any more.
-        only_broken: whether other members keep their states.
+        left_out: members that no longer take part.
+        only_broken: whether only the broken members copy others.
     """
     results = [None if number in broken else result for number, result in enumerate(results)]
     count = rule.taking_over(len(results))

@@ -1,8 +1,9 @@
-"""Population-based training in one program: states are handed on between its lanes at rungs.
+"""Population-based training in one program, whose lanes copy each other's states at rungs.
 
-A rung depends only on the results. It is written to the file of the population, then to the configurations
-of the runs, and the checkpoints of its iteration hold the states after it. A killed population continues from the
-newest iteration checkpointed by all runs, and reaches the same rungs.
+The decisions at a rung depend only on the results. A rung is written first to the file of the population, and then
+to the configurations of the runs. The checkpoints of the same iteration contain the states after the copies. A
+killed population continues from the newest iteration that all runs have in a checkpoint, and reaches the same
+rungs again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +35,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def read_evolution(folder: Path) -> Evolution:
-    """Returns the rungs of a population. Raises a `CheckpointError` if their file is damaged."""
+    """Reads the rungs of a population from its folder. Raises a `CheckpointError` if their file is damaged."""
     if not Folder(folder).has(EVOLUTION):
         return Evolution()
     described = read_json(Folder(folder), EVOLUTION, limit=MAX_BYTES)
@@ -42,7 +43,7 @@ def read_evolution(folder: Path) -> Evolution:
 
 
 class CommonPoint(NamedTuple):
-    """Where a population continues."""
+    """The iteration from which a population continues, and the runs that continue."""
 
     iteration: int | None
     """The newest iteration with an intact checkpoint of all members, or None if there is none yet."""
@@ -51,10 +52,10 @@ class CommonPoint(NamedTuple):
 
 
 def common_point(runs: Sequence[Path]) -> CommonPoint:
-    """Returns where a population of these runs continues.
+    """Finds the newest iteration from which the runs of a population can continue together.
 
-    A run that was resumed alone may have no checkpoint in common with the others, and is left out. Raises a
-    `CheckpointError` if no two runs have one in common.
+    A run that was resumed by itself may have no checkpoint in common with the others, and is then left out. Raises
+    a `CheckpointError` if no two runs have a checkpoint of the same iteration.
     """
     everyone = tuple(range(len(runs)))
     stores = {
@@ -77,7 +78,7 @@ def common_point(runs: Sequence[Path]) -> CommonPoint:
 
 
 class Evolving:
-    """A population with members that copy each other."""
+    """Decides and records the rungs of a population while it trains."""
 
     def __init__(
         self, rule: EvolutionRule, folder: Path, graphs: Sequence[Graph], members: Sequence[int], total: int
@@ -93,7 +94,7 @@ class Evolving:
         self._config = plain(writable(graphs[0].settings["config"]))
 
     def go_on(self, iteration: int, runs: Sequence[RunDirectory]) -> None:
-        """Continues after this iteration, and removes later rungs from the runs' configurations."""
+        """Continues after an iteration, and removes later rungs from the configurations of the runs."""
         self._evolution = read_evolution(self._folder).until(iteration)
         for takeover in (takeover for rung in self._evolution.rungs for takeover in rung.takeovers):
             places = {takeover.training, takeover.source}
@@ -115,18 +116,18 @@ class Evolving:
         broken: Collection[int] = (),
         only_broken: bool = False,
     ) -> tuple[PyTree[Array | np.ndarray], dict[int, int]]:
-        """Decides and records the rung after this iteration. Lanes are numbered as the runs are here.
+        """Decides and records the rung after an iteration. Lanes have the order of `runs`.
 
         Args:
             iteration: number of completed iterations.
             results: result of each lane.
             runs: run of each lane.
-            state: states of all lanes, on the host.
-            broken: lanes with numbers that are not finite, which all take over.
-            only_broken: whether no other lane takes over.
+            state: states of all lanes, in host memory.
+            broken: lanes with numbers that are not finite, each of which copies another lane.
+            only_broken: whether only the broken lanes copy others.
 
         Returns:
-            The states to continue with, apart from environments, and the source of each lane that took over.
+            The states to continue with, without environments, and the source of each lane that copied another.
         """
         lane_of = {number: lane for lane, number in enumerate(self._members)}
         every = [results[lane_of[number]] if number in lane_of else None for number in range(len(self._first))]

@@ -1,4 +1,4 @@
-"""Calls hooks with events, and collects their requests."""
+"""Calls the hooks of a run with its events, and collects their requests."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,13 +9,15 @@ from rollmill.hooks import Checkpoint, Hook, Stop, TrainingEvent, name_of
 
 
 class HookFailed(RollmillError):
-    """A hook raised an error or returned an invalid result. Training stopped with a checkpoint."""
+    """Raised if a hook raised an error or returned an invalid result. Training has then stopped with a
+    checkpoint.
+    """
 
     exit_code = 1
 
 
 class StopByHook(NamedTuple):
-    """A hook's request to stop."""
+    """A hook's request to stop the run, with the hook's name."""
 
     hook: str
     """Its name."""
@@ -38,7 +40,7 @@ class HookCalls:
 
     @property
     def stopping(self) -> bool:
-        """Whether training must stop, because a hook requested it or failed."""
+        """True if training must stop, because a hook requested it or failed."""
         return not (self.stop is None and self.failure is None and self.exit is None)
 
     def emit(self, event: TrainingEvent) -> None:
@@ -85,7 +87,7 @@ class HookCalls:
 
 
 def check_hooks(hooks: Any) -> tuple[Hook, ...]:
-    """Returns the hooks, if each can be called. Raises a `UsageError` if they are not a list of functions."""
+    """Returns the hooks if all of them are callable. Raises a `UsageError` otherwise."""
     if isinstance(hooks, str) or not isinstance(hooks, Sequence):
         raise UsageError(
             f"hooks={hooks!r:.60} must be a list of functions that take an event. hint: hooks=[my_hook]"

@@ -1,4 +1,4 @@
-"""Notes on runs that learn nothing: known combinations at the start, and a temperature that keeps growing."""
+"""Notes for users on runs that are likely to learn nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,9 @@ UNSCALED = {"a2c": "Pendulum-v1"}
 
 
 def note_on_known_failure(graph: Graph) -> str | None:
-    """Returns a note if the algorithm is known to learn nothing of the environment. None otherwise."""
+    """Returns a note for the user if the algorithm is known to learn nothing in this environment, and None
+    otherwise.
+    """
     algorithm = graph.settings["algorithm"]
     name = str(graph.settings["environment"]).rpartition(":")[2]
     if UNSCALED.get(algorithm) == name and not graph.settings["config"]["normalize_values"]:
@@ -51,7 +53,10 @@ Trainings whose returns are in the tens of thousands reach temperatures of some 
 
 
 class TemperatureWatch:
-    """Watches a temperature that starts at `initial`, and grows if the policy cannot reach its target entropy."""
+    """Watches the temperature of an algorithm, which keeps growing if the policy cannot reach its target entropy.
+
+    `initial` is the temperature at the start.
+    """
 
     def __init__(self, initial: float) -> None:
         self._limit = MAX_GROWTH * initial
@@ -59,7 +64,9 @@ class TemperatureWatch:
         self._is_told = False
 
     def seen(self, row: Mapping[str, Any]) -> str | None:
-        """Returns a note on a runaway temperature for the first log line that shows one."""
+        """Returns a note for the user at the first log line in which the temperature has grown far too large, and
+        None otherwise.
+        """
         before, now = self._latest, row.get(TEMPERATURE)
         if now is None:
             return None

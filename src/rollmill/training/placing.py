@@ -1,4 +1,4 @@
-"""Checks that the options of a run fit its plan, and prepares JAX for it."""
+"""Checks that the options of a run fit its plan, and configures JAX accordingly."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,11 +20,11 @@ from rollmill.runs.options import WORKER_LIMITS, RunOptions
 
 
 def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
-    """Configures JAX before its backend starts: number of CPU devices, and memory preallocation.
+    """Configures JAX before its backend starts: the number of CPU devices and the preallocation of GPU memory.
 
-    Where workers train, this process leaves the accelerators' memory to them. The environment's id and the plan
-    are passed if they are known already. Raises a `UsageError` if the options name a file without a plan, or an
-    impossible share of a GPU's memory.
+    If workers train, this process leaves the memory of accelerators to them. Pass the id of the environment and
+    the plan if they are already known. Raises a `UsageError` if the options name a plan file that contains no
+    plan, or an impossible share of a GPU's memory.
     """
     if plan is None and options.plan is not None and options.cluster is None:
         plan = read_plan(options.plan)
@@ -40,9 +40,9 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
 
 
 def with_settings(options: RunOptions) -> RunOptions:
-    """Returns the options with the settings of the plan that they name.
+    """Returns the options of a run, completed with the settings of the plan file that they name.
 
-    Raises a `UsageError` if the file holds no plan, or if an option contradicts it.
+    Raises a `UsageError` if the file contains no plan, or if an option contradicts the plan.
     """
     default, settings = RunOptions(), settings_of(options)
     found = {name: getattr(settings, name) for name in ("devices", "fusion")}
@@ -58,9 +58,9 @@ def with_settings(options: RunOptions) -> RunOptions:
 
 
 def choose_plan(graph: Graph, options: RunOptions) -> Plan:
-    """Returns the plan of these options: a file's, or the distribution policy's with its counts.
+    """Returns the plan of a run: from a plan file, or from a distribution policy with its counts.
 
-    Raises a `UsageError` if it does not fit the graph or the options.
+    Raises a `UsageError` if the plan does not fit the graph or the options.
     """
     plan = choose.choose_plan(graph, options)
     _check_checkpoints(graph, options)
@@ -71,10 +71,11 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
 def place_parts(
     plan: Plan, options: RunOptions, custom: Sequence[str], display: Display, *, saved: bool = False
 ) -> Plan:
-    """Returns the plan for a graph with parts that only this process can make, and logs changes.
+    """Moves the groups of a plan into this process if the graph has `custom` parts that other processes cannot
+    create.
 
-    See `place_custom`. `saved` says that the plan comes from the resumed run. Raises a
-    `UsageError` with the `custom` parts if the options ask for other processes.
+    Changes are shown to the user. `saved` means that the plan comes from the resumed run. Raises a `UsageError`
+    that names the `custom` parts if the options ask for other processes. See `place_custom`.
     """
     placed = place_custom(plan, options, custom, saved=saved)
     if placed.place != plan.place:
@@ -86,9 +87,9 @@ def place_parts(
 
 
 def refuse_unread(plan: Plan, options: RunOptions) -> None:
-    """Raises a `UsageError` for an option of a new run that has no effect.
+    """Raises a `UsageError` if an option of a new run has no effect under its plan.
 
-    A resumed run may keep those that it had.
+    A resumed run may keep such options from before.
     """
     default = RunOptions()
     for name in WORKER_LIMITS if plan.place == "program" else ():

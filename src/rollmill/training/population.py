@@ -60,7 +60,7 @@ class _Lane(NamedTuple):
 
 
 class Population(NamedTuple):
-    """Rules by which members copy each other."""
+    """Rules by which the members of a population copy each other."""
 
     rule: EvolutionRule
     folder: Path
@@ -72,13 +72,16 @@ class Population(NamedTuple):
 
 
 def train_population(requests: Sequence[TrainingRequest], population: Population | None = None) -> list[Run]:
-    """Trains what was requested, side by side in one program.
+    """Trains several runs together in one compiled program.
 
-    Requests differ in `seed`, `run_dir` and hyperparameters that are data. With `population`, they take over from
-    each other, and runs that have begun continue together. Raises a `UsageError` if they cannot share a program,
-    `NonFiniteError` for a number of one of them, which ends all, or in a population of all of them, a
-    `CheckpointError` if runs have no checkpoint in common, and a `StorageError` if a run cannot be written any
-    further.
+    Requests may differ only in `seed`, `run_dir` and numeric hyperparameters. With `population`, members copy each
+    other, and existing runs continue together.
+
+    Raises:
+        UsageError: the runs cannot share a program.
+        NonFiniteError: a value of one run is not finite. Without `population`, this ends all runs.
+        CheckpointError: the runs of a population have no checkpoint in common.
+        StorageError: a run can no longer be written.
     """
     display = choose_display(quiet=True)
     begun = common_point([Path(r.settings["run_dir"]) for r in requests]).iteration if population else None

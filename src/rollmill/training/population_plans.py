@@ -36,14 +36,15 @@ class _Built(NamedTuple):
 def plan_population(
     requests: Sequence[TrainingRequest], *, rule: EvolutionRule | None = None, goes_on: bool = False
 ) -> list[PlannedTraining]:
-    """Checks that runs can share a program, and plans each.
+    """Checks that runs can share a program, and plans each of them.
 
     Args:
-        requests: what is to be trained.
-        rule: when they take over from each other; all save their states at the rungs, and by `checkpoint_seconds`.
-        goes_on: whether their runs are there already.
+        requests: the training requests, one per run.
+        rule: settings of population-based training, or None. With it, all runs save their states at the rungs and
+            every `checkpoint_seconds`.
+        goes_on: whether the runs already exist.
 
-    Raises a `UsageError` if anything but seeds and hyperparameters differs.
+    Raises a `UsageError` if the requests differ in anything but seeds and numeric hyperparameters.
     """
     if len(requests) < 2:
         raise UsageError("a population needs at least two members.")

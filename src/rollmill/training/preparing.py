@@ -1,6 +1,6 @@
 """Checks and places a training run, and compiles the programs of this process.
 
-Used for new and resumed runs, trials of sweeps and plan searches, and profiles.
+It serves new runs, resumed runs, trials of sweeps and plan searches, and profiles.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ GRAPH_FACTORY = "rollmill.runs.specification:graph_of_worker"
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A requested training run with its graph and plan."""
+    """A training request together with its graph and plan, before compilation."""
 
     graph: Graph
     described: dict[str, Any]
@@ -90,18 +90,18 @@ def prepare(
     *,
     shared: CompiledProgram | None = None,
 ) -> PreparedTraining:
-    """Places and compiles a training run, and shows notes.
+    """Places and compiles a training run, and shows notes to the user.
 
     Args:
-        planned: the training.
-        restored: the checkpoint that it resumes from. None at the beginning.
+        planned: the run.
+        restored: the checkpoint from which the run resumes, or None for a new run.
         display: shows the notes.
-        shared: program that computes it together with others, whose common notes and size of a replay memory the
-            caller sees to. Default: one of its own is compiled.
+        shared: program that computes this run together with others. The caller then shows the common notes and
+            checks the size of the replay memory. Default: a separate program is compiled.
 
     Raises:
-        UsageError: the training cannot run in this way.
-        DeviceMemoryError: other processes hold the memory that it needs.
+        UsageError: the run cannot be trained in this way.
+        DeviceMemoryError: other processes hold the device memory that the run needs.
     """
     graph, described, options = planned.graph, planned.described, planned.options
     modules = with_own_modules(planned.imports, described)
@@ -138,10 +138,10 @@ def run_spec(
     imports: Sequence[str],
     launches: Launches | None = None,
 ) -> RunSpec:
-    """Returns the specification for the workers.
+    """Returns the run specification that each worker receives.
 
-    `described` is the description of its graph. Workers first import the modules in `imports`. `launches` are the
-    kernels' launches, if the run has already chosen them.
+    `described` is the description of the run's graph. Workers first import the modules in `imports`. `launches`
+    are the launch configurations of kernels, if the run has already chosen them.
     """
     return RunSpec(
         graph=GraphRecipe(GRAPH_FACTORY, described, tuple(imports)),
@@ -171,10 +171,10 @@ def compile_program(
     seeds: Sequence[int] | None = None,
     lanes: Sequence[Graph] | None = None,
 ) -> CompiledProgram:
-    """Compiles an iteration for the devices of a plan with one group.
+    """Compiles an iteration for the devices of a plan that has only one group.
 
-    `launches` are the kernels' launches, if the run has already chosen them. `seeds` replace the seeds of the
-    options, and `lanes` are graphs with the hyperparameters of each lane.
+    `launches` are the launch configurations of kernels, if the run has already chosen them. `seeds` replace the
+    seeds of the options. `lanes` are graphs with the hyperparameters of each lane.
     """
     seeds = options.seeds if seeds is None else seeds
     enable_compilation_cache()
@@ -209,9 +209,10 @@ def compile_program(
 
 
 def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
-    """Checks that the groups of a plan can have the requested kernels, and logs those that none of them can have.
+    """Checks that the requested kernels can be made for the groups of a plan, and tells the user which kernels no
+    group can have.
 
-    Raises a `FusionError` if a kernel cannot be made.
+    Raises a `FusionError` if a requested kernel cannot be made.
     """
     if options.fusion == "off" or (options.fusion == "auto" and is_too_short(graph, jax.default_backend())):
         return
@@ -238,9 +239,9 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
 
 
 def note_replay_size(graph: Graph, plan: Plan, display: Display, *, num_seeds: int) -> None:
-    """Logs the size of all seeds' replay memories before compilation.
+    """Shows the total size of the replay memories of all seeds to the user, before compilation.
 
-    Raises a `UsageError` if they do not fit.
+    Raises a `UsageError` if they do not fit into memory.
     """
     size = replay_size(graph, num_seeds=num_seeds)
     if size is None:

@@ -1,4 +1,4 @@
-"""The recorder's part of a checkpoint: the progress that it resumes from."""
+"""Reads and checks the part of a checkpoint that the recorder writes: the progress of a run."""
 
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from rollmill.training.evaluations import EvaluationProgress
 
 
 class Episodes(NamedTuple):
-    """Episodes counted so far."""
+    """Number of episodes that a run has counted so far."""
 
     ended: float = 0.0
     """All that ended, failed ones included."""
@@ -22,7 +22,7 @@ class Episodes(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedWindow:
-    """Recent episodes of one seed, as `EpisodeWindow.to_json` writes them."""
+    """Recent episodes of one seed in a checkpoint, as written by `EpisodeWindow.to_json`."""
 
     recent: tuple[tuple[float, float, float], ...]
     best_return: float | None
@@ -30,7 +30,7 @@ class SavedWindow:
 
 @dataclass(frozen=True)
 class RecorderState:
-    """The recorder's part of a checkpoint's metadata."""
+    """The part of a checkpoint's metadata that the recorder writes."""
 
     seconds: float
     episodes: tuple[SavedWindow, ...]
@@ -46,9 +46,9 @@ PROGRESS = tuple(entry.name for entry in fields(RecorderState))
 
 
 def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> RecorderState:
-    """Returns the progress that a checkpoint carries.
+    """Returns the progress of a run from its checkpoint.
 
-    Raises a `CheckpointError` with the field if it is not as a recorder writes it.
+    Raises a `CheckpointError` that names the field if the checkpoint is not in the form that a recorder writes.
     """
     where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
     entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}

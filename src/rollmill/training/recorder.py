@@ -71,12 +71,12 @@ class Run(NamedTuple):
 
 
 def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
-    """Returns the checkpoints of a run, kept as the options say."""
+    """Opens the checkpoints of a run. The options determine which of them are kept."""
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
 def default_log_every(graph: Graph, *, trainings: int = 1) -> int:
-    """Returns the default number of iterations per log line, for a process that trains several runs."""
+    """Returns the default number of iterations per log line, for a process that trains `trainings` runs."""
     most = MAX_LINES if graph.replay is None else MAX_LINES_OF_REPLAY
     return math.ceil(graph.loops.iterations * trainings / most)
 
@@ -135,7 +135,7 @@ class Recorder:
         self._temperature = TemperatureWatch(hyperparameters.get("initial_temperature", 1.0))
 
     def begin(self, state: PyTree[Array | np.ndarray]) -> None:
-        """Continues from the restored checkpoint, or saves the first checkpoint."""
+        """Continues from the restored checkpoint of the run, or saves its first checkpoint."""
         self._state = state
         if self._restored is None:
             self._note_state(0, state)
@@ -173,26 +173,27 @@ class Recorder:
         return _mean(self._returns)
 
     def follow_config(self) -> None:
-        """Reads the run's configuration again, for the next checkpoints."""
+        """Reads the run's configuration again, so that the next checkpoints contain its changes."""
         self._config = self._run.read_config()
         self._identity = identity_of(self._config)
 
     @property
     def windows(self) -> list[dict[str, Any]]:
-        """The latest episodes of each seed, for `take_over`."""
+        """The latest episodes of each seed, in the form that `take_over` accepts."""
         return [window.to_json() for window in self._windows]
 
     def take_over(self, windows: Sequence[dict[str, Any]], iteration: int) -> None:
-        """Continues from `iteration` with the policy of another run, whose latest episodes `windows` describe."""
+        """Continues from `iteration` with the policy of another run. `windows` describe the latest episodes of
+        that run.
+        """
         best = [window.best_return for window in self._windows]
         pairs = zip(windows, best, strict=True)
         self._windows = [EpisodeWindow.from_json({**window, "best_return": b}) for window, b in pairs]
         self._iteration = iteration
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
-        """Records the seconds before the first iteration, including compilation.
-
-        They do not count as training time.
+        """Records the seconds before the first iteration, including compilation, which do not count as training
+        time.
         """
         if not self._start_seconds:  # a replica that was replaced starts later, and the averages continue
             self._gpus.restart()
@@ -211,18 +212,19 @@ class Recorder:
 
     @property
     def every_episode_failed(self) -> bool:
-        """Whether no episode that ended did so by itself, because its environment failed each time."""
+        """True if every episode so far ended because its environment failed."""
         return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
     def record(self, report: MetricsRows) -> int:
-        """Logs iterations up to the first non-finite one. Returns the number of iterations done so far.
+        """Logs the reported iterations up to the first one with a value that is not finite. Returns the number of
+        iterations completed so far.
 
         Iterations of one report are assumed to have equal durations.
         """
         return self.record_rows(report.first, stacked(report.rows, report.counts or [1] * len(report.rows)))
 
     def record_rows(self, first: int, blocks: Sequence[StackedRows]) -> int:
-        """Logs the iterations after the `first` ones, as `record` does."""
+        """Logs the iterations that follow the first `first` ones, as `record` does."""
         now = self._seconds
         begin = min(self._reported_seconds, now)
         total = sum(sum(block.counts) for block in blocks)
@@ -274,7 +276,7 @@ class Recorder:
         }
 
     def request_checkpoint(self) -> None:
-        """Makes a checkpoint due at the end of the next iterations."""
+        """Requests a checkpoint after one of the next iterations."""
         self._hooks.wants_checkpoint = True
 
     def wants_state(self, iteration: int) -> bool:
@@ -283,7 +285,7 @@ class Recorder:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the newest checkpoint is older than the option `checkpoint_seconds` says."""
+        """True if the newest checkpoint is older than `checkpoint_seconds`."""
         return time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
 
     def is_due(self, iteration: int) -> bool:
@@ -295,11 +297,12 @@ class Recorder:
     def keep(
         self, iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool, signalled: bool = False
     ) -> None:
-        """Takes the state after an iteration: evaluates its policy and saves a checkpoint, each if it is due.
+        """Receives the state after an iteration, evaluates its policy if an evaluation is due, and saves a
+        checkpoint if one is due.
 
-        The training goes back to this state if workers are lost. If it is `stopping`, a checkpoint is saved. If a
-        hook stops the run, the policy is evaluated, as after the last iteration. If a signal does (`signalled`),
-        the evaluation is left to the resumed run.
+        If workers are lost later, training returns to this state. If the run is `stopping`, a checkpoint is always
+        saved. If a hook stops the run, the policy is evaluated, as after the last iteration. If a signal stops the
+        run (`signalled`), the evaluation is left to the resumed run.
         """
         evaluation = self._evaluation
         by_hook = stopping and not signalled and self._hooks.failure is None
@@ -370,7 +373,7 @@ class Recorder:
             self._hooks.emit(event)
 
     def rewind(self, iteration: int) -> None:
-        """Returns to the state saved after this iteration."""
+        """Returns to the state that was saved after an iteration, and discards later metrics."""
         self._log.rewind(iteration)
         self._iteration = iteration
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
@@ -381,8 +384,8 @@ class Recorder:
         self._hooks.emit(TrainingRewound(**self._at(iteration)))
 
     def finish(self, *, signal_name: str | None) -> dict[str, Any]:
-        """Writes the summary, prints the run's path, and tells hooks how it ended, with the signal that stopped
-        it.
+        """Writes the summary, prints the run's path, and calls hooks with the last event. `signal_name` names the
+        signal that stopped the run, if any.
         """
         self._log.flush()
         self._announce_checkpoint()
@@ -414,7 +417,7 @@ class Recorder:
 
     @property
     def place(self) -> dict[str, int]:
-        """The iteration and environment steps so far, as events have them."""
+        """The numbers of iterations and environment steps completed so far, as events contain them."""
         return self._at(self._iteration)
 
     # --- parts ---------------------------------------------------------------------------------------

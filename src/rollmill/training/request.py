@@ -1,7 +1,7 @@
-"""A training request: one value from the command line to the process that trains.
+"""A training request: one value that describes a run, from the command line to the process that trains.
 
-The command line parses its words into a `TrainingRequest`, a sweep and a search for a plan change its settings,
-and processes receive it as JSON. Nothing is imported or built before it is resolved.
+The command line parses its arguments into a `TrainingRequest`. Sweeps and plan searches change the settings of a
+request, and processes receive a request as JSON. Nothing is imported or built before a request is resolved.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ MAX_SEEDS = 2**14
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """The names of an algorithm and an environment, with the explicit settings."""
+    """Names an algorithm and an environment, with all settings that were given explicitly."""
 
     algorithm: str
     environment: str
@@ -55,15 +55,16 @@ class TrainingRequest:
         return replace(self, settings={**self.settings, **settings})
 
     def without(self, names: Collection[str]) -> "TrainingRequest":
-        """Returns the request without some settings, which then have their defaults."""
+        """Returns the request without the named settings, which then have their default values."""
         kept = {name: value for name, value in self.settings.items() if name not in names}
         return replace(self, settings=kept)
 
     def at(self, point: Mapping[str, Any]) -> "TrainingRequest":
-        """Returns the request at a point of a sweep.
+        """Returns the request with the values of a sweep's point.
 
-        Its values are by option, as axes name them: settings, `environment`, and `env-option.KEY`. A `seed` such
-        as `0..4` stands for all these seeds in one program. Raises a `UsageError` if seeds are invalid.
+        A point maps options to values: settings of the run or the algorithm, `environment`, and `env-option.KEY`.
+        A `seed` such as `0..4` means all of these seeds in one program. Raises a `UsageError` if seeds are
+        invalid.
         """
         request = self
         for option, value in point.items():
@@ -88,7 +89,7 @@ class TrainingRequest:
         return _typed(RunOptions(), {n: v for n, v in self.settings.items() if n in _names_in(RunOptions)})
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the request as JSON holds it, which `read_request` reads."""
+        """Returns the request in a form that JSON can hold, and that `read_request` reads."""
         return plain(writable(asdict(self)))
 
 
@@ -101,7 +102,7 @@ def read_request(value: Any, *, where: str) -> TrainingRequest:
 
 
 class ResolvedRequest(NamedTuple):
-    """A request with resolved names and typed settings."""
+    """A training request with imported names and typed settings."""
 
     request: TrainingRequest
     config: Any
@@ -110,23 +111,24 @@ class ResolvedRequest(NamedTuple):
 
     @property
     def total_timesteps(self) -> int:
-        """Environment steps by the hyperparameters, or 0 if they name none."""
+        """Number of environment steps in the hyperparameters, or 0 if they contain none."""
         return getattr(self.config, "total_timesteps", 0)
 
     @property
     def planned_envs(self) -> int | None:
-        """Number of environments from the plan, if the request has none."""
+        """Number of environments in the plan, if the request itself does not set one."""
         return None if "num_envs" in self.request.settings else settings_of(self.options).num_envs
 
     @property
     def environment_options(self) -> dict[str, Any]:
-        """Options of the environment, including the recipe's."""
+        """Options of the environment, from the request and its recipe."""
         return {**options_of_recipe(self.request), **self.request.environment_options}
 
     def graph(self, num_envs: int | None = None, *, total_timesteps: int | None = None) -> Graph:
-        """Builds the graph, by default with the environments and steps of the request or its plan.
+        """Builds the graph of the request.
 
-        Raises a `UsageError` if the algorithm has no such number, or cannot be built.
+        `num_envs` and `total_timesteps` replace the values of the request or its plan. Raises a `UsageError` if
+        the algorithm has no such hyperparameter, or if the graph cannot be built.
         """
         request, config = self.request, self.config
         if (envs := num_envs or self.planned_envs) is not None:
@@ -137,16 +139,18 @@ class ResolvedRequest(NamedTuple):
 
 
 def resolve(request: TrainingRequest) -> ResolvedRequest:
-    """Imports the modules of a request, finds its names, and gives its settings their types.
+    """Imports the modules of a request, looks up its names, and converts its settings to their types.
 
-    Raises a `UsageError` if a name or a setting is unknown, or if a value does not fit.
+    Raises a `UsageError` if a name or a setting is unknown, or if a value does not fit its type.
     """
     import_modules(request.imports)
     return with_types(request)
 
 
 def with_types(request: TrainingRequest) -> ResolvedRequest:
-    """Gives the settings of a request their types, without imports. Raises the errors of `resolve`."""
+    """Converts the settings of a request to their types, without importing modules. Raises the errors of
+    `resolve`.
+    """
     options = request.options
     config = default_config(request.algorithm, request.recipe)
     known = _names_in(RunOptions)
@@ -163,7 +167,7 @@ def train_request(request: TrainingRequest) -> Run:
 
 
 def prepare_request(request: TrainingRequest) -> PreparedTraining:
-    """Checks and compiles a run for measurement, without writing or evaluating."""
+    """Checks and compiles the run of a request in order to measure it, without writing files or evaluating."""
     prepare_devices(request.options, environment=request.environment)
     resolved = resolve(request)
     options = unwatched(resolved.options)
@@ -171,11 +175,12 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
 
 
 def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
-    """Imports the modules that register an algorithm, the user's or an installed package's, if it is unknown yet.
+    """Imports the modules that may register an unknown algorithm: the user's modules and those of installed
+    packages.
 
-    Modules that compute with JAX when they are imported find the devices that the options ask for. Options are
-    None if nothing will be computed. The environment's id is empty if it is unknown. Raises a
-    `UsageError` if no module registers the algorithm.
+    `options` configure the devices before these modules compute with JAX. They are None if nothing will be
+    computed. `environment` is the id of the environment, or empty if it is unknown. Raises a `UsageError` if no
+    module registers the algorithm.
     """
     if name not in ALGORITHMS and (imports or plugins_named("algorithm", name)):
         if options is not None:
@@ -185,7 +190,7 @@ def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[
 
 
 def default_config(algorithm: str, recipe: str | None) -> Any:
-    """Returns the default hyperparameters.
+    """Returns the default hyperparameters of an algorithm, or those of a recipe for it.
 
     Raises a `UsageError` if a name is unknown, or if the recipe is for another algorithm.
     """
@@ -207,7 +212,9 @@ def find_recipe(name: str) -> Any:
 
 
 def options_of_recipe(request: TrainingRequest) -> Mapping[str, Any]:
-    """Returns the environment options of the request's recipe, none if it was made for another environment."""
+    """Returns the environment options of the request's recipe, or no options if the recipe is for another
+    environment.
+    """
     if request.recipe is None:
         return {}
     recipe = find_recipe(request.recipe)
@@ -215,7 +222,7 @@ def options_of_recipe(request: TrainingRequest) -> Mapping[str, Any]:
 
 
 def setting_name(option: str) -> str:
-    """Returns the setting of an option: `network.hidden-sizes` is `network.hidden_sizes`."""
+    """Converts an option to the name of its setting: `network.hidden-sizes` becomes `network.hidden_sizes`."""
     return NETWORK if option == "network" else option.replace("-", "_")
 
 
@@ -234,20 +241,20 @@ def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
 
 
 def takes_several(algorithm: str, option: str) -> bool:
-    """Returns whether an option's value consists of several strings, such as the sizes of layers."""
+    """Returns whether the value of an option consists of several strings, such as a list of layer sizes."""
     is_setting = option != ENVIRONMENT and not option.startswith(OF_ENVIRONMENT)
     return is_setting and count_of(_setting(algorithm, option).hint) != 1
 
 
 def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
-    """Coerces a value to the type of a setting. Raises the errors of `setting_from_text`."""
+    """Converts a value to the type of a setting. Raises the errors of `setting_from_text`."""
     if option == ENVIRONMENT or option.startswith(OF_ENVIRONMENT):
         return value
     return _setting(algorithm, option).coerce(value, name=option)
 
 
 def seeds_of(value: Any) -> range | None:
-    """Returns the seeds of `FIRST..LAST`, or None for a value of another form.
+    """Returns the seeds in a string of the form `FIRST..LAST`, or None if the value has another form.
 
     Raises a `UsageError` if there are no seeds, or more than a run can have.
     """
@@ -305,7 +312,7 @@ def _with_num_envs(config: Any, num_envs: int) -> Any:
 
 
 class NamedCode(NamedTuple):
-    """The modules, clusters and stores that requests name."""
+    """The modules, clusters and object stores that training requests name."""
 
     modules: frozenset[str]
     """Modules to import, of distribution policies and of environments."""
@@ -316,7 +323,7 @@ class NamedCode(NamedTuple):
 
 
 def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
-    """Returns the code that requests name."""
+    """Collects the modules, clusters and object stores that the requests name."""
     modules, clusters, stores = set[str](), set[str](), set[str]()
     for request in requests:
         modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}

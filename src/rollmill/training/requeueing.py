@@ -1,4 +1,4 @@
-"""A training command that a batch system starts again: it resumes the run that it made the first time."""
+"""Supports batch systems that start the same training command again: the command resumes its earlier run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +21,10 @@ UNCOMPARED = (*DERIVED, "custom")
 
 
 def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
-    """Returns the run in the requested directory if it may be resumed. None if there is none yet.
+    """Returns the existing run in the requested directory if it may be resumed, or None if there is no run yet.
 
-    Raises a `UsageError` with the differing fields if the directory holds a run of another configuration, and a
-    `CheckpointError` if its configuration is damaged.
+    Raises a `UsageError` that lists the differing fields if the directory contains a run with another
+    configuration, and a `CheckpointError` if the configuration is damaged.
     """
     assert options.run_dir is not None
     root = Path(options.run_dir)

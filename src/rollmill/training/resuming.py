@@ -1,4 +1,4 @@
-"""Resumes a run from its newest intact checkpoint, in the same place or in another."""
+"""Resumes a run from its newest intact checkpoint, with the same placement or another."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -56,28 +56,29 @@ def resume(
     """Resumes a run from its newest complete checkpoint. The result equals that of an uninterrupted run.
 
     Args:
-        run_dir: the run's directory.
-        algorithm: the graph again, where the run was made with parts that only Python has.
+        run_dir: directory of the run.
+        algorithm: the graph, which must be passed again if the run was created with parts that only Python knows.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let this directory's run import the modules that it names, now and later. A run made on this
-            machine may always import them.
-        track: trackers, as for `train`. A run keeps none.
-        dashboard: show losses, returns and the rest at the bottom of a terminal, instead of a bar.
+        trust: allow this run directory to import the modules that it names, now and later. A run that was created
+            on this machine may always import them.
+        track: trackers, as for `train`. A run does not store them.
+        dashboard: show a dashboard with losses and returns at the bottom of the terminal, instead of a progress
+            bar.
         quiet: show nothing while training.
         fusion: another fusion than before, for a machine that cannot make the kernels. Results then differ by
             rounding.
-        changes: hyperparameters that have other values from now on, such as `{"learning_rate": 1e-4}`, or a later
-            `total_timesteps`. The run's config.json records them.
-        stop_at_return: another return to stop at, now and whenever the run is resumed. `never` stops at none.
-        hooks: as for `train`. A run keeps neither its earlier hooks nor their memory.
-        **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
-            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, reduction, plan, cluster,
-            host. Or limits of workers: hang_seconds, start_seconds, max_failures.
+        changes: new values of hyperparameters, such as `{"learning_rate": 1e-4}`, or a larger `total_timesteps`.
+            The run's config.json records them.
+        stop_at_return: another mean return at which to stop, now and whenever the run is resumed, or `never`.
+        hooks: hooks, as for `train`. A run stores neither hooks nor their internal state.
+        **placement: fields of `RunOptions` that change where the run trains: devices, distribution, place,
+            workers, actors, learners, asynchronous, gpu_sharing, reduction, plan, cluster and host. Limits of
+            workers are also accepted: hang_seconds, start_seconds and max_failures.
 
     Raises:
-        CheckpointError: if the directory is not a run, no checkpoint is complete, or the newest has another
-            configuration.
-        UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
+        CheckpointError: the directory is not a run, no checkpoint is complete, or the newest checkpoint has
+            another configuration.
+        UsageError: the algorithm has other hyperparameters than the run, or a change cannot be made.
         Interrupted: a KeyboardInterrupt, after Ctrl-C, as by `train`.
 
     Examples:
@@ -267,7 +268,7 @@ def _plan_elsewhere(
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
-    """The placement of a resumed run: the requested options, and the recorded options that they replace."""
+    """Returns the placement options of a resumed run, in which requested options replace the recorded ones."""
     default = asdict(PlacementOptions())
     if placement:  # the way that was the fastest there need not be the fastest here
         placement = {"reduction": default["reduction"], **placement}

@@ -23,7 +23,7 @@ Session: TypeAlias = AbstractContextManager[tuple[Training, State]]
 
 
 def open_session(prepared: PreparedTraining, run: RunDirectory) -> Session:
-    """Opens the session of a run."""
+    """Opens the training session of a prepared run, as a context manager."""
     if prepared.program is None:
         return _open_workers(prepared, run)
     return _open_program(prepared, prepared.program, run)

@@ -1,8 +1,8 @@
-"""Initialisation from the weights of another run, on the same or another environment, or from a recording.
+"""Initial weights from another run, on the same or another environment, or from a recording.
 
-Copies all floating-point arrays that both learners have, with the same path and the same shape. Arrays that belong
+All floating-point arrays that both learners have with the same path and shape are copied. Arrays that belong
 together, such as the arrays of a layer or of running statistics, are copied together or not at all. Optimiser
-states, update counts, hyperparameters, an adapted learning rate and a pool of opponents are not copied. A pool may
+states, update counts, hyperparameters, an adapted learning rate and a pool of opponents are not copied. A pool can
 be filled with the checkpoints of a run.
 """
 
@@ -40,7 +40,7 @@ MAX_LACKING = 6
 
 
 class GivenWeights(NamedTuple):
-    """Initial arrays that replace random ones."""
+    """Initial arrays that replace randomly initialised arrays of a learner."""
 
     arrays: Mapping[str, np.ndarray]
     """By their place in the learner."""
@@ -89,13 +89,14 @@ class GivenWeights(NamedTuple):
 
 
 def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
-    """Reads the initial weights from the first seed of `options.start_from`, or learns them from `options.clone`,
-    and fills a pool of opponents with the checkpoints of `options.pool_from`.
+    """Reads initial weights from the first seed of `options.start_from`, or trains them on the recording
+    `options.clone`.
 
-    Returns None without any of these.
+    A pool of opponents is filled with the checkpoints of `options.pool_from`. Returns None if none of these
+    options is set.
 
-    Raises a `CheckpointError` if that is not a run with a complete checkpoint, and a `UsageError` if the two
-    learners have nothing in common, or the pool would never hold anything new.
+    Raises a `CheckpointError` if the named run has no complete checkpoint. Raises a `UsageError` if the two
+    learners have no arrays in common, or if nothing new would ever enter the pool.
     """
     pool = _pool_of(graph, options, imports)
     if options.clone is not None:
@@ -208,7 +209,7 @@ def _cloned(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
     """Returns the training state before the first iteration, with the same initial weights for all seeds.
 
-    By default the state is created here. Environments stepped by Python are not part of it.
+    If `state` is None, the state is created. Environments that Python steps are not part of it.
     """
     if state is None:
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)

@@ -1,4 +1,4 @@
-"""Trains a graph into a run directory."""
+"""Trains an algorithm and records the run in a run directory."""
 
 import contextlib
 import os
@@ -46,25 +46,24 @@ def train(
 
     Args:
         algorithm: a graph, such as `rollmill.ppo(env)`.
-        options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
-        hooks: functions of an event (`rollmill.hooks`), called in this process while it trains. What one returns
-            may request a stop or a checkpoint.
-        imports: modules that register the environment, network or algorithm, recorded for resuming the run.
-            Modules whose import registered them in this process are recorded anyway.
-        recipe: name of the recipe that the hyperparameters come from, noted for readers of the run.
+        options: options of the run. Single options can be passed as keywords: `train(algorithm, seed=3)`.
+        hooks: functions that are called with events (`rollmill.hooks`) in this process while it trains. The result
+            of a hook can request a stop or a checkpoint.
+        imports: modules that register the environment, network or algorithm. They are recorded, so that the run
+            can be resumed. Modules that registered these parts in this process are recorded in any case.
+        recipe: name of the recipe that the hyperparameters come from, recorded for readers of the run.
         **overrides: fields of `RunOptions` to replace.
 
     Returns:
         The run's directory and its summary.
 
     Raises:
-        UsageError: for options that cannot be used, or if `resume_if_exists` finds a run of another
-            configuration. Nothing has been written.
-        NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
-        StorageError: if the run can no longer be written. It can be resumed.
-        HookFailed: if a hook raised. The training has saved a checkpoint and can be resumed.
-        Interrupted: a KeyboardInterrupt, after Ctrl-C. The training has saved a checkpoint, and `result` holds its
-            `Run`.
+        UsageError: the options cannot be used, or `resume_if_exists` finds a run with another configuration.
+            Nothing has been written.
+        NonFiniteError: a loss, gradient, weight, observation or reward is not finite.
+        StorageError: the run can no longer be written. It can be resumed.
+        HookFailed: a hook raised an exception. A checkpoint has been saved, and the run can be resumed.
+        Interrupted: a KeyboardInterrupt, after Ctrl-C. A checkpoint has been saved, and `result` is the `Run`.
 
     Examples:
         >>> run = rollmill.train(rollmill.ppo("CartPole-v1", total_timesteps=500_000), seed=1)
@@ -88,7 +87,7 @@ def prepare_training(
     recipe: str | None = None,
     **overrides: Any,
 ) -> PreparedTraining:
-    """Checks and compiles a new run without writing anything. Takes the arguments of `train`."""
+    """Checks and compiles a new run, without writing anything. Takes the arguments of `train`."""
     planned = plan_training(algorithm, chosen_options(options, overrides), imports=imports, recipe=recipe)
     return prepare(planned, None, display_of(planned.options))
 
@@ -101,9 +100,9 @@ def plan_training(
     recipe: str | None = None,
     described: dict[str, Any] | None = None,
 ) -> PlannedTraining:
-    """Checks a new training and chooses its plan. Takes the arguments of `train`, and raises its errors.
+    """Checks a new run and chooses its plan. Takes the arguments of `train`, and raises its errors.
 
-    `described` is the graph's description. Default: it is made, which traces the graph.
+    `described` is the description of the graph. By default it is computed, which traces the graph.
     """
     check_compiled()
     check_algorithm(algorithm)
@@ -127,9 +126,9 @@ def begin_training(
     *,
     watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
-    """Creates the run directory and trains, with the hooks, result and errors of `train`.
+    """Creates the run directory and trains a prepared run, with the hooks, result and errors of `train`.
 
-    `watch` may wrap the session.
+    `watch` may wrap the training session.
     """
     options, display = prepared.options, prepared.display
     run = create_run(prepared.config, options)
@@ -146,7 +145,7 @@ def begin_training(
 
 
 def display_of(options: RunOptions) -> Display:
-    """Returns the display that options ask for."""
+    """Returns the display for the user that the options of a run ask for."""
     return choose_display(quiet=options.quiet, dashboard=options.dashboard)
 
 
@@ -182,7 +181,7 @@ def _settled(options: RunOptions) -> RunOptions:
 
 
 def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:
-    """Returns the options with single ones replaced.
+    """Returns the options of a run with `overrides` applied.
 
     Raises a `UsageError` for unknown names and invalid values.
     """
@@ -196,7 +195,9 @@ def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: di
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Raises an error if the argument is not an algorithm on an environment, or takes wrong parameters."""
+    """Raises an error if the argument is not a graph with an environment, or if its functions take wrong
+    parameters.
+    """
     if isinstance(algorithm, Graph):
         check_parameters(algorithm)
         return

@@ -1,4 +1,4 @@
-"""A tracker that puts videos of the policy into TensorBoard: `--track video`."""
+"""A tracker that adds videos of the policy to TensorBoard: `--track video`."""
 
 import math
 import tempfile
@@ -24,15 +24,16 @@ MAX_STEPS, MAX_PICTURES, SIZE = 500, 100, 240
 
 
 def video_log(algorithm: Graph | None = None) -> Hook:
-    """Renders an episode of new checkpoints, at most one a minute, and of the last one, into TensorBoard.
+    """Returns a hook that renders an episode of new checkpoints, at most one a minute, and of the last checkpoint.
 
-    Videos lie in `tensorboard/video` of the run directory, where TensorBoard shows them among its images.
+    The videos are written to `tensorboard/video` in the run directory, and TensorBoard shows them among its
+    images.
 
     Args:
-        algorithm: the graph that is trained, whose parts need not be reopened by name then.
+        algorithm: the trained graph. If it is None, the graph is rebuilt from the names in the run.
 
     Raises:
-        UsageError: Pillow is not installed. At the first checkpoint, if the environment cannot be drawn.
+        UsageError: Pillow is not installed. At the first checkpoint: the environment cannot be drawn.
     """
     pillow()
     videos: list[_Videos] = []
@@ -85,7 +86,9 @@ class _Videos:
 
 
 def gif_of(frames: Sequence[Frame]) -> bytes:
-    """Returns frames of one episode as a GIF of at most `MAX_PICTURES`, the last one among them."""
+    """Encodes frames of one episode as a GIF with at most `MAX_PICTURES` pictures, always including the last
+    frame.
+    """
     every = math.ceil(len(frames) / MAX_PICTURES)
     shown = [*islice(frames, 0, len(frames) - 1, every), frames[-1]] if every > 1 else frames
     fps = min(FASTEST_GIF, max(1.0, frames[0].fps / every))
