@@ -1,4 +1,4 @@
-"""Hooks: events, requests, and the hooks that come with Rollmill."""
+"""Hooks, which are functions called with the events of a run: events, requests, and built-in hooks."""
 
 from rollmill.hooks.csv_log import csv_log
 from rollmill.hooks.events import (

@@ -1,4 +1,4 @@
-"""A hook that writes metrics as CSV."""
+"""A hook that writes the metrics of a run as CSV."""
 
 import contextlib
 import csv
@@ -24,18 +24,19 @@ ITERATION = "iteration"
 
 
 def csv_log(path: str | Path | None = None) -> Hook:
-    """Writes the lines of metrics.jsonl as CSV, a column for each metric. Undefined values are empty.
+    """Returns a hook that writes the lines of metrics.jsonl as CSV, with a column for each metric. Undefined
+    values are empty.
 
-    The file is replaced when training begins. A resumed run keeps the rows up to its checkpoint, if it is given
-    the same path.
+    The file is replaced when training begins. If a resumed run is given the same path, it keeps the rows up to its
+    checkpoint.
 
     Args:
         path: path of the file, by default `metrics.csv` in the run directory.
 
     Raises:
-        UsageError: when the training begins, if the path is a file that holds something else than such rows.
+        UsageError: at the start of training, the path is a file with other contents.
         StorageError: the file cannot be written.
-        CheckpointError: the file is a link, or no regular file.
+        CheckpointError: the path is a link, or not a regular file.
     """
     chosen = None if path is None else coerce("path", Path, path)
     table: list[_CsvTable] = []

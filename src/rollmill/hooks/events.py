@@ -1,7 +1,7 @@
 """Events of a run, and the requests that hooks return.
 
-A hook is a function of one event. It is called in the process that drives the training, between two iterations,
-outside of compiled programs, wherever the training runs.
+A hook is a function that takes one event. It is called in the process that drives the run, between two iterations
+and outside compiled programs, for every placement.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class TrainingEvent:
 
 @dataclass(frozen=True)
 class TrainingStarted(TrainingEvent):
-    """A training begins, or resumes from a checkpoint of this iteration. Later lines of metrics are void."""
+    """Training begins, or resumes from a checkpoint of this iteration. Metrics of later iterations are void."""
 
     directory: Path
     """The run directory."""
@@ -53,7 +53,7 @@ class MetricsLogged(TrainingEvent):
 
 @dataclass(frozen=True)
 class PolicyEvaluated(TrainingEvent):
-    """The policy was evaluated, and a line of metrics.jsonl written with the result."""
+    """The policy was evaluated, and a line with the result was written to metrics.jsonl."""
 
     seconds: float
     """Time of the training so far, without its start-up and compilation."""
@@ -75,12 +75,14 @@ class CheckpointSaved(TrainingEvent):
 
 @dataclass(frozen=True)
 class TrainingRewound(TrainingEvent):
-    """All workers begin again after this iteration, because one was lost. Later lines of metrics are void."""
+    """All workers restart from this iteration, because one of them was lost. Metrics of later iterations
+    are void.
+    """
 
 
 @dataclass(frozen=True)
 class FailureReported(TrainingEvent):
-    """Something failed."""
+    """A worker was lost or hangs, an environment or a hook failed, or a value is not finite."""
 
     kind: FailureKind
     """A lost or hanging worker, an environment that raised, a number that is not finite, a hook, or other."""
@@ -92,7 +94,7 @@ class FailureReported(TrainingEvent):
 
 @dataclass(frozen=True)
 class TrainingFinished(TrainingEvent):
-    """Training has ended or was stopped, and its summary is written."""
+    """Training has ended or was stopped, and the summary of the run is written."""
 
     status: Literal["finished", "stopped"]
     summary: Mapping[str, Any]
@@ -133,13 +135,13 @@ Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
 
 
 def named(name: str, hook: Hook) -> Hook:
-    """Returns the hook, which messages call by `name`."""
+    """Gives a hook the name that messages use for it, and returns the hook."""
     hook.__name__ = hook.__qualname__ = name  # pyright: ignore[reportFunctionMemberAccess]
     return hook
 
 
 def name_of(hook: Any) -> str:
-    """Returns the qualified name of a function, or of the class of another callable."""
+    """Returns the qualified name of a function, or the name of the class of another callable."""
     name = getattr(hook, "__qualname__", None)
     if name is None and isinstance(hook, partial):
         return name_of(hook.func)

@@ -1,4 +1,4 @@
-"""Hooks that stop a run: at a return, or when a metric no longer improves."""
+"""Hooks that stop a run: when it reaches a mean return, or when a metric no longer improves."""
 
 import math
 from functools import partial
@@ -15,16 +15,16 @@ TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
 
 
 def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
-    """Stops a run as soon as the mean return is at least `value`.
+    """Returns a hook that stops a run as soon as the mean return is at least `value`.
 
     Args:
-        value: the return to reach, by the mean of several seeds.
-        episodes: how many episodes must have ended before `episode/return` counts, from 1 to 100: it is the mean
-            over the latest 100, or over fewer at the beginning.
-        evaluated: judge by `evaluation/return` instead, in runs with `evaluate_every`.
+        value: the mean return to reach. With several seeds, it is also averaged over the seeds.
+        episodes: number of episodes, from 1 to 100, that must have ended before `episode/return` counts. This
+            metric is the mean over the latest 100 episodes, or over fewer at the beginning.
+        evaluated: use `evaluation/return` instead, in runs with `evaluate_every`.
 
     Raises:
-        UsageError: `value` is not finite, or `episodes` out of bounds.
+        UsageError: `value` is not finite, or `episodes` is out of bounds.
     """
     value, episodes = _finite("value", value), coerce("episodes", int, episodes)
     if not 1 <= episodes <= WINDOW:
@@ -55,19 +55,19 @@ def early_stopping(
     min_change: int | float = 0.0,
     smaller_is_better: bool = False,
 ) -> Hook:
-    """Stops a run when a metric has not improved in `patience` lines that have it.
+    """Returns a hook that stops a run when a metric has not improved in the last `patience` lines that contain it.
 
     Args:
         metric: name of a metric, such as `evaluation/return` or `episode/return`.
-        patience: lines of metrics.jsonl with this metric, after the best one, without an improvement.
-        min_change: changes up to this size do not count as an improvement.
-        smaller_is_better: for metrics such as losses or `episode/length`.
+        patience: number of lines of metrics.jsonl with this metric, after the best one, without an improvement.
+        min_change: a change must be larger than this to count as an improvement.
+        smaller_is_better: set for metrics such as losses or `episode/length`.
 
     Returns:
-        A hook for one run. In a resumed run, it starts to count again.
+        A hook for one run. In a resumed run, it starts counting again.
 
     Raises:
-        UsageError: `patience` is not positive, or `min_change` negative or not finite.
+        UsageError: `patience` is not positive, or `min_change` is negative or not finite.
     """
     patience, min_change = coerce("patience", int, patience), _finite("min_change", min_change)
     metric = coerce("metric", str, metric)

@@ -1,4 +1,4 @@
-"""Hooks that pass metrics on to experiment trackers: Weights & Biases, and MLflow."""
+"""Hooks that send the metrics of a run to the experiment trackers Weights & Biases and MLflow."""
 
 import contextlib
 import hashlib
@@ -40,12 +40,13 @@ MAX_CHARACTERS = 500
 
 
 def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
-    """Logs a run to Weights & Biases: configuration, metrics over `env_steps`, and the summary.
+    """Returns a hook that logs a run to Weights & Biases: configuration, metrics over `env_steps`, and the
+    summary.
 
-    A resumed run continues the same run there. `WANDB_MODE=offline` writes only to the disk.
+    After a resume, logging continues in the same Weights & Biases run. `WANDB_MODE=offline` writes only to disk.
 
     Args:
-        project: of Weights & Biases.
+        project: name of the project.
         **settings: further arguments of `wandb.init`, such as `entity`, `group`, `tags` or `mode`.
 
     Raises:
@@ -75,14 +76,15 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
 
 
 def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None) -> Hook:
-    """Logs a run to MLflow: options and hyperparameters, metrics over `env_steps`, and the summary as tags.
+    """Returns a hook that logs a run to MLflow: options and hyperparameters, metrics over `env_steps`, and the
+    summary as tags.
 
-    A resumed run continues the same run there. MLflow keeps what was logged after its checkpoint beside what is
-    logged anew.
+    After a resume, logging continues in the same MLflow run. Values that were logged after the checkpoint stay in
+    MLflow, in addition to the new values for the same steps.
 
     Args:
-        experiment: of MLflow, created if it is missing.
-        tracking_uri: address of the server, or a local store such as `sqlite:///mlflow.db`. If left out, MLflow
+        experiment: name of the experiment, which is created if it does not exist.
+        tracking_uri: address of the server, or a local store such as `sqlite:///mlflow.db`. By default, MLflow
             chooses (`MLFLOW_TRACKING_URI`).
 
     Raises:
@@ -177,7 +179,7 @@ def _names(directory: Path) -> dict[str, str]:
 
 
 def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields names and values of all numbers in a line of metrics, skipping undefined ones."""
+    """Yields the names and values of all numeric metrics in a line, except undefined ones."""
     for name, value in row.items():
         if isinstance(value, int | float):
             yield name, value

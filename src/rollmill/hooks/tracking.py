@@ -1,4 +1,4 @@
-"""Trackers by name, as options give them. They get events in a separate thread, and cannot end the run."""
+"""Trackers selected by name with `--track`. They receive events in a separate thread, and cannot end the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -36,9 +36,9 @@ Trackers: TypeAlias = Mapping[str, Callable[[], Hook]]
 
 
 def check_trackers(names: Sequence[str], *, others: Trackers = MappingProxyType({})) -> None:
-    """Raises a `UsageError` if a tracker is unknown, or its package or function is missing.
+    """Raises a `UsageError` if a tracker is unknown, or if its package or function is missing.
 
-    `others` are trackers of higher layers, by name.
+    `others` maps names to trackers of higher layers.
     """
     for name in names:
         _tracker(name, others)
@@ -47,11 +47,10 @@ def check_trackers(names: Sequence[str], *, others: Trackers = MappingProxyType(
 def trackers(
     names: Sequence[str], note: Callable[[str], None], *, others: Trackers = MappingProxyType({})
 ) -> list[Hook]:
-    """Returns a hook for each tracker.
+    """Returns a hook for each named tracker.
 
-    A tracker that fails is not called again.
-
-    `note` reports this once, and training continues. Raises the errors of `check_trackers`.
+    If a tracker fails, it is not called again, `note` reports this once, and training continues. `others` maps
+    names to trackers of higher layers. Raises the errors of `check_trackers`.
     """
     return [named(name, _Background(name, _tracker(name, others), note)) for name in dict.fromkeys(names)]
 

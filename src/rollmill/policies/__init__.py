@@ -1,1 +1,1 @@
-"""Trained policies in use: loaded, evaluated, exported, rendered, played with, and in matches."""
+"""Trained policies in use: loading, evaluation, export, rendering, play and matches."""

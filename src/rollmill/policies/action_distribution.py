@@ -1,6 +1,6 @@
 """The action distribution of a policy, for a single observation or for a batch.
 
-Shape letter: `*batch` leading axes of the observations, with a further axis for several agents.
+Shape letter: `*batch` leading axes of the observations, and for multi-agent policies an agent axis.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from rollmill.policies.policy_arguments import Shape, batched, given_key, holds_
 
 
 class ActionDistribution(eqx.Module):
-    """A distribution over actions, or a batch of them, which is a pytree that `jax.jit` and `jax.vmap` take and
-    return.
+    """A distribution over actions, or a batch of distributions, as returned by `Policy.distribution`.
 
-    Made by `Policy.distribution`. Its arrays have the kind of the observation's arrays: NumPy or JAX.
+    It is a pytree, so `jax.jit` and `jax.vmap` accept and return it. Its arrays are of the same kind as the
+    observation: NumPy or JAX.
     """
 
     parameters: PyTree
@@ -30,16 +30,17 @@ class ActionDistribution(eqx.Module):
 
     @property
     def batch_shape(self) -> Shape:
-        """Leading axes, `*batch`."""
+        """Leading axes `*batch` of the distribution."""
         leaves = jax.tree.leaves(self.parameters)
         shapes = [leaf.shape[: leaf.ndim - rank] for leaf, rank in zip(leaves, self.ranks, strict=True)]
         return next(iter(shapes), ())
 
     @property
     def logits(self) -> Any:
-        """Logits of the choices: `[*batch, n]` for a `Discrete` space, very low for illegal actions.
+        """Logits of discrete actions, very low for illegal actions.
 
-        `[*batch, *shape, max(nvec)]` for `MultiDiscrete`, and `[*batch, *shape]` for `MultiBinary`.
+        The shape is `[*batch, n]` for a `Discrete` space, `[*batch, *shape, max(nvec)]` for `MultiDiscrete`, and
+        `[*batch, *shape]` for `MultiBinary`.
 
         Raises:
             UsageError: the actions are continuous.
@@ -48,7 +49,8 @@ class ActionDistribution(eqx.Module):
 
     @property
     def mean(self) -> Any:
-        """Mean of a Gaussian, `[*batch, *shape]`, before the tanh that squashes actions into their bounds.
+        """Mean of the Gaussian of continuous actions, `[*batch, *shape]`. For squashed actions, it is the mean
+        before tanh.
 
         Raises:
             UsageError: the actions are discrete.
@@ -57,7 +59,8 @@ class ActionDistribution(eqx.Module):
 
     @property
     def scale(self) -> Any:
-        """Standard deviation of a Gaussian, `[*batch, *shape]`, before the tanh of squashed actions.
+        """Standard deviation of the Gaussian of continuous actions, `[*batch, *shape]`. For squashed actions,
+        before tanh.
 
         Raises:
             UsageError: the actions are discrete.
@@ -65,10 +68,10 @@ class ActionDistribution(eqx.Module):
         return self._outward(jnp.exp(jnp.asarray(self._parameter("log_std"))))
 
     def log_probability(self, action: Any) -> Any:
-        """Logarithm of an action's probability, or of its density, `[*batch]`.
+        """Returns the logarithm of an action's probability or probability density, `[*batch]`.
 
         Args:
-            action: `[*batch, ...]`, before it is clipped to its bounds (`Policy.action`).
+            action: action `[*batch, ...]` before it is clipped to its bounds, as by `Policy.action`.
         """
         expected = jax.eval_shape(lambda one: one.mode(), self._single())
         array, found = batched("the action", expected, action)
@@ -80,27 +83,27 @@ class ActionDistribution(eqx.Module):
         return self._lift(lambda one, each: one.log_prob(each), jax.tree.map(jnp.asarray, array))
 
     def entropy(self) -> Any:
-        """Entropy in nats, `[*batch]`."""
+        """Returns the entropy of the distribution in nats, `[*batch]`."""
         return self._lift(lambda one: one.entropy())
 
     def mode(self) -> Any:
         """Returns the most likely action, `[*batch, ...]`.
 
-        Of a Gaussian its mean, not clipped to the space's bounds.
+        For a Gaussian, this is its mean, which is not clipped to the bounds of the action space.
         """
         return self._lift(lambda one: one.mode())
 
     def sample(self, key: Key | None = None, *, seed: Any = None) -> Any:
-        """Returns an action for each observation, `[*batch, ...]`.
+        """Samples an action for each observation, `[*batch, ...]`.
 
-        Of a Gaussian not clipped to the space's bounds.
+        Samples of a Gaussian are not clipped to the bounds of the action space.
 
         Args:
-            key: a random key. It is split over a batch.
-            seed: a number instead of a key.
+            key: a random key, which is split over a batch.
+            seed: an integer seed instead of a key.
 
         Raises:
-            UsageError: neither is given, or both are.
+            UsageError: neither a key nor a seed is given, or both are.
         """
         if (key := given_key(key, seed)) is None:
             raise UsageError("sampling an action needs a key or a seed: distribution.sample(seed=0).")
@@ -132,5 +135,5 @@ class ActionDistribution(eqx.Module):
 
 
 def action_distribution(parameters: PyTree, batch: Shape) -> ActionDistribution:
-    """Returns a distribution with leaves `[*batch, ...]` as an `ActionDistribution`."""
+    """Wraps the parameters of a distribution, with leaves `[*batch, ...]`, in an `ActionDistribution`."""
     return ActionDistribution(parameters, tuple(leaf.ndim - len(batch) for leaf in jax.tree.leaves(parameters)))

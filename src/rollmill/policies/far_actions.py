@@ -1,4 +1,4 @@
-"""Warns about actions that the policy of a new run hardly reaches."""
+"""Warns about action spaces that the initial policy of a new run hardly covers."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from rollmill.networks import DiagonalGaussian
 
 
 def notes_on_far_actions(graph: Graph) -> list[str]:
-    """Names the actions whose range is far from the Gaussian with which the graph's policy begins.
+    """Returns notes that name the actions whose bounds are far from the Gaussian of the initial policy.
 
-    Squashed policies, and policies of other kinds, have none.
+    There are no notes for squashed policies and for policies that are not Gaussian.
     """
     std = _first_std(graph)
     if not far_boxes(graph.action_space, std=std):  # nearly always, and known without a trace

@@ -1,4 +1,4 @@
-"""Matches in games for two players: a run against another run, an earlier checkpoint, or a fixed opponent."""
+"""Matches in two-player games: a run against another run, an earlier checkpoint, or a fixed opponent."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,32 +33,33 @@ def match(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> MatchResult:
-    """Plays a match of a run's policy in its game for two players.
+    """Plays a match between the policy of a run and an opponent, in the run's two-player game.
 
-    Each opening is played twice, with either policy moving first.
+    Each opening is played twice, so that each side moves first once.
 
     Args:
         run_dir: directory of the run.
-        against: `random`; `lookahead-N`, which plays best over the next `N` plies; or another run's directory.
+        against: the opponent: `random`; `lookahead-N`, which plays perfectly over the next `N` plies; or another
+            run's directory.
         games: number of games, even.
-        opening_plies: random moves at the beginning of each game, for both sides. Without them
-            two policies that do not draw play the same two games again and again.
-        env: the game. Default: the run's.
+        opening_plies: number of random moves at the beginning of each game, for both sides together. Without them,
+            two deterministic policies play the same two games again and again.
+        env: the game. Default: the run's game.
         env_options: options of a game given by id.
         checkpoint: checkpoint of the run: `last`, `best`, or the number of an iteration.
         against_checkpoint: checkpoint of the other run.
         seed: seed of openings and stochastic policies.
-        train_seed: seed whose policy plays, of a run that trained several. Default: the first.
-        stochastic: draw the actions of runs as in training, instead of the most likely ones.
+        train_seed: seed whose policy plays, if the run trained several. Default: the first.
+        stochastic: sample the actions of runs as in training, instead of taking the most likely ones.
         algorithm: the run's graph, if it was built from custom Python objects.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let the directories' runs import the modules that they name, now and later.
+        trust: allow the run directories to import the modules that they name, now and later.
 
     Returns:
         The results for the run's policy, with `score`, `standard_error` and `elo`.
 
     Raises:
-        UsageError: not a game for two players, an unknown opponent, or numbers out of range.
+        UsageError: the environment is not a two-player game, the opponent is unknown, or a number is out of range.
         CheckpointError: a directory is not a run, or lacks the checkpoint.
 
     Examples:
@@ -78,7 +79,9 @@ def match(
 
 
 def load_opponent(against: str | Path, **options: Any) -> LoadedRun | str:
-    """Returns the weights of a run, or the name of a fixed opponent. Takes the options of `load_weights`."""
+    """Loads the opponent of a match: the weights of a run, or the name of a fixed opponent. Takes the options of
+    `load_weights`.
+    """
     is_run = isinstance(against, Path) or Path(against).is_dir() or len(Path(against).parts) > 1
     return load_weights(against, **options) if is_run else str(against)
 
@@ -94,7 +97,7 @@ def match_runs(
     seed: int = 0,
     stochastic: bool = False,
 ) -> MatchResult:
-    """Plays a match of loaded policies. See `match` for the other arguments."""
+    """Plays a match between two loaded policies. See `match` for the other arguments."""
     env = game_of(loaded, env, env_options)
     rules = environment_functions(env, num_envs=1)
     sides = [_player(side, env, rules, stochastic=stochastic) for side in (loaded, against)]

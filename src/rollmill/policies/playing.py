@@ -1,4 +1,4 @@
-"""One game of a person against a run's policy, move by move."""
+"""A game between a person and the policy of a run, move by move."""
 
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from rollmill.policies.policies import LoadedRun, check_same_spaces, on_environm
 
 
 class GameAgainstPolicy:
-    """A game of a person against a trained policy: `env`, or by default the run's game.
+    """A game between a person and a trained policy, in `env` or by default in the run's game.
 
-    A `stochastic` policy draws its actions as in training, instead of taking the most likely ones. Raises a
+    A `stochastic` policy samples its actions as in training, instead of taking the most likely ones. Raises a
     `UsageError` if the game does not have two players, or cannot be shown as text.
     """
 
@@ -51,13 +51,13 @@ class GameAgainstPolicy:
 
     @property
     def board(self) -> str:
-        """The position as lines of text."""
+        """The position of the game as lines of text."""
         assert self.env.render is not None
         return self.env.render(self._state, self.env.params)
 
     @property
     def symbol(self) -> str | None:
-        """The person's symbol on the board, or None where the environment names none."""
+        """The person's symbol on the board, or None if the environment names none."""
         symbols = SYMBOLS.get(self.env.name)
         return None if symbols is None else symbols[self._person]
 
@@ -74,7 +74,7 @@ class GameAgainstPolicy:
 
     @property
     def legal_actions(self) -> list[int]:
-        """The actions that the player to move may choose from."""
+        """The legal actions of the player to move."""
         space: Any = self.env.action_space
         first = int(space.start)
         if self.env.action_mask is None:
@@ -90,7 +90,7 @@ class GameAgainstPolicy:
         return "won" if for_person > 0 else "lost" if for_person < 0 else "drawn"
 
     def suggestion(self) -> int:
-        """Returns the policy's choice for the player to move. The game is as before."""
+        """Returns the action that the policy would choose for the player to move, without changing the game."""
         return int(self._decision().action)
 
     def move(self, action: int) -> None:
@@ -102,7 +102,7 @@ class GameAgainstPolicy:
         self._advance(action_of(self.env, jnp.int32(action - first)))
 
     def reply(self) -> int:
-        """Makes the policy's move, and returns it."""
+        """Makes the policy's move and returns its action."""
         decision = self._decision()
         self._memory = decision.memory
         self._advance(decision.action)

@@ -1,4 +1,4 @@
-"""Trained policies: loaded from a run, evaluated on environments."""
+"""Loads trained policies from runs, and evaluates them on environments."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,14 +48,14 @@ def load(
     """Returns the policy of a run: `policy = rollmill.load(run)`, `action = policy.action(observation)`.
 
     Args:
-        run_dir: the run's directory.
-        checkpoint: `last`; `best`, the checkpoint with the best return (the mean over seeds), from evaluations if
-            the run had any; or the number of an iteration.
-        seed: the seed to load from a run with several. Default: the first.
+        run_dir: directory of the run.
+        checkpoint: `last`; the number of an iteration; or `best`, the checkpoint with the best mean return over
+            seeds, from evaluations if the run had any.
+        seed: the seed to load, if the run trained several. Default: the first.
         algorithm: the graph, if the run was created with parts that exist only in Python.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let this directory's run import the modules that it names, now and later. A run made on this machine
-            needs no permission.
+        trust: allow this run directory to import the modules that it names, now and later. A run that was created
+            on this machine needs no permission.
 
     Examples:
         >>> policy = rollmill.load("runs/cartpole", checkpoint="best")
@@ -76,7 +76,7 @@ def load_weights(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> LoadedRun:
-    """Returns the graph of a run and its policy's weights. See `load` for arguments and errors."""
+    """Loads the graph of a run and the weights of its policy. See `load` for arguments and errors."""
     found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
     weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
     weights = weights_of(found.restored.state)
@@ -86,9 +86,10 @@ def load_weights(
 def weights_of_seed(
     run: RunDirectory, graph: Graph, seeds: Sequence[int], seed: int | None
 ) -> Callable[[State], Weights]:
-    """Returns the function from a run's training state to the weights of one seed's policy, by default the first.
+    """Returns a function that extracts the policy weights of one seed, by default the first, from a run's training
+    state.
 
-    Raises a `UsageError` if `seed` is not one of those trained.
+    Raises a `UsageError` if the run did not train this `seed`.
     """
     if seed is not None and seed not in seeds:
         raise UsageError(
@@ -101,7 +102,7 @@ def weights_of_seed(
 
 
 class RestoredRun(NamedTuple):
-    """A reopened run with the state of a checkpoint."""
+    """A reopened run together with the training state of one of its checkpoints."""
 
     run: RunDirectory
     graph: Graph
@@ -117,7 +118,7 @@ def restore_run(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> RestoredRun:
-    """Returns a run's graph and the training state of a checkpoint. See `load` for the arguments.
+    """Loads a run's graph and the training state of one of its checkpoints. See `load` for the arguments.
 
     Raises a `CheckpointError` if the directory is not a run, or has no complete checkpoint.
     """
@@ -137,9 +138,9 @@ def restore_run(
 
 
 def restore_newest(run_dir: str | Path, *, count: int, imports: Sequence[str] = ()) -> list[RestoredRun]:
-    """Returns the newest checkpoints of a run, at most `count`, the oldest first.
+    """Loads the newest checkpoints of a run, at most `count`, oldest first.
 
-    Raises a `CheckpointError` if the directory is not a run, has no checkpoint, or one of them is damaged.
+    Raises a `CheckpointError` if the directory is not a run, has no checkpoint, or contains a damaged one.
     """
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
@@ -188,16 +189,16 @@ def evaluate(
     trust: bool = False,
     record: str | Path | None = None,
 ) -> EvaluationEpisodes:
-    """Plays whole episodes with the policy of a run. `episodes.returns.mean()` is the usual number.
+    """Plays whole episodes with the policy of a run. The mean return is `episodes.returns.mean()`.
 
-    A function, `(key, observation, legal actions) -> action` of one environment, is evaluated in the same way, and
-    so is `random`, which draws from the legal actions. Both need `env`.
+    Instead of a run, you can evaluate a function `(key, observation, legal actions) -> action` of one environment,
+    or `random`, which samples from the legal actions. Both require `env`.
 
-    `train_seed` is the `seed` of `load`, and `record` names a new file that ends in .npz, to which all transitions
-    are written, for trainings that begin by cloning them. See `load` and `evaluate_run` for the other arguments.
+    `train_seed` is the `seed` of `load`. `record` names a new .npz file to which all transitions are written, for
+    runs that begin with behaviour cloning. See `load` and `evaluate_run` for the other arguments.
 
     Raises:
-        UsageError: a function is given without an environment, or with an argument that is about runs.
+        UsageError: a function is given without an environment, or with an argument that only applies to runs.
 
     Examples:
         >>> rollmill.evaluate("runs/cartpole", episodes=20).returns.mean()
@@ -244,10 +245,10 @@ def evaluate_rule(
     imports: Sequence[str] = (),
     record: str | Path | None = None,
 ) -> EvaluationEpisodes:
-    """Plays episodes with a policy that is a function: the function, `random` or `MODULE:FUNCTION`.
+    """Plays episodes with a policy that is a function, given as a function, as `random` or as `MODULE:FUNCTION`.
 
-    The environments are those that a run would play in, and `imports` the modules that register them. Raises a
-    `UsageError` without an environment, or if there is no such function.
+    The environments are the same as in the evaluation of a run. `imports` are the modules that register them.
+    Raises a `UsageError` if there is no environment or no such function.
     """
     if env is None:
         raise UsageError(
@@ -271,10 +272,11 @@ def evaluate_run(
     imports: Sequence[str] = (),
     record: str | Path | None = None,
 ) -> EvaluationEpisodes:
-    """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
+    """Plays episodes with a run's policy, in the environment that it was trained in or in another with the same
+    spaces.
 
-    The other environment may be an id such as `gymnasium:CartPole-v1`, with `env_options`. Modules in `imports`
-    register it. A `stochastic` policy draws its actions, instead of taking the most likely one.
+    The other environment can be an id such as `gymnasium:CartPole-v1`, with `env_options`. `imports` are modules
+    that register environments. A `stochastic` policy samples its actions instead of taking the most likely ones.
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
     if env is None:
@@ -298,11 +300,11 @@ def evaluator_on(
     backend: Any = None,
     **play: Any,
 ) -> Evaluator:
-    """Compiles the evaluation of a graph's policies on an environment, for weights or their shapes.
+    """Compiles the evaluation of a graph's policy in an environment, for weights or for their shapes.
 
-    By default it is the graph's own environment. `backend` compiles the steps of a JAX environment to a kernel, if
-    possible. Without it XLA computes them. `play` holds `episodes`, `seed` and `stochastic`, as for
-    `evaluate_run`. Raises a `UsageError` if the environment has other spaces.
+    By default, this is the graph's own environment. `backend` compiles the steps of a JAX environment into a
+    kernel if possible. Otherwise, XLA computes them. `play` contains `episodes`, `seed` and `stochastic`, as for
+    `evaluate_run`. Raises a `UsageError` if the environment has other spaces than the policy.
     """
     graph, host = _placed_in(graph, env)
     if host is not None:
@@ -358,7 +360,7 @@ def on_environment(graph: Graph, env: Environment) -> Graph:
 
 
 def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
-    """Raises a `UsageError` if the environment has other observations or actions than the policy."""
+    """Raises a `UsageError` if the environment has other observation or action spaces than the policy."""
     pairs = {
         "observations": (graph.observation_space, env.observation_space),
         "actions": (graph.action_space, env.action_space),

@@ -35,7 +35,7 @@ from rollmill.policies.policy_arguments import (
 
 
 class LoadedRun(NamedTuple):
-    """A graph and weights for it, read from a checkpoint."""
+    """A graph and its weights, read from a checkpoint of a run."""
 
     graph: Graph
     weights: Weights
@@ -45,7 +45,7 @@ class LoadedRun(NamedTuple):
 
 
 class PolicyInput(NamedTuple):
-    """Checked arguments of a call, with leaves `[*batch, ...]`."""
+    """Checked arguments of a call to a policy, with leaves `[*batch, ...]`."""
 
     memory: Any
     observation: Any
@@ -59,14 +59,14 @@ class PolicyInput(NamedTuple):
 class Policy:
     """A trained policy, as returned by `rollmill.load`, for single observations and batches.
 
-    An observation is an element of `observation_space`, with leading axes of any number in front, `[*batch, ...]`:
-    arrays of NumPy or JAX, lists or numbers. Results are NumPy arrays, or JAX arrays if the observation is one.
-    Statistics that normalise observations are part of the policy, and so is the scaling of actions into their
-    bounds.
+    An observation is an element of `observation_space`, with any number of leading axes `[*batch, ...]`. It may
+    consist of NumPy or JAX arrays, lists or numbers. Results are JAX arrays if the observation contains JAX
+    arrays, and NumPy arrays otherwise. The policy includes the statistics that normalise observations, and the
+    scaling of actions to their bounds.
 
-    All methods but `policy(observation)` and `reset` are pure, and can be traced by `jax.jit`, `jax.vmap` and
-    `jax.grad`. `policy(observation)` is a shorthand for playing: a recurrent policy remembers what it was shown
-    since the last `reset`.
+    All methods except `policy(observation)` and `reset` are pure, and `jax.jit`, `jax.vmap` and `jax.grad` can
+    trace them. `policy(observation)` is a shorthand for playing step by step: a recurrent policy then remembers
+    all observations since the last `reset`.
     """
 
     def __init__(self, loaded: LoadedRun) -> None:
@@ -81,12 +81,16 @@ class Policy:
 
     @property
     def observation_space(self) -> spaces.Space:
-        """Space of one observation, or for several agents a `Dict` by kind, with an axis of agents."""
+        """Space of one observation. For multi-agent policies, a `Dict` with an entry for each agent kind, with an
+        agent axis.
+        """
         return self._loaded.graph.observation_space
 
     @property
     def action_space(self) -> spaces.Space:
-        """Space of one action, or for several agents a `Dict` by kind, with an axis of agents."""
+        """Space of one action. For multi-agent policies, a `Dict` with an entry for each agent kind, with an agent
+        axis.
+        """
         return self._loaded.graph.action_space
 
     @property
@@ -101,20 +105,22 @@ class Policy:
 
     @property
     def weights(self) -> Weights:
-        """All arrays of the policy, a pytree: weights of networks, and statistics that normalise observations."""
+        """All arrays of the policy as a pytree: the weights of networks, and the statistics that normalise
+        observations.
+        """
         return self._loaded.weights
 
     @property
     def loaded(self) -> LoadedRun:
-        """The graph, the weights and the iteration that they are from."""
+        """The graph and weights of the policy, and the iteration that they were saved at."""
         return self._loaded
 
     def with_weights(self, weights: Weights) -> "Policy":
-        """Returns the same policy with other weights. It is traceable, so that `jax.grad` can differentiate by
-        them.
+        """Returns the same policy with other weights. The method can be traced, so `jax.grad` can differentiate
+        with respect to weights.
 
         Args:
-            weights: a pytree of the structure and the shapes of `weights`.
+            weights: a pytree with the same structure and shapes as `weights`.
         """
         own, other = (jax.tree.map(np.shape, tree) for tree in (self.weights, weights))
         if own != other:
@@ -144,21 +150,23 @@ class Policy:
         """Returns the action for each observation, `[*batch, ...]`, inside the bounds of the action space.
 
         Args:
-            observation: `[*batch, ...]`, or for several agents a dictionary by kind.
-            deterministic: take the most likely action. Otherwise it is drawn as in training, by `key` or `seed`.
-            key: a random key. It is split over a batch.
-            seed: a number instead of a key.
+            observation: observations `[*batch, ...]`. For multi-agent policies, a dictionary with an entry for
+                each agent kind.
+            deterministic: take the most likely action. If False, the action is sampled as in training, with `key`
+                or `seed`.
+            key: a random key, which is split over a batch.
+            seed: an integer seed instead of a key.
             memory: memory of a recurrent policy, `[*batch, ...]`: from `initial_memory` at the start of an
-                episode, then the returned memory. With a memory (`()` for a policy without) the result is a pair:
-                action and next memory.
-            action_mask: booleans, True where an action is legal, `[*batch, n]` for a `Discrete` space, or a
-                dictionary by kind for several agents. All actions are legal by default.
-            position: where the search of AlphaZero begins, from `rollmill.position(env, state)`.
-            search: False takes the network's action, without searching.
+                episode, then the memory returned with the previous action. If a memory is passed (`()` for a
+                policy without memory), the result is a pair of action and next memory.
+            action_mask: booleans, True where an action is legal: `[*batch, n]` for a `Discrete` space, or a
+                dictionary for multi-agent policies. By default, all actions are legal.
+            position: position from which the search of AlphaZero starts, from `rollmill.position(env, state)`.
+            search: if False, take the action of the network, without a search.
 
         Raises:
-            UsageError: an argument has another shape or dtype than the policy needs, or one is missing. The
-                observation or the memory holds NaN or infinity, and is not traced.
+            UsageError: an argument is missing, or has a wrong shape or dtype; or an observation or memory that is
+                not traced contains NaN or infinity.
         """
         key = given_key(key, seed)
         if key is None and not deterministic:
@@ -179,18 +187,19 @@ class Policy:
     def distribution(
         self, observation: Any, *, memory: Any = None, action_mask: Any = None
     ) -> ActionDistribution | dict[str, ActionDistribution]:
-        """Returns the distribution over actions for each observation, or for several agents a dictionary by kind.
+        """Returns the action distribution for each observation. For multi-agent policies, a dictionary of
+        distributions.
 
-        For AlphaZero it is the network's distribution, before the search. A memory is not advanced. `action`
-        returns the next memory.
+        For AlphaZero, this is the distribution of the network, without the search. The memory is not advanced. Use
+        `action` to get the next memory.
 
         Args:
-            observation: `[*batch, ...]`.
+            observation: observations `[*batch, ...]`.
             memory: memory of a recurrent policy, `[*batch, ...]`.
             action_mask: as for `action`.
 
         Raises:
-            UsageError: the algorithm has none, as DQN and TD3.
+            UsageError: the algorithm has no action distribution, such as DQN and TD3.
         """
         self._require("distribution", "policy.q_values returns the action values of a DQN policy")
         given = self._input(observation, memory, action_mask, searches=False)
@@ -202,13 +211,13 @@ class Policy:
         return action_distribution(found, given.batch)
 
     def value(self, observation: Any, *, memory: Any = None) -> Any:
-        """Returns the expected return from each observation on, `[*batch]` in float32.
+        """Returns the expected return from each observation on, as float32 `[*batch]`.
 
-        It has the unit of rewards in training, which `normalize_rewards` scales. In a game for two it is for the
-        player to move.
+        It is in units of the rewards in training, which `normalize_rewards` scales. In a two-player game, it is
+        the value for the player to move.
 
         Args:
-            observation: `[*batch, ...]`.
+            observation: observations `[*batch, ...]`.
             memory: memory of a recurrent policy, `[*batch, ...]`.
 
         Raises:
@@ -223,13 +232,14 @@ class Policy:
         return on_host(found) if given.plain else found
 
     def q_values(self, observation: Any) -> Any:
-        """Returns the value of each action, `[*batch, n]` in float32, of DQN.
+        """Returns the value of each action of a DQN policy, as float32 `[*batch, n]`.
 
         Args:
-            observation: `[*batch, ...]`.
+            observation: observations `[*batch, ...]`.
 
         Raises:
-            UsageError: the policy has none. Critics of SAC and TD3 remain in the training state.
+            UsageError: the policy has no action values. The critics of SAC and TD3 are part of the training state
+                only.
         """
         self._require(
             "q_values", "dqn policies have them; the critics of sac and td3 remain in the training state"
@@ -239,12 +249,11 @@ class Policy:
         return on_host(found) if given.plain else found
 
     def initial_memory(self, batch_shape: int | Shape = ()) -> Any:
-        """Returns the memory at the start of an episode, `[*batch_shape, ...]` as NumPy arrays.
-
-        `()` without memory.
+        """Returns the memory for the start of an episode, `[*batch_shape, ...]` as NumPy arrays, or `()` for a
+        policy without memory.
 
         Args:
-            batch_shape: the leading axes of the observations, or the one of them.
+            batch_shape: leading axes of the observations, or the length of a single leading axis.
         """
         shape = (batch_shape,) if isinstance(batch_shape, int) else tuple(batch_shape)
         spread = lambda leaf: np.broadcast_to(leaf, (*shape, *np.shape(leaf))).copy()
@@ -285,13 +294,15 @@ class Policy:
 
     @property
     def memory(self) -> Any:
-        """The memory of the episode so far, of calls `policy(observation)`, or `()` for a policy without
-        memory.
+        """The memory that calls of `policy(observation)` have built up in this episode, or `()` for a policy
+        without memory.
         """
         return self.initial_memory() if self._memory is None else self._memory
 
     def reset(self, *, seed: int | None = None) -> None:
-        """Forgets what was seen, as at the start of an episode. `seed` also sets the random key back."""
+        """Starts a new episode for calls of `policy(observation)`: clears the memory, and resets the random key if
+        `seed` is given.
+        """
         self._memory = None
         self._key = self._key if seed is None else jax.random.key(seed)
 

@@ -1,4 +1,4 @@
-"""Arguments of a policy: observations, masks and memories, single or in batches, checked against their shapes.
+"""Checks the arguments of a policy (observations, masks and memories, single or in batches) against their shapes.
 
 Shape letter: `*batch` leading axes of any number, none for a single observation.
 """
@@ -24,20 +24,24 @@ Shape = tuple[int, ...]
 
 
 def known_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of a policy's inputs for ONE state besides the observation (`dataflow.ActionMask`)."""
+    """Returns the shapes of the policy's inputs besides the observation, for ONE environment state
+    (`dataflow.ActionMask`).
+    """
     state, _ = jax.eval_shape(graph.start_environment, jax.random.key(0), jnp.int32(0))
     return jax.eval_shape(graph.action_mask, state)
 
 
 def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape of one observation's legal actions, a dictionary for several agents, or `()` without masks."""
+    """Returns the shape of the action mask for one observation: a dictionary for multi-agent policies, or `()`
+    without masks.
+    """
     known = known_struct(graph)
     return known.action_mask if isinstance(known, Position) else known
 
 
 def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """Returns the shape of a mask of legal actions: a dictionary for several agents, and `()` if actions cannot be
-    masked.
+    """Returns the shape of an action mask for a space: a dictionary for a multi-agent space, or `()` if actions
+    cannot be masked.
     """
     if isinstance(space, spaces.Dict):
         parts = {name: possible_mask(part) for name, part in space.spaces.items()}
@@ -47,11 +51,11 @@ def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tuple[PyTree, Shape]:
-    """Returns arrays in the dtypes of one element, and their common leading axes.
+    """Converts an argument to arrays with the expected dtypes, and returns them with their common leading axes.
 
-    `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `given` has arrays of
-    JAX or NumPy, lists or numbers, with any number of leading axes. A `UsageError` about another structure, shape
-    or kind of number calls them `name`, such as `the observation`.
+    `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `given` contains JAX
+    or NumPy arrays, lists or numbers, with any number of leading axes. If the structure, a shape or a dtype does
+    not fit, a `UsageError` is raised that calls the argument `name`, such as `the observation`.
     """
     shapes: dict[str, Shape] = {}
     arrays = _over(name, expected, given, shapes)
@@ -62,7 +66,9 @@ def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tu
 
 
 def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, batch: Shape) -> PyTree:
-    """Returns arrays as `batched` does, and checks that there is one element for each observation."""
+    """Converts an argument as `batched` does, and checks that it has one element for each observation of
+    `batch`.
+    """
     arrays, found = batched(name, expected, given)
     if found != batch and jax.tree.leaves(expected):
         raise UsageError(
@@ -72,7 +78,8 @@ def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, ba
 
 
 def check_finite(name: str, tree: PyTree) -> None:
-    """Raises a `UsageError` with place and value if a number is NaN or infinite, unless it is traced.
+    """Raises a `UsageError` that states position and value if an element is NaN or infinite. Traced arrays are not
+    checked.
 
     The error calls the arrays `name`, such as `the observation`.
     """
@@ -91,9 +98,9 @@ def check_finite(name: str, tree: PyTree) -> None:
 
 
 def given_key(key: Key | None, seed: Any) -> Key | None:
-    """Returns the random key of a call that takes a key or a seed.
+    """Returns the random key for a call that accepts either a key or a seed.
 
-    Raises a `UsageError` if both are given, or for a seed beyond 32 bits.
+    Raises a `UsageError` if both are given, or if the seed does not fit into 32 bits.
     """
     if key is not None and seed is not None:
         raise UsageError("key and seed were both given, expected one of them.")
@@ -105,22 +112,24 @@ def given_key(key: Key | None, seed: Any) -> Key | None:
 
 
 def spread_key(key: Key, batch: Shape) -> Array:
-    """Returns a key for each of a batch, `[*batch]`, or for a single one the key itself."""
+    """Splits a key into one key for each element of a batch, `[*batch]`. For a single observation, returns the key
+    itself.
+    """
     return jax.random.split(key, batch) if batch else key
 
 
 def is_traced(*trees: PyTree) -> bool:
-    """Returns whether a leaf is a tracer of JAX, as inside of `jax.jit` and `jax.vmap`."""
+    """Returns whether any leaf is a JAX tracer, as inside `jax.jit` and `jax.vmap`."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def holds_jax(*trees: PyTree) -> bool:
-    """Returns whether a leaf is an array of JAX."""
+    """Returns whether any leaf is a JAX array."""
     return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees))
 
 
 def on_host(tree: PyTree) -> PyTree:
-    """Returns the leaves as NumPy arrays."""
+    """Converts all leaves of a pytree to NumPy arrays."""
     return jax.tree.map(np.asarray, jax.device_get(tree))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a run's policy at play."""
+"""Renders pictures of a run's policy at play."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -46,7 +46,7 @@ WAY_OUT = "docs/extending.md shows how to add one"
 
 
 class Frame(NamedTuple):
-    """A picture of the environment, with its episode and step."""
+    """A picture of an environment, with its episode, step, return and action."""
 
     picture: Picture
     episode: int
@@ -64,7 +64,7 @@ class Frame(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, str, str, str]:
-        """The caption in parts: episode, step, return and action."""
+        """The parts of the caption: episode, step, return and action."""
         action = f"action {self.action}" if self.action else ""
         return f"episode {self.episode + 1}", f"step {self.step}", f"return {self.episode_return:.5g}", action
 
@@ -102,25 +102,28 @@ def render(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> UInt8[np.ndarray, "T H W 3"]:
-    """Plays episodes with the policy of a run, and returns their pictures: `[frames, height, width, 3]` in uint8.
+    """Plays episodes with the policy of a run, and returns the pictures as a uint8 array
+    `[frames, height, width, 3]`.
 
     Args:
-        run_dir: the run's directory.
-        env: another environment of the same spaces, or its id, needed where the run's own was made in Python.
+        run_dir: directory of the run.
+        env: another environment with the same spaces, or its id. Required if the run's environment was created in
+            Python without a name.
         env_options: options of an environment given by id.
-        draw: maps state and parameters of the environment to a `Drawing` or to pixels
-            `[height, width, 3]` in uint8, instead of the environment's own `draw`.
-        episodes: how many. The first frame of each shows its reset.
-        max_steps: steps after which an episode is cut.
-        size: pixels of the longer side. Default: 480 for drawings, and pictures of pixels as they are.
+        draw: function that maps the state and parameters of the environment to a `Drawing` or to uint8 pixels
+            `[height, width, 3]`, instead of the environment's own `draw`.
+        episodes: number of episodes. The first frame of each shows the state after the reset.
+        max_steps: maximum number of steps in an episode.
+        size: length of the longer side in pixels. Default: 480 for drawings, and the original size for pixels.
         checkpoint: `last`, `best` or the number of an iteration, as for `load`.
         seed: seed of the environments and of a stochastic policy.
-        train_seed: seed whose policy plays, of a run that trained several. Default: the first.
-        stochastic: draw actions as in training, instead of the most likely ones.
-        captions: draw episode, step, return, action and a legend of colours below each picture, by Pillow.
-        algorithm: the graph again, where the run was made with parts that only Python has.
+        train_seed: seed whose policy plays, if the run trained several. Default: the first.
+        stochastic: sample actions as in training, instead of taking the most likely ones.
+        captions: add a strip with episode, step, return, action and a legend of colours below each picture
+            (requires Pillow).
+        algorithm: the graph, which must be passed again if the run was created with parts that only Python knows.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let the run's directory import the modules that it names, now and later.
+        trust: allow the run directory to import the modules that it names, now and later.
 
     Raises:
         UsageError: the environment cannot be drawn, or a number is out of its range.
@@ -167,9 +170,9 @@ def render_run(
     stochastic: bool = False,
     imports: Sequence[str] = (),
 ) -> Iterator[Frame]:
-    """Yields frames of a loaded policy, all of one size. Arguments are as for `render`.
+    """Yields frames of a loaded policy at play, all of the same size. Arguments are as for `render`.
 
-    Whether the environment can be drawn is checked before the first frame is asked for.
+    The call fails at once, before the first frame, if the environment cannot be drawn.
     """
     episodes, max_steps, size = _check_numbers(episodes, max_steps, size, seed)
     import_modules(imports)
@@ -309,7 +312,9 @@ def _watched(state: Any) -> _Watched:
 
 
 def action_text(action: Any) -> str:
-    """Returns an action in few characters: an index, numbers of two digits, or how many numbers there are."""
+    """Returns a short description of an action: an index, rounded numbers, or the number of elements if there are
+    many.
+    """
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(action)]
     numbers = np.concatenate([leaf.ravel() for leaf in leaves]) if leaves else np.zeros(0)
     if numbers.size > MAX_NUMBERS:

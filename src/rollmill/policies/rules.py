@@ -1,4 +1,4 @@
-"""Policies that are functions, not runs: heuristics to compare a trained policy with, and random play."""
+"""Policies that are functions instead of trained runs: heuristics for comparison, and random play."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -28,20 +28,22 @@ _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def names_rule(policy: str | Path) -> bool:
-    """Returns True for `random` and `MODULE:FUNCTION`, unless such a file or directory exists."""
+    """Returns whether a string names a function: `random` or `MODULE:FUNCTION`, unless a file or directory has
+    this name.
+    """
     text = str(policy)
     return (text == RANDOM or _FUNCTION.fullmatch(text) is not None) and not Path(policy).exists()
 
 
 def shown_rule(policy: str | Path | Rule) -> str:
-    """Returns the policy's name in messages."""
+    """Returns the name of a function policy for messages."""
     return getattr(policy, "__name__", str(policy))
 
 
 def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
-    """Raises a `UsageError` if arguments about runs were given with a function.
+    """Raises a `UsageError` if arguments that only apply to runs were given for a function policy.
 
-    `names` are the user's words for them.
+    `names` are these arguments as the user knows them.
     """
     for name in names:
         raise UsageError(
@@ -50,7 +52,8 @@ def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
 
 
 def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> Rule:
-    """Returns the policy of a function, of `MODULE:FUNCTION`, or of `random`, which draws from the legal actions.
+    """Finds the function of a policy that is given as a function, as `MODULE:FUNCTION`, or as `random`, which
+    samples legal actions.
 
     Raises a `UsageError` if the module cannot be imported, or has no such function.
     """
@@ -71,7 +74,7 @@ def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> 
 
 
 def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
-    """Returns a graph that plays an environment by a function, and cannot learn."""
+    """Returns a graph whose policy is a function. The graph can play the environment, but cannot learn."""
     functions = _functions(env)
 
     def decide(

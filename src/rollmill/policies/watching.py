@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.5
 
 
 class WatchedCheckpoint(NamedTuple):
-    """The evaluation of one checkpoint."""
+    """The evaluation of one checkpoint of a watched run."""
 
     iteration: int
     episodes: EvaluationEpisodes
@@ -42,10 +42,10 @@ def watch(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Iterator[WatchedCheckpoint]:
-    """Evaluates the existing checkpoints of a run and each new one by one compiled program, oldest first.
+    """Evaluates the existing checkpoints of a run and then each new one, oldest first, with one compiled program.
 
-    Ends when no process trains the run and all checkpoints were evaluated. Checkpoints that the run deletes before
-    they are evaluated are skipped. See `evaluate` for arguments and errors.
+    It ends when no process trains the run and all checkpoints are evaluated. Checkpoints that the run deletes
+    before they are evaluated are skipped. See `evaluate` for arguments and errors.
     """
     run = RunDirectory.open(run_dir)
     graph, options = reopen(run, imports=imports, trust=trust)

@@ -1,1 +1,1 @@
-"""Runs on disk: names, configuration, identity, trust and changes."""
+"""Runs on disk: names, configuration, identity, trust and changes of hyperparameters."""

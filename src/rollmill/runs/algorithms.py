@@ -1,4 +1,4 @@
-"""Finds algorithms by name: built-in ones, and those that a user registers."""
+"""Finds algorithms by name: built-in algorithms, and those that a user or an installed package registers."""
 
 import functools
 import inspect
@@ -28,7 +28,7 @@ class Algorithm(NamedTuple):
 
 
 class BuiltInAlgorithm(NamedTuple):
-    """A built-in algorithm. Its module is imported when one of its parts is needed."""
+    """A built-in algorithm, whose module is imported only when one of its parts is needed."""
 
     config_name: str
     """Name of the hyperparameters in `rollmill.algorithms`."""
@@ -37,12 +37,12 @@ class BuiltInAlgorithm(NamedTuple):
 
     @property
     def config(self) -> type:
-        """See `Algorithm`."""
+        """The class of the algorithm's hyperparameters, as in `Algorithm`."""
         return getattr(algorithms, self.config_name)
 
     @property
     def build(self) -> Callable[..., Graph]:
-        """See `Algorithm`."""
+        """The function that builds the algorithm's graph, as in `Algorithm`."""
         return getattr(algorithms, self.build_name)
 
 
@@ -68,7 +68,7 @@ ALGORITHMS: Registry[Algorithm | BuiltInAlgorithm] = Registry("algorithm", BUILT
 
 
 def find_algorithm(name: str) -> Algorithm | BuiltInAlgorithm:
-    """Returns an algorithm that is built in, registered, or offered by an installed package.
+    """Returns the algorithm with a name, whether it is built in, registered, or provided by an installed package.
 
     Raises a `UsageError` with the nearest names if there is none, or if its package cannot be used.
     """
@@ -84,19 +84,19 @@ def register_algorithm(
     summary: str | None = None,
     overwrite: bool = False,
 ) -> Callable[..., Graph]:
-    """Registers an algorithm by name, for the command line, for runs, and for the processes that train it.
+    """Registers an algorithm under a name, for the command line, for runs, and for the processes that train it.
 
     Args:
         name: the name, such as `my-ppo`: one word without a colon.
         build: function from an environment and an instance of `config` to a graph. Other processes call it again,
             so it must return the same graph for the same arguments.
-        config: a frozen dataclass of hyperparameters with defaults, whose fields become options of the command.
-        summary: a line that describes it. Default: the first line of `build`'s docstring.
+        config: a frozen dataclass of hyperparameters with defaults. Its fields become command-line options.
+        summary: a line that describes the algorithm. Default: the first line of `build`'s docstring.
         overwrite: replace an algorithm that has the same name.
 
     Returns:
-        A function like `rollmill.ppo`, `(environment, config=None, **overrides) -> Graph`, whose graphs carry
-        the name.
+        A function like `rollmill.ppo`, `(environment, config=None, **overrides) -> Graph`, whose graphs carry the
+        name.
 
     Raises:
         UsageError: the name is taken or invalid, or `config` is not a frozen dataclass that can be stored in a

@@ -1,4 +1,6 @@
-"""Changes hyperparameters when a run is resumed, except those that determine the shapes of its state."""
+"""Changes hyperparameters when a run is resumed. Those that determine the shapes of its state cannot be
+changed.
+"""
 
 import typing
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ COUNTED = ("update_epochs", "num_minibatches")
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
-    """Parses `name=value` arguments of the command line. Raises a `UsageError` for other strings and repeated
+    """Parses `name=value` arguments of the command line. Raises a `UsageError` for other strings and for repeated
     names.
     """
     values: dict[str, str] = {}
@@ -45,10 +47,11 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
 def changed_settings(
     settings: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of a graph with changed hyperparameters, and the changes as they are recorded.
+    """Returns the settings of a graph with changed hyperparameters, and the changes in the form in which a run
+    records them.
 
-    Strings are parsed as the hyperparameter's type. Raises a `UsageError` if a name is unknown or not changeable,
-    or if a value does not fit. The error mentions `where` the settings came from.
+    Strings are parsed as values of the hyperparameter's type. Raises a `UsageError` if a name is unknown or cannot
+    be changed, or if a value does not fit. The error mentions `where` the settings come from.
     """
     if not changes:
         return dict(settings), {}
@@ -98,7 +101,7 @@ def _rate_follows_updates(config: Any) -> bool:
 
 
 def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
-    """Raises a `UsageError` if the run has already made more steps than `values` plan."""
+    """Raises a `UsageError` if the run has already made more steps than the changed `values` allow."""
     if "total_timesteps" in values and loops.iterations < iteration:
         done = iteration * loops.batch_size
         raise UsageError(
@@ -115,9 +118,9 @@ def note_changes(
     restored: Restored | None,
     display: Display,
 ) -> None:
-    """Writes hyperparameters that change from now on to the run's configuration, and prints the changes.
+    """Records changed hyperparameters in the run's configuration, and shows the changes to the user.
 
-    `described` is the description of the changed graph. An equal value is not a change.
+    `described` is the description of the changed graph. A new value that equals the old one is not a change.
     """
     if restored:
         _note_earlier_start(run, restored, display)
@@ -158,15 +161,16 @@ def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display)
 
 
 def note_option(run: RunDirectory, name: str, value: Any) -> None:
-    """Records an option that has a new value from now on."""
+    """Records the new value of a run option in the run's configuration."""
     config = run.read_config()
     rewrite_config(run, {**config, "options": {**config["options"], name: value}})
 
 
 def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
-    """Writes down the first launches of kernels that workers have chosen, for when the run is resumed.
+    """Records the first launch configurations of kernels that workers have chosen, so that a resumed run uses
+    them.
 
-    Groups choose one after the other, and each keeps its first launches.
+    Groups choose one after another, and each group keeps its first launch configurations.
     """
     config = run.read_config()
     before = config.get("launches") or {}

@@ -1,4 +1,4 @@
-"""Creates a run directory, with its name, its configuration, and the origin of its code."""
+"""Creates run directories, each with a name, the configuration, and the provenance of the code."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ UNRECORDED = ("run_dir", "resume_if_exists", "track", "dashboard", "quiet", "pla
 
 
 def provenance_now() -> dict[str, Any]:
-    """Returns the versions, the hardware and the commits that a run begins with."""
+    """Returns the package versions, the hardware and the commits with which a run begins."""
     commits = {"rollmill": own_commit(), "working_directory": commit_of()}
     return {"versions": versions(), "hardware": hardware(), "commits": commits}
 
@@ -30,9 +30,10 @@ def provenance_now() -> dict[str, Any]:
 def create_run(
     config: dict[str, Any], options: RunOptions, provenance: dict[str, Any] | None = None
 ) -> RunDirectory:
-    """Creates the directory of a run. If a name that the user did not choose is taken, it gets a number.
+    """Creates a run directory. If an automatically chosen name is taken, a number is appended.
 
-    By default the current provenance is recorded. Raises a `UsageError` if the chosen directory is occupied.
+    By default, the current provenance is recorded. Raises a `UsageError` if the directory chosen by the user is
+    occupied.
     """
     root = run_root(config["graph"], options)
     provenance = provenance or provenance_now()
@@ -48,7 +49,7 @@ def create_run(
 
 
 def run_root(described: dict[str, Any], options: RunOptions) -> Path:
-    """Returns the directory of a run, as chosen or by default."""
+    """Returns the path of a run directory, as chosen in the options or by default."""
     if options.run_dir is not None:
         return Path(options.run_dir)
     return name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
@@ -62,7 +63,7 @@ def run_config(
     launches: Launches | None,
     recipe: str | None,
 ) -> dict[str, Any]:
-    """Returns the content of config.json."""
+    """Returns the content of config.json for a new run."""
     return {
         "graph": described,
         "options": recorded_options(options),

@@ -1,4 +1,4 @@
-"""Examines a run: whether its files are intact, and at which step a number was not finite."""
+"""Examines runs: checks whether files are intact, and finds the step at which a value became non-finite."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from rollmill.runs.saved_run import check_identity, read_options, read_saved, re
 
 
 class Examination(NamedTuple):
-    """The files of a run and the problems found in them."""
+    """The files of a run, and the problems found in them."""
 
     notes: list[str]
     """A line for each part that is whole."""
@@ -28,19 +28,20 @@ class Examination(NamedTuple):
 def replay(
     run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), trust: bool = False
 ) -> Replayed:
-    """Computes the step at which a run stopped once more, operation by operation.
+    """Computes the step at which a run failed again, operation by operation, to find the line that produced a
+    non-finite value.
 
     Args:
         run_dir: directory of a run that stopped with a `NonFiniteError`.
-        algorithm: the graph again, if the run was made with parts that exist only in Python.
+        algorithm: the graph, which must be passed again if the run was created with parts that only Python knows.
         imports: modules to import first, because they register the environment, network or algorithm.
-        trust: let this directory's run import the modules that it names, now and later.
+        trust: allow this run directory to import the modules that it names, now and later.
 
     Returns:
-        The fault, the line that made the number, and the step's inputs and outputs.
+        The fault, the line that produced the value, and the inputs and outputs of the step.
 
     Raises:
-        CheckpointError: the directory is not a run, or holds no fault that can be replayed.
+        CheckpointError: the directory is not a run, or contains no fault that can be replayed.
 
     Examples:
         >>> rollmill.replay("runs/failed").line
@@ -51,10 +52,10 @@ def replay(
 
 
 def kept_fault(run_dir: str | Path) -> bool:
-    """Returns whether a run holds a fault to replay, or the message of one that cannot be.
+    """Returns whether a run contains a fault to replay, or the message of a fault that cannot be replayed.
 
     Raises:
-        CheckpointError: if the directory is not a run.
+        CheckpointError: the directory is not a run.
     """
     folder = RunDirectory.open(coerce("run_dir", RunPath, run_dir)).fault
     return has_fault(folder) or has_message(folder)

@@ -1,4 +1,6 @@
-"""Runs of earlier versions: the hyperparameters that they did not have, and packages of other major versions."""
+"""Support for runs of earlier versions, which lack some hyperparameters or used packages of other major
+versions.
+"""
 
 import re
 from collections.abc import Mapping
@@ -18,16 +20,18 @@ ADDED: dict[str, dict[str, Any]] = {
 
 
 def with_added(algorithm: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the stored hyperparameters of a run, and earlier values of those that its version did not have."""
+    """Completes the stored hyperparameters of a run with the earlier values of those that its version did not
+    have.
+    """
     added = ADDED.get(algorithm, {}) if isinstance(algorithm, str) and config else {}
     return {**added, **config}
 
 
 def note_of_versions(run: RunDirectory) -> str | None:
-    """Returns a sentence about packages with another major version than when the run was made, or None.
+    """Returns a sentence about packages whose major version has changed since the run was created, or None.
 
-    A version `0.N` counts as major by its `N`. Only what looks like a version is repeated, as the file may be a
-    stranger's. Raises a `CheckpointError` if the file is damaged.
+    For a version `0.N`, `N` counts as the major version. Only strings that look like versions are repeated, since
+    the file may come from someone else. Raises a `CheckpointError` if the file is damaged.
     """
     recorded: Any = run.read_versions().get("versions")
     if not isinstance(recorded, dict):

@@ -1,4 +1,4 @@
-"""Options for running and recording, as opposed to the algorithm and the environment."""
+"""Options for running and recording, as opposed to those of the algorithm and the environment."""
 
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -141,5 +141,5 @@ class RunOptions(PlacementOptions):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds to train."""
+        """The seeds that the run trains."""
         return tuple(range(self.seed, self.seed + self.num_seeds))

@@ -12,7 +12,7 @@ from rollmill.runs.algorithms import ALGORITHMS
 
 
 class OwnName(NamedTuple):
-    """A name that the user registered in this process."""
+    """A name of an environment, network or algorithm that the user registered in this process."""
 
     kind: Kind
     name: str
@@ -36,7 +36,7 @@ _REGISTRIES: dict[Kind, Registry] = {
 
 
 def own_names(described: dict[str, Any]) -> list[OwnName]:
-    """Returns the names that the user registered, from the description of a graph."""
+    """Returns the names registered by the user that occur in the description of a graph."""
     config = described["config"]
     networks = [config.get("network"), *(config.get("networks") or {}).values()]
     of_networks = {network["name"] for network in networks if isinstance(network, dict) and network.get("name")}
@@ -49,10 +49,11 @@ def own_names(described: dict[str, Any]) -> list[OwnName]:
 
 
 def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) -> tuple[str, ...]:
-    """Returns the modules to import for names: those that the user lists, and those that registered them.
+    """Returns the modules that another process must import to know some names: the user's `imports`, and the
+    modules that registered the names.
 
-    Names that come with the package or a plug-in need no module. Raises a `UsageError` if a name was registered by
-    the program that runs, and no module is listed.
+    Names that are built in or provided by a plug-in need no module. Raises a `UsageError` if a name was registered
+    by the main program, and no module is listed.
     """
     own = _own_of(names)
     here = [each for each in own if each.module is None]
@@ -75,9 +76,9 @@ def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
 
 
 def with_own_modules(imports: Sequence[str], described: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the modules that another process imports to make a described graph.
+    """Returns the modules that another process must import to build a described graph.
 
-    Those that the user names come first, and the modules that registered its names last.
+    The modules named by the user come first, and the modules that registered the user's names come last.
     """
     return _with_modules(imports, own_names(described))
 
@@ -88,15 +89,17 @@ def _with_modules(imports: Sequence[str], names: Sequence[OwnName]) -> tuple[str
 
 
 def only_here(described: dict[str, Any], imports: Sequence[str]) -> list[str]:
-    """Returns the parts of a described graph that other processes cannot make, even after these imports.
+    """Returns the parts of a described graph that other processes cannot build, even after these imports.
 
-    They are custom parts, and names that only this process has registered.
+    These are parts without a name, and names that only this process has registered.
     """
     return [*described["custom"], *map(str, _unknown_elsewhere(described, imports))]
 
 
 def note_of_unknown(described: dict[str, Any], imports: Sequence[str]) -> str | None:
-    """Returns a sentence about names that other processes lack after these imports, with the way out, or None."""
+    """Returns a sentence for the user about names that other processes do not know after these imports, or
+    None.
+    """
     unknown = _unknown_elsewhere(described, imports)
     if not unknown:
         return None

@@ -1,8 +1,8 @@
-"""Digests of what a graph computes, recalled by the graph's names instead of traced.
+"""Looks up digests of what a graph computes by the graph's names, instead of tracing the graph.
 
 Rollmill's own algorithms and environments compute the same whenever they are built with the same settings from the
-same sources. So a command that trains them finds the digests of an earlier command. This holds in a process of the
-command alone, into which nobody has imported modules: elsewhere any function may have been replaced.
+same sources. A command that trains them can therefore use the digests of an earlier command. This applies only in
+a command's own process, into which no module was imported. In any other process, functions may have been replaced.
 """
 
 import contextlib
@@ -42,7 +42,9 @@ STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdli
 
 
 def recall_digests(graph: Graph, settings: dict[str, Any]) -> None:
-    """Looks up the digests of a graph that its settings certainly rebuild, or traces and stores them."""
+    """Returns the digests of a graph: stored ones if its settings are certain to rebuild it, or else by tracing.
+    New digests are stored.
+    """
     file = _file_of(settings)
     if file is None:
         return

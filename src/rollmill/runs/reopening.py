@@ -1,4 +1,4 @@
-"""A run opened again: the graph that its configuration describes, checked before anything of it is used."""
+"""Reopens a run: builds the graph that its configuration describes, after all checks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ def reopen(
 ) -> tuple[Graph, RunOptions]:
     """Returns the algorithm and the options that a run was started with.
 
-    If the graph is passed again as `algorithm`, nothing that the run names is imported. Otherwise the modules in
-    `imports` are, and its own if they may be. `trust` allows it, now and later. Raises a `CheckpointError` if the
-    configuration is damaged or names modules that are not allowed, and a `UsageError` if `algorithm` has other
-    hyperparameters.
+    If the graph is passed again as `algorithm`, nothing that the run names is imported. Otherwise, the modules in
+    `imports` are imported, and the run's own modules if it is trusted. `trust` trusts the run directory now and
+    later. Raises a `CheckpointError` if the configuration is damaged or names modules that are not allowed, and a
+    `UsageError` if `algorithm` has other hyperparameters.
     """
     saved, options = read_saved(run), read_options(run)
     modules = imports if algorithm else approved_imports(run, saved, imports=imports, trust=trust)
@@ -29,7 +29,8 @@ def reopen(
 def open_graph(
     settings: Mapping[str, Any], imported: Sequence[str], *, algorithm: Graph | None, modules: Sequence[str]
 ) -> Graph:
-    """Returns the graph of these settings, after importing `modules`, or the one that was passed again.
+    """Returns the graph described by these settings, built after importing `modules`, or the `algorithm` that was
+    passed again.
 
     Messages mention the modules that the run `imported` when it started. Raises a `UsageError` if `algorithm` has
     other hyperparameters.

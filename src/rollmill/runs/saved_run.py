@@ -1,4 +1,4 @@
-"""The configuration of a run as its directory holds it: read with types checked, compared with its checkpoints."""
+"""Reads the configuration of a run from its directory, checks its types, and compares it with checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +35,7 @@ MAX_LAUNCH = 2**16
 
 @dataclass(frozen=True)
 class Change:
-    """Hyperparameters that changed when a run was resumed."""
+    """Hyperparameters that were changed when a run was resumed."""
 
     iteration: int
     """Iterations that came before."""
@@ -47,13 +47,13 @@ class Change:
     """Training whose weights were taken over then, or None where a run continued with its own."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the change as config.json holds it."""
+        """Returns the change in the form that config.json contains."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class GroupLaunches:
-    """How the kernels of a group were launched."""
+    """Launch configurations of the kernels of one group of a run."""
 
     device: str
     rollouts: tuple[int, ...] | None = None
@@ -62,7 +62,7 @@ class GroupLaunches:
 
 @dataclass(frozen=True)
 class SavedLaunches:
-    """How the kernels of a run were launched, in one program or in each group."""
+    """Launch configurations of the kernels of a run, for one program or for each group."""
 
     device: str | None = None
     rollouts: tuple[int, ...] | None = None
@@ -72,7 +72,7 @@ class SavedLaunches:
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The settings of a graph that every run has. Others belong to the algorithm."""
+    """The settings that the graph of every run has. Further settings belong to the algorithm."""
 
     algorithm: str
     environment: str
@@ -84,7 +84,7 @@ class GraphSettings:
 
 @dataclass(frozen=True)
 class SavedConfig:
-    """The content of config.json. Entries that are not named here are for people to read."""
+    """The content of config.json. Entries without a field here are only for people to read."""
 
     graph: dict[str, Any]
     options: dict[str, Any]
@@ -96,7 +96,7 @@ class SavedConfig:
 
 @dataclass(frozen=True)
 class Summary:
-    """The entries of summary.json that are read back."""
+    """The entries of summary.json that Rollmill reads back."""
 
     status: Literal["finished", "stopped"]
     iterations: int
@@ -113,7 +113,9 @@ class Summary:
 
 
 def read_saved(run: RunDirectory) -> SavedConfig:
-    """Returns the configuration of a run. Raises a `CheckpointError` with file, field and value if it is wrong."""
+    """Reads the configuration of a run. Raises a `CheckpointError` that names file, field and value if it is
+    invalid.
+    """
     config, where = run.read_config(), str(run.config_file)
     if missing := {"graph", "options", "imports"} - config.keys():
         raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}. Is this a Rollmill run?")
@@ -142,9 +144,9 @@ def _check_launches(launches: SavedLaunches | None, where: str) -> None:
 
 
 def read_options(run: RunDirectory) -> RunOptions:
-    """Returns the options that a run was started with.
+    """Reads the options that a run was started with.
 
-    Raises a `CheckpointError` if its configuration is of another version, or if an option cannot have its value.
+    Raises a `CheckpointError` if its configuration has another version, or if an option has an invalid value.
     """
     where = str(run.config_file)
     options = config_from_json(RunOptions, read_saved(run).options, where=where, field="options")
@@ -152,9 +154,9 @@ def read_options(run: RunDirectory) -> RunOptions:
 
 
 def read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    """Returns the summary of a run, or None.
+    """Reads the summary of a run. Returns None if there is no summary yet.
 
-    Raises a `CheckpointError` with file, field and value if it is damaged.
+    Raises a `CheckpointError` that names file, field and value if it is damaged.
     """
     summary, where = run.read_summary(), str(run.summary_file)
     if summary is not None:
@@ -176,14 +178,18 @@ def _known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "")
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of config.json that determines what is learned, as flat names and values."""
+    """Returns the part of config.json that determines what a run learns, as a flat mapping from names to
+    values.
+    """
     graph = {name: value for name, value in config["graph"].items() if name not in DERIVED}
     options = {name: config["options"].get(name) for name in DECIDING_OPTIONS}
     return flat("", plain({**graph, **options}))
 
 
 def flat(prefix: str, value: Any) -> dict[str, Any]:
-    """Flattens nested objects of JSON to one with dotted names after `prefix`. An empty object stays a value."""
+    """Flattens nested JSON objects to one mapping with dotted names after `prefix`. An empty object stays
+    a value.
+    """
     if not isinstance(value, dict) or not value:
         return {prefix: value}
     parts = {name: flat(f"{prefix}.{name}" if prefix else name, part) for name, part in value.items()}
@@ -191,7 +197,7 @@ def flat(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str, Any]:
-    """Returns the identity before these changes."""
+    """Returns the identity of a run before these changes."""
     values = dict(identity)
     for change in reversed(changes):
         values |= {f"config.{name}": value for name, value in change.before.items()}
@@ -201,10 +207,10 @@ def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str
 def check_identity(
     run: RunDirectory, metadata: Mapping[str, Any], iteration: int, *, given: Mapping[str, Any] | None = None
 ) -> None:
-    """Rejects a checkpoint of another configuration than the run's.
+    """Raises a `CheckpointError` if a checkpoint belongs to another configuration than the run's.
 
-    Checkpoints from before a recorded change belong to the run too. The hyperparameters `given` are about to
-    change, and may differ. The `CheckpointError` names the fields and both values.
+    Checkpoints from before a recorded change also belong to the run. The hyperparameters `given` are about to
+    change, so they may differ. The error names the fields and both values.
     """
     changes = read_saved(run).changes  # and with it all types are checked
     saved, current = metadata.get(IDENTITY), identity_of(run.read_config())
@@ -244,12 +250,12 @@ def _hint(run: RunDirectory, names: list[str], current: Mapping[str, Any]) -> st
 
 
 def with_changes(config: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
-    """Returns a config.json with these changes as its history."""
+    """Returns the content of config.json with these changes as its history."""
     return {**config, "changes": [change.to_json() for change in changes]}
 
 
 def changed_config(config: Mapping[str, Any], graph: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """Returns the config.json of a run that is resumed with other hyperparameters."""
+    """Returns the content of config.json for a run that is resumed with other hyperparameters."""
     history = [*config.get("changes", ()), change.to_json()]
     launches = None if {"num_minibatches"} & change.after.keys() else config.get("launches")
     return {**config, "graph": dict(graph), "launches": launches, "changes": history}

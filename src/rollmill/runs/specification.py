@@ -1,4 +1,4 @@
-"""Builds graphs from names and JSON, and describes a graph by the names and JSON that build it again."""
+"""Builds graphs from names and JSON, and describes graphs by the names and JSON that build them again."""
 
 import json
 from collections.abc import Sequence
@@ -31,15 +31,15 @@ def import_modules(names: Sequence[str]) -> None:
 
 
 def build_graph(algorithm: str, environment: str, config: Any, *, options: Options = NO_OPTIONS) -> Graph:
-    """Returns a graph from the names of an algorithm and an environment, and the environment's options."""
+    """Builds a graph from the names of an algorithm and an environment, and the options of the environment."""
     return find_algorithm(algorithm).build(make(environment, **options), config)
 
 
 def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
-    """Returns a graph from the settings that a run was saved with.
+    """Builds the graph of a run again from its saved settings.
 
-    Raises a `CheckpointError` if parts of it were made in Python and have no name, and a `UsageError` if the
-    environment is not registered.
+    `imported` are the modules that have been imported for it. Raises a `CheckpointError` if parts of the graph
+    were created in Python without a name, and a `UsageError` if the environment is not registered.
     """
     if custom := settings.get("custom"):
         raise CheckpointError(
@@ -72,11 +72,12 @@ def _graph_on(env: Environment | HostEnvironment, settings: dict[str, Any]) -> G
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Returns the graph's settings as a run records them, with what they cannot rebuild named under "custom".
+    """Returns the settings of a graph as a run records them. Parts that the settings cannot rebuild are listed
+    under "custom".
 
-    A part that was changed in Python, or has no name, is noticed by building the graph from its settings and
-    comparing the two, by their parts or else by what they compute. That traces the graph, and in the second case
-    the other as well: describe a graph once, and pass the description on.
+    To find parts that were changed in Python or have no name, the graph is built again from its settings, and both
+    graphs are compared, by their parts or, if necessary, by what they compute. This traces at least one of them,
+    so describe a graph once and pass the description on.
     """
     settings = writable(graph.settings)
     try:
@@ -118,7 +119,9 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
-    """Raises a `UsageError` with the differences if a graph passed again has other hyperparameters."""
+    """Raises a `UsageError` that lists the differences if a graph that was passed again has other hyperparameters
+    than the run.
+    """
     given = plain(writable(graph.settings))
     for key, what in (("config", "hyperparameters"), ("environment_options", "options of its environment")):
         here, there = given.get(key, {}), settings.get(key, {})
@@ -134,9 +137,9 @@ def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
 def config_from_json(
     config: type, values: dict[str, Any], *, where: str = "the run's configuration", field: str = ""
 ) -> Any:
-    """Returns a configuration dataclass from its fields in JSON, the entry `field` of the file `where`.
+    """Builds a configuration dataclass from its fields in JSON, which are the entry `field` of the file `where`.
 
-    Raises a `CheckpointError` about a field that this version does not have, or that has another type or an
+    Raises a `CheckpointError` if this version does not have a field, or if a field has another type or an
     impossible value.
     """
     try:

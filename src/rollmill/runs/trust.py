@@ -1,10 +1,9 @@
-"""Decides which modules a run may import: modules named by the user in this call, and modules named by the user's
-own runs.
+"""Decides which modules a run may import: modules named by the user, and modules named by the user's own runs.
 
-A configuration that was read from a directory is data. Its modules are imported if the user names them too, or if
-this user created the run in that directory or once passed `--trust` for it. This is remembered in a file of the
-user, outside of any run. A copied, unpacked or downloaded directory must be trusted again, and so must a directory
-with a configuration written by another user.
+A configuration that was read from a directory is data. Its modules are imported only if the user names them too,
+created the run in that directory, or once passed `--trust` for it. This is remembered in a file of the user,
+outside of any run. A copied, unpacked or downloaded directory must be trusted again, and so must a directory whose
+configuration was written by another user.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ CLUSTER, START = "cluster=", "start_from="
 
 
 class NamedModule(NamedTuple):
-    """A module named by a configuration, with the field that names it."""
+    """A module that a run's configuration names, with the field that names it."""
 
     module: str
     field: str
@@ -45,10 +44,10 @@ class NamedModule(NamedTuple):
 
 @dataclass(frozen=True)
 class TrustedRun:
-    """A directory whose run may import these modules.
+    """A run directory that may import certain modules.
 
-    A directory that was deleted may hand on its path and its number to a new one, so the file of its configuration
-    identifies it as well. Nobody can choose when a file was changed.
+    If a directory is deleted, a new directory may get its path and its inode. The file of the configuration, with
+    its change time, therefore identifies a directory as well, since nobody can choose a file's change time.
     """
 
     path: str
@@ -62,14 +61,14 @@ class TrustedRun:
 
 
 def cluster_name(address: str) -> str:
-    """Returns a cluster as a trusted name."""
+    """Returns the name under which the address of a cluster is trusted."""
     return f"{CLUSTER}{address}"
 
 
 def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule]:
-    """Returns the modules that a configuration names.
+    """Returns the modules that a run's configuration names.
 
-    `distribution` adds that of its distribution policy, which is going to be asked for a plan.
+    `distribution` adds the module of its distribution policy, if that is going to be called for a plan.
     """
     environment, policy = saved.graph["environment"], saved.options.get("distribution", "")
     named = [NamedModule(module, "imports", True) for module in saved.imports]
@@ -82,27 +81,32 @@ def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule
 
 
 def names_to_remember(saved: SavedConfig) -> list[str]:
-    """Returns the modules and the cluster of a configuration, which a run of the user's own may use again."""
+    """Returns the modules, the cluster and the store of a configuration, which the user's own run may use
+    again.
+    """
     modules = [named.module for named in named_modules(saved, distribution=True)]
     return [*modules, *named_places(saved)]
 
 
 def named_places(saved: SavedConfig) -> list[str]:
-    """Returns the cluster and the store of a configuration, as names that are trusted."""
+    """Returns the cluster and the object store of a configuration, as names that can be trusted."""
     stored = start_name(saved.options.get("start_from"))
     return [*map(cluster_name, _addresses(saved)), *([stored] if stored else [])]
 
 
 def start_name(start: object) -> str | None:
-    """Returns the store of the run that first weights come from, as a trusted name; None for a local run."""
+    """Returns the object store of the run that provided initial weights, as a name that can be trusted, or None
+    for a local run.
+    """
     url = _start_url(start)
     return url and f"{START}{url}"
 
 
 def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
-    """Checks that the store may be asked from which a run takes its first weights: with the user's credentials.
+    """Checks that a run may read its initial weights from the object store that it names, with the user's
+    credentials.
 
-    `trust` remembers that this directory may. Raises a `CheckpointError` with the URL if it is not allowed.
+    `trust` allows it now and later. Raises a `CheckpointError` with the URL if it is not allowed.
     """
     url = _start_url(saved.options.get("start_from"))
     if trust:
@@ -126,9 +130,9 @@ def _start_url(start: object) -> str | None:
 
 
 def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
-    """Checks that the cluster that a configuration names by its address may be joined: its code runs here too.
+    """Checks that a run may join the cluster whose address it names, since the cluster's code would run here.
 
-    `trust` remembers that this directory may. Raises a `CheckpointError` with the address if it is not allowed.
+    `trust` allows it now and later. Raises a `CheckpointError` with the address if it is not allowed.
     """
     addresses = _addresses(saved)
     if trust:
@@ -158,9 +162,9 @@ def approved_imports(
     """Returns the modules to import before a run is opened: the user's modules, and the run's own if it is
     trusted.
 
-    `trust` remembers that this directory may import whatever it names. `distribution` says whether its
-    distribution policy is going to be asked for a plan. Raises a `CheckpointError` with the modules if nobody
-    allowed them.
+    `trust` allows this run directory to import whatever it names, now and later. `distribution` says whether its
+    distribution policy is going to be called for a plan. Raises a `CheckpointError` with the modules if they are
+    not allowed.
     """
     named = named_modules(saved, distribution=distribution)
     if trust:
@@ -173,7 +177,7 @@ def approved_imports(
 
 
 def remember(run: RunDirectory, modules: Sequence[str]) -> None:
-    """Lets this directory's run import these modules from now on. If this cannot be stored, the user is asked
+    """Allows this run directory to import these modules from now on. If this cannot be stored, the user is asked
     again.
     """
     if not modules:
@@ -186,7 +190,7 @@ def remember(run: RunDirectory, modules: Sequence[str]) -> None:
 
 
 def trusted_modules(run: RunDirectory) -> set[str]:
-    """Returns the modules that this directory's run may import."""
+    """Returns the modules that this run directory may import."""
     try:
         here, trusted = _identified(run, ()), _read(Folder(state_folder()))
     except (OSError, CheckpointError):
@@ -200,7 +204,7 @@ def trusted_modules(run: RunDirectory) -> set[str]:
 
 
 def rewrite_config(run: RunDirectory, config: Mapping[str, Any]) -> None:
-    """Replaces the configuration of a run, which may import afterwards whatever it might before."""
+    """Replaces the configuration of a run, which keeps its trust."""
     trusted = trusted_modules(run)
     run.write_config(config)
     remember(run, sorted(trusted))
@@ -217,7 +221,9 @@ def _identified(run: RunDirectory, modules: Sequence[str]) -> TrustedRun:
 
 
 def state_folder() -> Path:
-    """`$ROLLMILL_STATE_DIR`, or `rollmill/` in the user's folder for state."""
+    """Returns the folder for the user's state: `$ROLLMILL_STATE_DIR`, or `rollmill/` in the user's state
+    folder.
+    """
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     chosen = os.environ.get("ROLLMILL_STATE_DIR")
     return local_path("ROLLMILL_STATE_DIR", chosen) if chosen else home / "rollmill"

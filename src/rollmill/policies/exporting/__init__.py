@@ -1,4 +1,4 @@
-"""Policies as files that other programs can compute: ONNX and StableHLO."""
+"""Exports policies to files that other programs can compute: ONNX and StableHLO."""
 
 import contextlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ FORMATS = ("onnx", "stablehlo")
 
 
 class Export(NamedTuple):
-    """An exported policy."""
+    """An exported policy: its file, and the result of the comparison with the original policy."""
 
     path: Path
     metadata: dict[str, Any]
@@ -45,9 +45,10 @@ def export(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Export:
-    """Writes a policy as a file that needs neither Rollmill nor the run.
+    """Writes a policy to a file that needs neither Rollmill nor the run.
 
-    It computes the most likely actions. Its inputs and outputs are named and have a leading axis of any length:
+    The exported model computes the most likely actions. Its inputs and outputs are named and have a leading axis
+    of any length:
 
         observation     one element of the observation space, its parts named by path: `observation.position`
         action_mask     True where an action is legal, if the environment has masks
@@ -57,24 +58,24 @@ def export(
         value           if the policy has one; `q_values` of DQN
         next_memory     to pass with the next observation
 
-    Normalisation of observations and scaling of actions are inside. For AlphaZero the network is exported, without
-    the search. Before anything is written, the outputs are compared with the policy's on 1,000 observations.
+    The model includes normalisation of observations and scaling of actions. For AlphaZero, it contains the network
+    without the search. Before a file is written, the outputs are compared with the policy on 1,000 observations.
 
     Args:
         source: the run's directory, or a policy.
-        path: the file to write. Of StableHLO its description is written beside it, as `PATH.json`.
+        path: the file to write. For StableHLO, a description is also written to `PATH.json`.
         format: `onnx` or `stablehlo`.
         force: replace existing files.
-        checkpoint: as for `load`, which has the remaining arguments, too.
+        checkpoint: as for `load`.
         seed: as for `load`.
         algorithm: as for `load`.
         imports: as for `load`.
         trust: as for `load`.
 
     Raises:
-        UsageError: an unknown format, a missing package, a path that cannot be written or exists, or a policy that
-            the format cannot represent. Nothing is written then.
-        CheckpointError: if the directory is not a run, or has no complete checkpoint.
+        UsageError: the format is unknown, a package is missing, the file exists or cannot be written, or the
+            format cannot represent the policy. Nothing is written.
+        CheckpointError: the directory is not a run, or has no complete checkpoint.
 
     Examples:
         >>> rollmill.export("runs/cartpole", "policy.onnx", format="onnx")
@@ -118,10 +119,10 @@ def check_place(paths: list[Path], *, force: bool) -> None:
 
 
 def write_files(contents: dict[Path, bytes]) -> None:
-    """Writes files. Each is written atomically, the last after all others.
+    """Writes several files, each atomically and the last one after all others.
 
     Raises:
-        UsageError: one cannot be written. Nothing new is left behind.
+        UsageError: a file cannot be written. No new file is left behind.
     """
     path = next(iter(contents))
     try:

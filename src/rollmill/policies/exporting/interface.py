@@ -1,4 +1,4 @@
-"""A policy as one function of named arrays, for formats that know arrays only."""
+"""Presents a policy as one function of named arrays, for export formats that only know arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ NEXT_MEMORY = "next_memory"
 
 
 class ExportedArray(NamedTuple):
-    """A named input or output, without its leading axis of a batch."""
+    """A named input or output of an exported policy, described without its leading batch axis."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class ExportedArray(NamedTuple):
 
 
 class ExportedFunction(NamedTuple):
-    """A policy as a function of arrays."""
+    """A policy as a function of named arrays."""
 
     function: Callable[..., tuple[Array, ...]]
     """Maps the inputs of ONE observation, in order, to the outputs."""
@@ -44,9 +44,10 @@ class ExportedFunction(NamedTuple):
 
 
 def exported_function(loaded: LoadedRun) -> ExportedFunction:
-    """Returns the greedy policy of a run with all outputs: action, logits or mean and scale, value, next memory.
+    """Returns the greedy policy of a run as a function with all outputs: action, logits or mean and scale, value,
+    and next memory.
 
-    The leaves of a dictionary or a tuple are named by their path: `observation.position`, `memory.0`.
+    The leaves of dictionaries and tuples are named by their path: `observation.position`, `memory.0`.
     """
     graph = loaded.graph
     given = {

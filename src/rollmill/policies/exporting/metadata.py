@@ -20,7 +20,7 @@ SEARCH_NOTE = "The export does not include the search: actions come from the net
 
 
 def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:
-    """Returns the metadata of an export: spaces, inputs and outputs, and the run that it comes from."""
+    """Returns the metadata of an exported policy: spaces, inputs, outputs, and the run that it comes from."""
     settings = loaded.graph.settings
     return {
         "format": format,
@@ -39,14 +39,14 @@ def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> d
 
 
 def metadata_text(metadata: dict[str, Any]) -> str:
-    """Returns the description as a string. Equal policies have equal descriptions."""
+    """Returns the metadata of an exported policy as a JSON string. Equal policies have equal strings."""
     return json.dumps(metadata, indent=2) + "\n"
 
 
 def space_document(space: spaces.Space) -> dict[str, Any]:
-    """Returns a space as JSON, with the names of Gymnasium.
+    """Describes a Gymnasium space in values that JSON can hold.
 
-    A bound shared by all elements is one number, and an infinite bound is None.
+    If all elements share a bound, it is one number. An infinite bound is None.
     """
     kind = type(space).__name__
     match space:

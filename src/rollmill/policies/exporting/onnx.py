@@ -1,4 +1,4 @@
-"""Export as ONNX, by jax2onnx, and its computation by ONNX Runtime."""
+"""Exports policies as ONNX with jax2onnx, and runs them with ONNX Runtime."""
 
 import contextlib
 import logging
@@ -34,14 +34,15 @@ CALLS = {
 
 
 def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
-    """Returns the model, with named inputs and outputs that have a leading axis of any length.
+    """Converts an exported policy to an ONNX model, whose named inputs and outputs have a leading axis of any
+    length.
 
     Args:
         exported: the policy as a function of arrays.
-        metadata: text to keep in the model.
+        metadata: text to store in the model.
 
     Raises:
-        UsageError: jax2onnx or ONNX Runtime is missing, or jax2onnx does not know an operation of the policy.
+        UsageError: jax2onnx or ONNX Runtime is missing, or jax2onnx does not support an operation of the policy.
     """
     converter = _package("jax2onnx")
     _package("onnxruntime")
@@ -68,7 +69,7 @@ def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
 
 
 def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
-    """Returns the model as a function of NumPy arrays, on the CPU."""
+    """Returns an ONNX model as a function of NumPy arrays, computed on the CPU."""
     runtime = _package("onnxruntime")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -85,10 +86,10 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
 
 
 def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
-    """Returns the same function of ONE observation in fewer operations.
+    """Returns the same function of ONE observation with fewer operations.
 
     Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them. Calls are
-    inlined, and what is computed twice is computed once.
+    inlined, and common subexpressions are computed once.
     """
     program = jax.make_jaxpr(exported.function)(*[each.struct for each in exported.inputs])
     return lambda *inputs: tuple(_evaluate(program.jaxpr, program.consts, inputs, {}))

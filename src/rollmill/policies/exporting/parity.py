@@ -1,4 +1,4 @@
-"""The comparison of an exported policy with the original, before anything is written."""
+"""Compares an exported policy with the original policy before a file is written."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -28,7 +28,7 @@ Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison that succeeded."""
+    """The result of a successful comparison between an exported policy and the original."""
 
     observations: int
     largest_difference: float
@@ -39,10 +39,10 @@ class Comparison(NamedTuple):
 
 
 def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
-    """Compares an exported function with the policy, in one batch and for a single observation.
+    """Compares an exported policy with the original, on a batch and on a single observation.
 
     Raises:
-        UsageError: they differ, and names the output and by how much.
+        UsageError: an output differs. The message names the output and the difference.
     """
     given = situations(policy.loaded, OBSERVATIONS)
     inputs = [np.asarray(leaf) for leaf in jax.tree.leaves(tuple(given))]

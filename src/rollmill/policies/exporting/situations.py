@@ -1,4 +1,4 @@
-"""Inputs on which an exported policy is compared with the original: those that it meets when it plays.
+"""Inputs on which an exported policy is compared with the original, as they occur in episodes.
 
 Shape letters: `E` environments, `T` steps.
 """
@@ -23,7 +23,7 @@ ENVIRONMENTS = 40
 
 
 class Situations(NamedTuple):
-    """Inputs of a policy, with one leading axis."""
+    """Inputs of a policy, with one leading axis over examples."""
 
     observation: PyTree[np.ndarray]
     mask: PyTree[np.ndarray]
@@ -32,10 +32,11 @@ class Situations(NamedTuple):
 
 
 def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
-    """Observations of rollouts with random actions, and equally many samples of the observation space.
+    """Returns inputs for a comparison: observations from rollouts with random actions, and as many samples of the
+    observation space.
 
-    Drawn observations have random masks of legal actions, and memories after other such observations. Of a host
-    environment all are drawn.
+    Sampled observations come with random masks of legal actions, and with memories that follow other sampled
+    observations. For a host environment, all observations are sampled.
     """
     graph = loaded.graph
     if graph.outputs.searches:

@@ -1,4 +1,4 @@
-"""Export as StableHLO, by `jax.export`."""
+"""Exports policies as StableHLO with `jax.export`."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,10 @@ PLATFORMS = ("cpu", "cuda")
 
 
 def to_stablehlo(exported: ExportedFunction) -> bytes:
-    """Returns the serialised program, for CPUs and NVIDIA GPUs.
+    """Serialises an exported policy as StableHLO, for CPUs and NVIDIA GPUs.
 
-    `jax.export.deserialize(data).call(...)` runs it.
-
-    Inputs and outputs have a leading axis of any length. Matrix products are computed in float32 everywhere.
+    Inputs and outputs have a leading axis of any length. Matrix products are computed in float32 on all devices.
+    To run the program, use `jax.export.deserialize(data).call(...)`.
     """
     (batch,) = export.symbolic_shape(BATCH)
     given = [jax.ShapeDtypeStruct((batch, *each.shape), each.struct.dtype) for each in exported.inputs]
@@ -28,7 +27,7 @@ def to_stablehlo(exported: ExportedFunction) -> bytes:
 
 
 def run_stablehlo(data: bytes) -> Run:
-    """Returns the program as a function of NumPy arrays."""
+    """Returns a serialised StableHLO program as a function of NumPy arrays."""
     program = export.deserialize(bytearray(data))
 
     def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
