@@ -1,1 +1,1 @@
-"""Instances: the parts of a GPU that several processes have, by MPS, as slices of MIG, or in turns."""
+"""Divides GPUs among several processes: by MPS, by MIG slices, or in turns."""

@@ -1,8 +1,8 @@
-"""How busy a GPU is: NVML's utilisation, and the activity that the hardware counts (GPM, from Hopper on).
+"""Measures how busy a GPU is: its utilisation (NVML), and its activity (GPM, from Hopper on).
 
-Utilisation is the share of time in which at least one kernel ran, however small. Activity of the multiprocessors
-is the share of multiprocessors and cycles with work. A loop of tiny kernels has much of the one and hardly any of
-the other. Both are of the whole GPU, not of one process or instance.
+Utilisation is the share of time in which at least one kernel ran, however small. The activity of the
+multiprocessors is the share of multiprocessors and cycles with work. A loop of tiny kernels has a high utilisation
+and a very low activity. Both refer to the whole GPU, not to one process or instance.
 """
 
 import contextlib
@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 from rollmill.gpus.devices import find_gpus, open_nvml
 
 POLL_SECONDS = 0.2
-"""Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""
+"""Seconds between two readings of utilisation, which NVML averages over at least a sixth of a second."""
 READINGS = 5
-"""Readings that make up the recent activity."""
+"""Number of readings over which recent utilisation is averaged."""
 
 COUNTERS_LOCK = threading.Lock()
-"""Held while utilisation or counters are read: counters are for one client, and a driver (580) that two threads
-asked for them read memory that was no longer mapped, which ended the process."""
+"""Lock that is held while utilisation or hardware counters are read.
+
+Counters support one client at a time. With driver 580, reading them in two threads at once read unmapped memory,
+which ended the process.
+"""
 
 GPM_METRICS = {
     "graphics_activity": "NVML_GPM_METRIC_GRAPHICS_UTIL",
@@ -32,20 +35,22 @@ GPM_METRICS = {
 
 
 class Activity(NamedTuple):
-    """Averages over an interval, as fractions of 1, or None where the GPU does not count them."""
+    """Average activity of a GPU over an interval. Values are fractions of 1, or None if the GPU does not measure
+    them.
+    """
 
     utilisation: float | None = None
-    """Share of time in which a kernel ran (`nvidia-smi`'s utilisation)."""
+    """Share of time in which any kernel ran, as in `nvidia-smi`."""
     graphics_activity: float | None = None
     """Share of time in which the compute engine had work."""
     sm_activity: float | None = None
     """Share of multiprocessors with at least one warp."""
     sm_occupancy: float | None = None
-    """Warps on the multiprocessors, relative to their maximum."""
+    """Number of warps on the multiprocessors, relative to the maximum."""
     tensor_activity: float | None = None
     """Share of cycles in which tensor cores worked."""
     memory_activity: float | None = None
-    """Bandwidth of the memory in use."""
+    """Share of the memory bandwidth in use."""
 
     def __str__(self) -> str:
         parts = {
@@ -59,7 +64,7 @@ class Activity(NamedTuple):
 
 
 class ActivityMonitor:
-    """Measures the activity of one GPU from its creation to `close`. It is a context manager."""
+    """Context manager that measures the activity of one GPU from its creation until `close`."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self.index = index
@@ -74,13 +79,13 @@ class ActivityMonitor:
         self._looking.start()
 
     def restart(self) -> None:
-        """Begins the averages of `read` anew."""
+        """Starts the interval over which `read` averages anew."""
         with self._lock:
             self._counters.free(self._first)
             self._first, self._sum, self._number = self._counters.sample(), 0.0, 0
 
     def read(self) -> Activity:
-        """Returns the averages from the beginning until now."""
+        """Returns the average activity of the GPU since its creation or the last `restart`."""
         with self._lock:
             utilisation = self._sum / self._number if self._number else None
             last = self._counters.sample()
@@ -89,7 +94,7 @@ class ActivityMonitor:
         return Activity(utilisation, **counted)
 
     def close(self) -> None:
-        """Ends the measurement."""
+        """Ends the measurement of the GPU."""
         self._ended.set()
         self._looking.join()
         self._counters.free(self._first)
@@ -161,31 +166,33 @@ class _Counters:
 
 
 class GpuActivity:
-    """The activity of all GPUs available to a run."""
+    """Measures the activity of all GPUs that are available to a run."""
 
     def __init__(self, monitors: Sequence[ActivityMonitor] = ()) -> None:
         self._monitors = monitors
 
     def restart(self) -> None:
-        """Begins the averages of `total` anew."""
+        """Starts the interval over which `total` averages anew."""
         for monitor in self._monitors:
             monitor.restart()
 
     def recent(self) -> dict[str, float]:
-        """Returns the metrics of about the last second, averaged over the GPUs."""
+        """Returns the activity of about the last second as metrics, averaged over the GPUs."""
         activities = [monitor.recent._asdict() for monitor in self._monitors]
         names = activities[0] if activities else ()
         known = {name: [one[name] for one in activities if one[name] is not None] for name in names}
         return {f"gpu/{name}": fmean(values) for name, values in known.items() if values}
 
     def total(self) -> list[dict[str, Any]]:
-        """Averages since the beginning, for each GPU."""
+        """Returns the average activity of each GPU since the beginning or the last `restart`."""
         return [{"gpu": monitor.index, **monitor.read()._asdict()} for monitor in self._monitors]
 
 
 @contextlib.contextmanager
 def watched_gpus() -> Iterator[GpuActivity]:
-    """Measures the visible GPUs, or nothing if the driver's library is missing or does not answer."""
+    """Measures the visible GPUs while its context lasts. Measures nothing if NVML is missing or does
+    not answer.
+    """
     with contextlib.ExitStack() as stack:
         monitors: list[ActivityMonitor] = []
         try:
@@ -198,7 +205,7 @@ def watched_gpus() -> Iterator[GpuActivity]:
 
 
 def nvml_request(nvml: Any, first: Any, last: Any) -> Any:
-    """Makes a request for the metrics between two samples."""
+    """Creates the NVML structure that requests the metrics between two samples."""
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
     request.sample1, request.sample2 = first, last

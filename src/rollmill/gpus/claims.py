@@ -1,8 +1,8 @@
-"""Claims on GPU memory by this user's processes, so that runs started at the same time fit together.
+"""Reserves GPU memory for this user's processes, so that runs started at the same time fit together.
 
-A process compiles for seconds or minutes between its check of the free memory and its first iteration. Meanwhile
-its claim is a file in a folder, which it keeps locked. The kernel releases the lock however the process ends.
-Memory claimed by other processes counts as used.
+A process compiles for seconds or minutes between its check of the free memory and its first iteration. During this
+time, its claim reserves the memory. A claim is a file that the process keeps locked, and the kernel releases the
+lock however the process ends. Memory claimed by other processes counts as used.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, Holder, ordered, pr
 LOCK, SUFFIX = "lock", ".claim"
 MAX_BYTES = 2**16
 ROOM = 2**29
-"""Bytes of a GPU that are left to the handles of CUDA's libraries of the process that claims."""
+"""Bytes of a GPU that a claim leaves free, for the handles of CUDA libraries in the claiming process."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Memory that a process is about to take on each of some GPUs."""
+    """GPU memory that a process has reserved on each of several GPUs."""
 
     pid: int
     program: str
     bytes: int
     gpus: tuple[str, ...]
-    """Their UUIDs."""
+    """UUIDs of the GPUs."""
     taken: bool = False
-    """The process has it by now, so that the driver counts it."""
+    """True once the process has allocated the memory, so that the driver already counts it as used."""
 
     def __str__(self) -> str:
         return (
@@ -58,12 +58,15 @@ _own: _Own | None = None
 
 
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
-    """Claims `need` bytes on each of the first visible GPUs, replacing this process's earlier claim.
+    """Reserves `need` bytes on each of the first `devices` visible GPUs, and replaces this process's earlier
+    claim.
 
-    They come in addition to the memory that this process already has. Does nothing if the free memory is unknown,
-    or without a folder for claims, by default this user's folder among the temporary files. Raises a
-    `DeviceMemoryError`, whose message begins with `what`, if there is less, and names the processes that hold or
-    have claimed it.
+    The bytes come in addition to the memory that this process already holds. `folder` holds the claims, by default
+    this user's folder among the temporary files. Nothing happens if the free memory is unknown or if there is no
+    such folder.
+
+    Raises a `DeviceMemoryError` if less memory is free. Its message begins with `what`, and names the processes
+    that hold or have reserved the memory.
     """
     release_claim()
     with contextlib.suppress(OSError, ForeignFileError), _locked(folder or _default_folder()) as claims:
@@ -77,9 +80,10 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
 
 
 def ask_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Asks for the memory of each device that CUDA sees in this process. Empty without an answer.
+    """Reads the memory of each device that CUDA sees in this process. Returns an empty tuple if the driver does
+    not answer.
 
-    Trainings of this user that the driver does not name, as in containers, are named by their claims.
+    In containers, the driver may not name some processes. Runs of this user are then named by their claims.
     """
     memory = read_gpu_memory()
     claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if memory else []
@@ -87,7 +91,7 @@ def ask_gpu_memory() -> tuple[GpuMemory, ...]:
 
 
 def living_claims(folder: Path | None = None) -> list[Claim]:
-    """Returns the claims of living processes, or none if the folder cannot be read."""
+    """Returns the memory claims of running processes. Returns an empty list if the folder cannot be read."""
     folder = folder or _default_folder()
     try:
         _check_folder(folder)
@@ -97,7 +101,7 @@ def living_claims(folder: Path | None = None) -> list[Claim]:
 
 
 def settle_claim() -> None:
-    """Marks the claim of this process as taken, so that others no longer subtract it from the free memory."""
+    """Marks this process's memory claim as taken, so that others no longer subtract it from the free memory."""
     if _own is not None and not _own.claim.taken:
         _own.claim = replace(_own.claim, taken=True)
         with contextlib.suppress(OSError):
@@ -105,7 +109,7 @@ def settle_claim() -> None:
 
 
 def release_claim() -> None:
-    """Ends the claim of this process, if it has one."""
+    """Removes this process's memory claim, if it has one."""
     global _own
     if _own is not None:
         os.close(_own.descriptor)  # who reads the folder next removes the file

@@ -1,4 +1,4 @@
-"""Classifies device errors raised by JAX: too little memory, or a lost device."""
+"""Translates JAX errors about devices: too little memory, or a lost device."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from rollmill.gpus.claims import ask_gpu_memory
 from rollmill.gpus.memory import HINT, GpuMemory
 
 MEMORY = ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", "out of memory", "STATUS_ALLOC_FAILED")
-"""Parts of messages about memory, whatever else is in them."""
+"""Phrases that identify error messages about too little memory."""
 HANDLES = (
     "solverDnCreate",
     "cuSolver internal error",
@@ -27,20 +27,20 @@ HANDLES = (
     "CUFFT_ALLOC_FAILED",
     "CUFFT_INTERNAL_ERROR",
 )
-"""Parts of messages of CUDA's libraries that could not start, which most often is for want of memory."""
+"""Phrases in messages of CUDA libraries that could not start, usually because memory is lacking."""
 HANDLE_BYTES = 2 * 2**30
-"""Free bytes of a GPU with which its libraries start, so that their errors have another cause."""
+"""Free bytes of a GPU with which CUDA libraries can start. If more are free, an error has another cause."""
 LOST = "CUDA_ERROR_"
-"""The beginning of the names of errors of CUDA's driver. After one of them, no program runs any more."""
+"""Common beginning of the names of CUDA driver errors after which no program can run any more."""
 
 
 def known_device_error(
     error: BaseException, *, what: str = "the device does not have enough memory", starting: bool = False
 ) -> RollmillError | None:
-    """Translates an error of JAX about a device, or returns None for any other error.
+    """Translates a JAX error about a device, or returns None for any other error.
 
-    If it is about memory, the message begins with `what`. JAX raises built-in Python errors while its backend is
-    `starting`.
+    If memory is lacking, the message begins with `what`. Set `starting` while the JAX backend starts, because JAX
+    then raises built-in Python errors.
     """
     if not (starting or _is_of_jax(error)):
         return None

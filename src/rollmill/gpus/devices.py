@@ -1,7 +1,7 @@
-"""The GPUs of this host, as the driver's management library (NVML) describes them.
+"""Lists the GPUs of this host, as described by the NVIDIA management library (NVML).
 
-Functions take `nvml`, an object with the functions of the module `pynvml`, so that recorded answers can stand in
-for a driver.
+Functions take `nvml`, an object with the functions of the module `pynvml`, so that tests can pass recorded
+answers.
 """
 
 import contextlib
@@ -19,27 +19,27 @@ MEBIBYTE = 2**20
 
 
 class Slice(NamedTuple):
-    """A part of a GPU that MIG has set apart, with its own multiprocessors and memory."""
+    """A MIG slice: a part of a GPU with its own multiprocessors and memory."""
 
     uuid: str
-    """As in CUDA_VISIBLE_DEVICES."""
+    """UUID of the slice, as in CUDA_VISIBLE_DEVICES."""
     memory_bytes: int
     multiprocessors: int
 
 
 class Gpu(NamedTuple):
-    """A GPU."""
+    """A GPU of this host, as NVML describes it."""
 
     index: int
-    """As NVML counts, by PCI bus."""
+    """Number of the GPU in NVML, which counts by PCI bus."""
     uuid: str
-    """As in CUDA_VISIBLE_DEVICES."""
+    """UUID of the GPU, as in CUDA_VISIBLE_DEVICES."""
     name: str
     memory_bytes: int
     used_bytes: int
-    """Memory in use by all processes."""
+    """Bytes of memory in use by all processes."""
     mig: bool = False
-    """MIG is on: programs run on its slices alone."""
+    """True if MIG is enabled, so that programs can run only on slices."""
     slices: tuple[Slice, ...] = ()
 
 
@@ -57,7 +57,9 @@ def driver_is_there() -> bool:
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Opens the driver's management library. Raises a `UsageError` without the driver or its Python package."""
+    """Opens the NVIDIA management library. Raises a `UsageError` if the driver or the Python package
+    is missing.
+    """
     try:
         import pynvml
     except ImportError as error:
@@ -92,17 +94,17 @@ def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
 
 
 def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, ...]:
-    """Returns the GPUs of the host that this process may use, in its order.
+    """Returns the GPUs among `gpus` that this process may use, in the order of `visible`.
 
-    `visible` is `$CUDA_VISIBLE_DEVICES` by default, and all GPUs if that is not set. As for CUDA, the list ends at
-    the first entry that is not a GPU.
+    `visible` is `$CUDA_VISIBLE_DEVICES` by default, and all GPUs if the variable is not set. As in CUDA, the list
+    ends at the first entry that is not a GPU.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     return tuple(gpus) if chosen is None else _chosen(gpus, [word.strip() for word in chosen.split(",")])
 
 
 def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """Returns the GPUs that this process may use, except those that MIG left without slices.
+    """Returns the GPUs that this process may use, except GPUs in MIG mode without slices.
 
     Raises a `UsageError` if there is none.
     """

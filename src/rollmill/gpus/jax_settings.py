@@ -1,4 +1,4 @@
-"""Checks the JAX settings before tracing, and sets the promotion that other packages rely on."""
+"""Checks the JAX settings of this process, and sets the dtype promotion that other packages rely on."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from rollmill.gpus.share import asked_memory
 
 
 def check_jax() -> None:
-    """Checks precision and platform, and starts the JAX backend.
+    """Checks the JAX precision and platform, and starts the JAX backend.
 
     Raises a `UsageError` if 64-bit mode is enabled, or if the platform is not available.
     """
@@ -25,9 +25,9 @@ def check_jax() -> None:
 
 
 def check_platform() -> None:
-    """Starts the JAX backend, with a share of the GPUs' free memory.
+    """Starts the JAX backend, and limits it to a share of the free GPU memory.
 
-    Raises a `UsageError` if JAX is configured for a platform that it does not have, and a `DeviceMemoryError` if a
+    Raises a `UsageError` if JAX is configured for a platform that is not available, and a `DeviceMemoryError` if a
     GPU has too little free memory.
     """
     try:
@@ -47,7 +47,7 @@ def check_platform() -> None:
 
 
 def check_compiled() -> None:
-    """Raises a `UsageError` if JAX_DISABLE_JIT is set, so that every operation would be interpreted."""
+    """Raises a `UsageError` if JAX_DISABLE_JIT is set, since JAX would then interpret every operation."""
     if jax.config.values["jax_disable_jit"]:
         raise UsageError(
             "JAX_DISABLE_JIT is set, which runs each operation separately and thousands of times slower. hint: "
@@ -57,6 +57,6 @@ def check_compiled() -> None:
 
 @contextlib.contextmanager
 def standard_promotion() -> Iterator[None]:
-    """Sets standard JAX promotion of dtypes and ranks within the block."""
+    """Sets the standard JAX promotion of dtypes and ranks while its context lasts."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

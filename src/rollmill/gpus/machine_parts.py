@@ -1,4 +1,4 @@
-"""Divides the machine among independent processes: each has some of its cores, and a part of one of its GPUs."""
+"""Divides the machine among independent processes: each gets some of the cores, and a part of one GPU."""
 
 import contextlib
 import os
@@ -12,30 +12,34 @@ from rollmill.gpus.sharing import MAX_CLIENTS, Instance, Way, divide_gpus, share
 
 GIBIBYTE = 2**30
 MIN_GPU_MEMORY = 4 * GIBIBYTE
-"""Least free memory of a GPU for each process, handles included, where the number of processes is not given."""
+"""Minimum free GPU memory per process in bytes, with library handles, if the user does not set the number of
+processes.
+"""
 
 
 @dataclass(frozen=True)
 class MachinePart:
-    """The part of the machine that one process at a time has."""
+    """The cores and the part of a GPU that one process at a time may use."""
 
     cores: tuple[int, ...]
-    """The cores that it runs on, empty for any."""
+    """Numbers of the cores, empty for all."""
     environment: Mapping[str, str]
-    """Environment variables of its process."""
+    """Environment variables that the process needs."""
     descriptors: tuple[int, ...] = ()
-    """File descriptors that its process inherits: the lock that keeps the daemon of its GPU running."""
+    """File descriptors that the process inherits. They hold the lock that keeps the MPS daemon of its
+    GPU running.
+    """
 
 
 @dataclass(frozen=True)
 class MachineParts:
-    """All parts of the machine."""
+    """The parts into which the machine is divided."""
 
     each: Sequence[MachinePart]
     note: str
-    """How the machine is divided, for the user."""
+    """Describes for the user how the machine is divided."""
     least: int = 1
-    """Fewest parts that use the whole machine: one on each GPU, or on each slice of one."""
+    """Minimum number of parts that use the whole machine: one per GPU or MIG slice."""
 
     def __len__(self) -> int:
         return len(self.each)
@@ -45,12 +49,18 @@ class MachineParts:
 def divide_machine(
     wanted: int | None, most: int, sharing: GpuSharing, *, enough: int | None = None
 ) -> Iterator[MachineParts]:
-    """Divides the machine into at most `most` parts. MPS daemons run until the context ends.
+    """Divides the machine into parts while its context lasts, and runs the MPS daemons that they need.
 
-    By default there is one part per core, under MPS as many as fit into GPU memory but at least one per GPU, with
-    MIG one per slice, and one per GPU if processes take turns. On GPUs the default is limited to `enough`, but to
-    no less than one per GPU. One program per GPU needs no daemon. Raises a `UsageError` if the GPUs cannot be
-    shared in this way.
+    Args:
+        wanted: number of parts, or None for the default. The default is one part per core. On GPUs it is as many
+            as fit into memory under MPS but at least one per GPU, one per slice with MIG, or one per GPU if
+            processes take turns.
+        most: maximum number of parts.
+        sharing: how processes share a GPU.
+        enough: limit on the default number on GPUs, which is never less than one per GPU.
+
+    Raises:
+        UsageError: the GPUs cannot be shared in this way.
     """
     gpus = _gpus(sharing)
     if not gpus:
@@ -77,20 +87,20 @@ def divide_machine(
 
 
 def check_sharing(sharing: GpuSharing) -> None:
-    """Raises a UsageError if a way to share GPUs is asked for and JAX uses none here."""
+    """Raises a `UsageError` if a way to share GPUs is requested although JAX uses no GPU here."""
     if sharing != "auto":
         _gpus(sharing)
 
 
 def parts_on_cores(count: int) -> MachineParts:
-    """Parts that share only the cores."""
+    """Divides the machine into `count` parts that have cores, but no GPU."""
     return MachineParts(
         [MachinePart(tuple(share_of_cores(number, count)), {}) for number in range(count)], "on the cores"
     )
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """Returns the cores of one of several parts. Parts get equally many cores, or share cores if there are
+    """Returns the cores of part `number` of `parts`. Parts get equally many cores, or share cores if there are
     fewer.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

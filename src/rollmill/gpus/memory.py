@@ -1,7 +1,7 @@
-"""The memory of the GPUs that this process may use: how much is free, and which processes hold the rest.
+"""Reads the memory of the GPUs that this process may use: how much is free, and which processes hold the rest.
 
-NVML is asked, or `nvidia-smi` where the package that calls NVML is missing. In a container the driver may name no
-processes, or none of other containers.
+The answers come from NVML, or from `nvidia-smi` if the NVML package is missing. In a container, the driver may not
+name any processes, or none of other containers.
 """
 
 import os
@@ -23,10 +23,10 @@ SMI_SECONDS = 20.0
 SMI_GPUS = ("--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 SMI_PROCESSES = ("--query-compute-apps=gpu_uuid,pid,used_memory,process_name", "--format=csv,noheader,nounits")
 MAX_NAMED = 6
-"""Processes that a sentence names."""
+"""Maximum number of processes that a message names."""
 MAX_NAME = 60
 NOT_NAMED = 256 * MEBIBYTE
-"""Bytes that the driver and its own processes may hold without being mentioned."""
+"""Bytes that the driver and its own processes may hold without being mentioned in a message."""
 
 HINT = (
     "hint: wait for these processes or stop them; choose another GPU by CUDA_VISIBLE_DEVICES=NUMBER; or train on "
@@ -35,14 +35,14 @@ HINT = (
 
 
 class Holder(NamedTuple):
-    """A process that holds memory of a GPU."""
+    """A process that holds or has reserved GPU memory."""
 
     pid: int
     name: str
     bytes: int | None
-    """None where the driver does not tell."""
+    """Bytes that the process holds, or None if the driver does not report them."""
     by_claim: bool = False
-    """The driver does not name it. It is a training that said what it would take."""
+    """True if the driver does not name the process, and its memory is known only from its claim."""
 
     def __str__(self) -> str:
         held = "an unknown amount" if self.bytes is None else format_bytes(self.bytes)
@@ -54,17 +54,17 @@ class Holder(NamedTuple):
 
 
 class GpuMemory(NamedTuple):
-    """The memory of a GPU or a slice."""
+    """The total and free memory of a GPU or a MIG slice, and the processes that hold the rest."""
 
     gpu: str
-    """Its number and name."""
+    """Number and name of the GPU."""
     uuid: str
     total: int
-    """Bytes."""
+    """Total memory in bytes."""
     free: int
     """Bytes that no process holds."""
     holders: tuple[Holder, ...] = ()
-    """Those that hold most first."""
+    """Processes that hold memory, the largest first."""
 
     def __str__(self) -> str:
         return f"{self.gpu} has {format_bytes(self.free)} of {format_bytes(self.total)} free; {self._held()}"
@@ -82,7 +82,9 @@ class GpuMemory(NamedTuple):
 
 
 def read_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Reads the memory of each device that CUDA sees in this process. Empty without an answer."""
+    """Reads the memory of each device that CUDA sees in this process. Returns an empty tuple if the driver does
+    not answer.
+    """
     try:
         with open_nvml() as nvml:
             return memory_by_nvml(nvml)
@@ -91,7 +93,7 @@ def read_gpu_memory() -> tuple[GpuMemory, ...]:
 
 
 def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
-    """Reads the memory of each visible device from the driver's management library.
+    """Reads the memory of each visible device through NVML.
 
     Raises a `UsageError` if there is no visible GPU.
     """
@@ -99,7 +101,7 @@ def memory_by_nvml(nvml: Any) -> tuple[GpuMemory, ...]:
 
 
 def memory_by_smi() -> tuple[GpuMemory, ...]:
-    """Reads the memory of each visible GPU from `nvidia-smi`. Empty if it does not answer."""
+    """Reads the memory of each visible GPU from `nvidia-smi`. Returns an empty tuple if it does not answer."""
     rows = [_gpu_of_row(row) for row in _smi_rows(SMI_GPUS, 5)]
     gpus = chosen_gpus([gpu for gpu in rows if gpu is not None])
     held: dict[str, list[Holder]] = {}
@@ -119,7 +121,9 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
 
 
 def process_name(pid: int, named: str = "") -> str:
-    """Describes a process by its program and first words, without options, which may hold secrets."""
+    """Returns a short description of a process: its program and first arguments, without options, which may
+    contain secrets.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -178,7 +182,7 @@ def _driver_name(nvml: Any, pid: int) -> str:
 
 
 def ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
-    """Returns the holders of memory, the largest first."""
+    """Sorts processes by the GPU memory that they hold, the largest first."""
     return tuple(sorted(holders, key=lambda holder: -(holder.bytes or 0)))
 
 

@@ -1,4 +1,4 @@
-"""MIG: slices that exist are used as they are. Making them is left to the user, who gets the commands."""
+"""Supports MIG slices: uses slices that exist, and prints the commands with which the user can create them."""
 
 import shlex
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ MAX_SLICES = 7
 
 
 class MigLayout(NamedTuple):
-    """Equal slices of one GPU."""
+    """A division of one GPU into equal MIG slices."""
 
     gpu: Gpu
     profile: int
-    """Number of the profile, as `nvidia-smi mig` takes it."""
+    """Number of the slice profile, as in `nvidia-smi mig`."""
     slices: int
     memory_bytes: int
-    """Memory of each."""
+    """Bytes of memory of each slice."""
     multiprocessors: int
-    """Multiprocessors of each."""
+    """Number of multiprocessors of each slice."""
 
     def __str__(self) -> str:
         return (
@@ -30,7 +30,7 @@ class MigLayout(NamedTuple):
 
 
 def check_slices(slices: int) -> None:
-    """Raises a `UsageError` if MIG divides no GPU into this number of slices."""
+    """Raises a `UsageError` if MIG cannot divide any GPU into this number of equal slices."""
     if not 1 <= slices <= MAX_SLICES:
         raise UsageError(
             f"--slices {slices} must be between 1 and {MAX_SLICES}, the maximum number of MIG slices."
@@ -38,9 +38,9 @@ def check_slices(slices: int) -> None:
 
 
 def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
-    """Returns the largest slice size of which a GPU can hold the given number.
+    """Returns the largest slices of which a GPU can hold the given number.
 
-    Raises a `UsageError` if the GPU does not support MIG, or cannot hold that many.
+    Raises a `UsageError` if the GPU does not support MIG, or cannot hold that many slices.
     """
     check_slices(slices)
     layouts = list(_layouts(nvml, gpu, slices))

@@ -1,8 +1,8 @@
-"""The MPS daemons of this host's GPUs, shared by all of a user's runs.
+"""Runs MPS daemons, one per GPU, which all runs of a user share.
 
-Clients of two daemons take turns on a GPU. Only clients of the same daemon overlap. So there is one daemon per
-GPU. Each process that uses it holds a shared lock on a file in its folder. An owner process (`mps_owner`) ends the
-daemon when the last lock is gone. A daemon started by another user or program is used, but never stopped.
+Clients of two daemons take turns on a GPU, and only clients of the same daemon overlap. Each process that uses a
+daemon holds a shared lock on a file in the daemon's folder. An owner process (`mps_owner`) ends the daemon when
+the last lock is released. A daemon started by another user or program is used, but never stopped.
 """
 
 import contextlib
@@ -25,33 +25,35 @@ from rollmill.gpus import mps_owner
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 DEFAULT_PIPES = "/tmp/nvidia-mps"
-"""Where CUDA looks for a daemon if it is not told."""
+"""Folder in which CUDA looks for an MPS daemon by default."""
 START_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 30.0, 5.0, 0.05
 STARTING = "starting"
 
 
 class MpsUnavailable(RollmillError):
-    """No MPS daemon is running, and none can be started."""
+    """Error: no MPS daemon is running, and none can be started."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class MpsDaemon:
-    """A running daemon."""
+    """A running MPS daemon of one GPU."""
 
     environment: Mapping[str, str]
-    """Variables that make a process its client."""
+    """Environment variables with which a process becomes a client of the daemon."""
     ours: bool
-    """Rollmill started it, and ends it after its last user."""
+    """True if Rollmill started the daemon, and ends it after its last user."""
     seconds: float = 0.0
-    """Time that its start took, or 0 if it ran already."""
+    """Seconds that it took to start the daemon, or 0 if it was already running."""
     lock: int | None = None
-    """Descriptor of the lock of its users. A process that inherits it is one, even after this one has ended."""
+    """File descriptor of the lock that users of the daemon hold. A process that inherits it also counts as
+    a user.
+    """
 
     @property
     def answers(self) -> bool:
-        """True if it is alive: its control answers."""
+        """True if the daemon is running and answers requests."""
         return daemon_answers(self.environment)
 
 
@@ -65,7 +67,7 @@ def find_mps() -> str | None:
 
 
 def daemon_answers(environment: Mapping[str, str]) -> bool:
-    """Returns whether the control of a daemon answers."""
+    """Returns whether the MPS daemon that these environment variables select answers requests."""
     pipes = Path(environment.get(PIPE_DIRECTORY, DEFAULT_PIPES))
     if not (pipes / "control").exists():
         return False
@@ -85,10 +87,10 @@ def daemon_answers(environment: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
-    """Uses the daemon of a GPU, by its UUID, for the duration of the context, and starts it if none runs.
+    """Uses the MPS daemon of a GPU, given by UUID, while its context lasts. Starts a daemon if none is running.
 
-    The folder of the daemons is by default one of this user among the temporary files. Raises `MpsUnavailable`
-    with the reason if none can be started.
+    `root` is the folder of all daemons, by default this user's folder among the temporary files. Raises
+    `MpsUnavailable` with the reason if no daemon can be started.
     """
     if (reason := find_mps()) is not None:
         raise MpsUnavailable(f"{reason}.")

@@ -1,7 +1,7 @@
-"""The process that owns an MPS daemon: `python -I -S mps_owner.py FOLDER GPU`. Imports nothing of Rollmill.
+"""The process that owns an MPS daemon: `python -I -S mps_owner.py FOLDER GPU`. It imports nothing of Rollmill.
 
-It starts the daemon of one GPU and ends it once no process holds the shared lock on `FOLDER/users`. The kernel
-releases a lock with the process that held it, however that ended, so the daemon does not outlive its last user.
+The process starts the daemon of one GPU, and ends it once no process holds the shared lock on `FOLDER/users`. The
+kernel releases the lock of a process however the process ends, so the daemon does not outlive its last user.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ USERS, PIPES, LOGS, FAILED = "users", "pipe", "log", "failed"
 POLL_SECONDS = 0.2
 QUIT_SECONDS = 10.0
 MAX_LOSSES = 3
-"""Times that a daemon that died is started again for those who still use it."""
+"""Maximum number of times that a daemon which died is started again for its remaining users."""
 PR_SET_PDEATHSIG = 1
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """Returns the variables by which clients and control commands find the daemon."""
+    """Returns the environment variables with which clients and control commands find the daemon in a folder."""
     return {
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / PIPES),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / LOGS),
@@ -33,7 +33,9 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 
 def own(folder: Path, gpu: str) -> None:
-    """Runs the daemon of a GPU until nobody uses it, and creates `FOLDER/failed` if it cannot be kept running."""
+    """Runs the MPS daemon of a GPU until nobody uses it. Creates the file `FOLDER/failed` if the daemon cannot be
+    kept running.
+    """
     for name in (PIPES, LOGS):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | environment_of(folder) | {"CUDA_VISIBLE_DEVICES": gpu}

@@ -1,8 +1,8 @@
-"""Decides this process's share of GPU memory before the JAX backend takes any.
+"""Limits how much GPU memory this process may allocate, before the JAX backend starts.
 
-By default JAX allocates three quarters of each GPU at once, or nearly all remaining memory. A second process then
-finds no memory even for the handles of CUDA libraries, which JAX does not allocate. Here free memory is queried
-first, and a process may allocate most of it on demand. Environment variables set by the user take precedence.
+By default, JAX allocates three quarters of each GPU at once, or nearly all remaining memory. A second process then
+has no memory left, not even for the handles of CUDA libraries. Here, the free memory is queried first, and the
+process may allocate most of it on demand. Environment variables set by the user take precedence.
 """
 
 import contextlib
@@ -20,15 +20,18 @@ from rollmill.gpus.memory import HINT, GpuMemory
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 FRACTIONS = (FRACTION, "XLA_CLIENT_MEM_FRACTION")
-"""JAX's old and new name. It refuses to start with both."""
+"""Old and new name of the JAX variable for the memory fraction. JAX refuses to start if both are set."""
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 JAX_FRACTION = 0.75
-"""JAX's own share, where nobody chooses."""
+"""Share of GPU memory that JAX allocates by default."""
 IN_USE = 0.92
-"""Part of the free memory that a process may take. The rest is for what CUDA keeps beside JAX's part."""
+"""Share of the free memory that a process may allocate. The rest is left to memory that CUDA allocates outside
+JAX.
+"""
 MIN_FREE = 2**30
-"""Free bytes of a GPU without which no process starts there: its context and the handles of libraries take about
-600 MB on an H100 before a training has any array."""
+"""Minimum free bytes of a GPU for a process to start. On an H100, the CUDA context and library handles take about
+600 MB before a run has any array.
+"""
 
 _chosen: float | None = None
 _as_needed = False
@@ -37,9 +40,10 @@ _memory: tuple[GpuMemory, ...] = ()
 
 
 def choose_fraction(fraction: float) -> None:
-    """Chooses the share of each GPU's memory to take when the JAX backend starts.
+    """Sets the fraction of each GPU's memory that JAX allocates when its backend starts.
 
-    Raises a `UsageError` if it comes too late, if there is no GPU, or if a variable says otherwise.
+    Raises a `UsageError` if the backend has already started, if there is no GPU, or if an environment variable
+    sets another fraction.
     """
     global _chosen
     name = f"memory_fraction={fraction:g}"
@@ -58,9 +62,9 @@ def choose_fraction(fraction: float) -> None:
 
 @contextlib.contextmanager
 def asked_memory() -> Iterator[None]:
-    """Limits a JAX backend that starts inside to the free memory of GPUs, unless the user has chosen.
+    """Limits a JAX backend that starts in its context to the free GPU memory, unless the user has set a limit.
 
-    Raises a `DeviceMemoryError` if there is too little, and names the processes that hold it.
+    Raises a `DeviceMemoryError` if too little memory is free. The error names the processes that hold it.
     """
     if backend_has_started() or not takes_gpus():
         yield
@@ -80,11 +84,10 @@ def asked_memory() -> Iterator[None]:
 def memory_variables(
     memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
 ) -> dict[str, str]:
-    """Returns environment variables with which JAX allocates the free memory, or a `fraction` of it, except
-    variables set by the user.
+    """Returns the environment variables with which JAX allocates the free memory, or a `fraction` of it.
 
-    `memory` is the memory of the GPUs that JAX will use, empty if unknown. Raises a `DeviceMemoryError` if too
-    little is free.
+    Variables that the user has set are left out. `memory` describes the GPUs that JAX will use, and is empty if
+    unknown. Raises a `DeviceMemoryError` if too little memory is free.
     """
     for each in memory:
         if each.free < MIN_FREE:
@@ -112,7 +115,8 @@ def memory_variables(
 def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> None:
     """Checks that a fraction of each GPU is free, in addition to the memory that every process needs to start.
 
-    Raises a `DeviceMemoryError` otherwise, which names the processes that hold the memory.
+    Raises a `DeviceMemoryError` otherwise, which names the processes that hold the memory. `name` is the option in
+    its message.
     """
     for each in memory:
         if fraction * each.total > each.free - MIN_FREE / 2:
@@ -129,18 +133,20 @@ def free_share(memory: GpuMemory) -> float:
 
 
 def takes_gpus() -> bool:
-    """Returns whether the JAX backend will use NVIDIA GPUs, as far as known before it starts."""
+    """Returns whether the JAX backend will use NVIDIA GPUs, as far as this is known before it starts."""
     first = (jax.config.values["jax_platforms"] or "").split(",")[0].strip() or "cuda"
     return first in ("cuda", "gpu") and driver_is_there() and jax_has_cuda()
 
 
 def takes_as_needed() -> bool:
-    """Returns whether this process allocates GPU memory on demand. Known once the JAX backend has started."""
+    """Returns whether this process allocates GPU memory on demand. Valid only after the JAX backend
+    has started.
+    """
     return _as_needed
 
 
 def memory_notes() -> list[str]:
-    """Describes each GPU in use by other processes when the JAX backend started."""
+    """Returns a note for each GPU that other processes were using when the JAX backend started."""
     return [
         f"{each}; free memory is allocated on demand" if _as_needed else str(each)
         for each in _memory
@@ -149,7 +155,7 @@ def memory_notes() -> list[str]:
 
 
 def backend_has_started() -> bool:
-    """Returns whether the JAX backend has started, and so has its memory."""
+    """Returns whether the JAX backend has started, and therefore already has its memory."""
     from jax._src import xla_bridge  # JAX tells it nowhere else
 
     return xla_bridge.backends_are_initialized()

@@ -1,4 +1,4 @@
-"""Several processes on each GPU: which way of sharing it, and the environment variables of each process."""
+"""Chooses how several processes share each GPU, and returns the environment variables of each process."""
 
 import contextlib
 import os
@@ -18,36 +18,38 @@ SHARINGS: tuple[str, ...] = get_args(GpuSharing)
 Way: TypeAlias = Literal["mps", "mig", "turns"]
 
 MAX_CLIENTS = 48
-"""Clients of one MPS daemon, from Volta on (CUDA's documentation of MPS)."""
+"""Maximum number of clients of one MPS daemon, from Volta on (CUDA's documentation of MPS)."""
 HANDLE_BYTES = 5 * 2**27
-"""Bytes of each process outside of its part: a CUDA context, kernels and handles of libraries on an H100."""
+"""Bytes that each process needs beside its part of the memory: a CUDA context, kernels and library handles on an
+H100.
+"""
 MIN_PART = 0.25
-"""Least part of its equal share that a process may allocate, where there are more than fit."""
+"""Minimum fraction of its equal share that a process may allocate, if more processes run than fit."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A process's part of a GPU."""
+    """The part of a GPU that one process may use."""
 
     gpu: Gpu
     device: str
-    """UUID of the GPU or of a slice, for CUDA_VISIBLE_DEVICES."""
+    """UUID of the GPU or MIG slice, for CUDA_VISIBLE_DEVICES."""
     memory_bytes: int
-    """Memory that it may allocate."""
+    """Bytes of memory that the process may allocate."""
     memory_fraction: float
-    """The same as a fraction of the device's memory."""
+    """`memory_bytes` as a fraction of the device's memory."""
     share: float | None = None
-    """Share of the multiprocessors that it may use at most, or None for all of them."""
+    """Maximum share of the multiprocessors that the process may use, or None for all of them."""
     daemon: MpsDaemon | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """File descriptors to be inherited by the process."""
+        """File descriptors that the process must inherit."""
         lock = None if self.daemon is None else self.daemon.lock
         return () if lock is None else (lock,)
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of the process, except fractions set by the user.
+        """Returns the environment variables of the process, except memory fractions that the user has set.
 
         Memory is allocated on demand, so that other processes can use the remaining memory.
         """
@@ -62,31 +64,31 @@ class Instance:
 
 
 class SharedGpus(NamedTuple):
-    """GPUs, and how processes share them while the context of `shared_gpus` lasts."""
+    """GPUs, and the way in which processes share them, while the context of `shared_gpus` lasts."""
 
     gpus: Sequence[Gpu]
     way: Way
     reason: str
-    """Why so."""
+    """Reason why this way of sharing was chosen."""
     daemons: Mapping[str, MpsDaemon]
-    """Daemons of MPS by the GPU's UUID."""
+    """MPS daemons, by the UUID of their GPU."""
 
     @property
     def start_seconds(self) -> float:
-        """Time that starting daemons took."""
+        """Seconds spent starting the MPS daemons."""
         return fsum(daemon.seconds for daemon in self.daemons.values())
 
     def divide(
         self, instances: int, *, share: float | None = None, limits: Mapping[str, int] | None = None
     ) -> list[Instance]:
-        """Divides these GPUs as `divide_gpus` does."""
+        """Divides these GPUs into `instances` instances. See `divide_gpus`."""
         return divide_gpus(self.gpus, instances, way=self.way, daemons=self.daemons, share=share, limits=limits)
 
 
 def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
-    """Chooses how GPUs are shared, and gives the reason.
+    """Chooses how processes share GPUs, and returns the reason for the choice.
 
-    Raises a `UsageError` if they cannot be shared as wanted.
+    Raises a `UsageError` if the GPUs cannot be shared as wanted.
     """
     sliced, missing = any(gpu.slices for gpu in gpus), find_mps()
     if wanted == "mig" and not sliced:
@@ -105,9 +107,9 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
 
 @contextlib.contextmanager
 def shared_gpus(gpus: Sequence[Gpu], wanted: GpuSharing) -> Iterator[SharedGpus]:
-    """Lets processes share GPUs. Daemons of MPS run until the context ends.
+    """Prepares GPUs to be shared while its context lasts, and runs the MPS daemons that this needs.
 
-    Where MPS was not requested and its daemon does not start, processes take turns. If it was, raises
+    If an MPS daemon does not start, processes take turns, unless MPS was requested. In that case, raises
     `MpsUnavailable`. Raises a `UsageError` if the GPUs cannot be shared as wanted.
     """
     way, reason = choose_sharing(gpus, wanted)
@@ -133,11 +135,18 @@ def divide_gpus(
     share: float | None = None,
     limits: Mapping[str, int] | None = None,
 ) -> list[Instance]:
-    """Divides GPUs into instances, of every GPU in turns, each with an equal part of its GPU's free memory.
+    """Divides GPUs into instances, each with an equal part of the free memory of its GPU.
 
-    Daemons and the `limits`, the maximum instances of each GPU or slice, are by UUID. Limits add up to `instances`
-    at least. `share` is the fraction of the multiprocessors that each may use at most. Raises a `UsageError` if
-    MPS cannot serve that number of processes.
+    Args:
+        gpus: the GPUs, which get instances in turns.
+        instances: number of instances.
+        way: how processes share a GPU.
+        daemons: MPS daemons, by the UUID of their GPU.
+        share: maximum fraction of the multiprocessors of each instance. None for all.
+        limits: maximum number of instances by UUID of a GPU or slice. They must add up to at least `instances`.
+
+    Raises:
+        UsageError: MPS cannot serve that number of processes.
     """
     devices = [(gpu, *device) for gpu in gpus for device in _devices(gpu, way)]
     most = dict.fromkeys((device for _, device, *_ in devices), instances) if limits is None else limits
@@ -156,7 +165,9 @@ def divide_gpus(
 
 
 def part_of(free: int, processes: int) -> float:
-    """Returns the bytes of free memory that each of several processes may allocate, beside its handles."""
+    """Returns the bytes of free memory that each of several processes may allocate, besides memory for library
+    handles.
+    """
     share = free / processes
     return max(MIN_PART * share, min(IN_USE * share, share - HANDLE_BYTES))
 

@@ -1,1 +1,1 @@
-"""Searches for the fastest plan by short runs in separate processes."""
+"""Searches for the fastest plan of a run, by short runs in separate processes."""

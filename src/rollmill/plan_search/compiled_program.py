@@ -1,4 +1,4 @@
-"""Determines the memory of a compiled training program before it runs, and times its iterations."""
+"""Determines how much memory a compiled training program needs before it runs, and times its iterations."""
 
 import json
 import os
@@ -16,20 +16,23 @@ from rollmill.programs.compiled import CompiledProgram
 from rollmill.training.training import PreparedTraining
 
 RUN_BYTES = 15_000_000
-"""Memory of a run besides its arrays: files, logs, and threads."""
+"""Approximate memory of a run besides its arrays, in bytes: files, logs, and threads."""
 HELD_STATES = 5
-"""States that a run holds besides the one that an iteration begins with: those around windows of iterations
-whose metrics are not written yet, the result of the next iteration, and the one to which it would go back."""
+"""Number of training states that a run holds in addition to the input of an iteration.
+
+They are the states around windows of iterations whose metrics have not been written yet, the result of the next
+iteration, and the state to which the run would return after a fault.
+"""
 TIMED_SECONDS = 0.3
-"""Time that iterations are repeated for to be timed. At least one is timed."""
+"""Seconds for which iterations are repeated to time them. At least one iteration is timed."""
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """Returns the memory that a run in one program needs, and the program's identity. Returns None if workers
+    """Describes the memory and the identity of a run in one program, as a JSON value. Returns None if workers
     train.
 
     `bytes` counts arguments, temporary arrays and states on one device. `process` counts other memory of this
-    process, and `held` memory already in use on a device with memory of its own. Equal programs have an equal
+    process, and `held` the memory already in use on a device with its own memory. Equal programs have an equal
     `identity`.
     """
     program = prepared.program
@@ -48,28 +51,29 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
 
 
 class MemoryNeed(NamedTuple):
-    """Memory of a run in one program, in bytes."""
+    """Memory that a run in one program needs, in bytes."""
 
     device: int
-    """Bytes of the training on each device."""
+    """Bytes that the run needs on each device."""
     devices: int
     process: int | None
-    """Bytes of the process beside it, or None if devices have memories of their own, or the system does not
-    tell."""
+    """Other bytes that the process holds. None if devices have their own memory, or if the system does not report
+    it.
+    """
     limit: int | None
-    """Memory of one GPU that JAX may allocate, or of the machine, or None where it is unknown."""
+    """Bytes that JAX may allocate on one GPU, or the memory of the machine. None if unknown."""
 
     @property
     def total(self) -> int:
-        """The bytes to compare with the limit."""
+        """Bytes of the run to compare with `limit`."""
         return self.device if self.process is None else self.process + self.device * self.devices
 
 
 def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
-    """Returns the memory of a run, from its compiled program.
+    """Returns the memory that a run needs, according to its compiled program.
 
-    CPU devices share the memory of the machine, with the process. Returns None if workers train, or if XLA does
-    not report it.
+    CPU devices share the memory of the machine with the process. Returns None if workers train, or if XLA does not
+    report the memory of the program.
     """
     compiled, program = describe_program(prepared), prepared.program
     if compiled is None or program is None or compiled["bytes"] is None:
@@ -81,7 +85,7 @@ def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
 
 
 def iteration_seconds(prepared: PreparedTraining) -> float | None:
-    """Returns the seconds of an iteration, or None if early ones only fill a replay memory."""
+    """Measures the seconds of an iteration. Returns None if early iterations only fill a replay memory."""
     program = prepared.program
     if program is None or program.sums_iterations:
         return None
@@ -95,7 +99,9 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:
-    """Returns the seconds of an unfused rollout of all environments on one device, or None without a program."""
+    """Measures the seconds of an unfused rollout of all environments on one device. Returns None without a
+    program.
+    """
     program, graph = prepared.program, prepared.algorithm
     if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
         return None
@@ -132,12 +138,14 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
 
 
 def most_memory(prepared: PreparedTraining) -> int:
-    """Returns the peak bytes in use on any of the program's devices, or 0 without device memory."""
+    """Returns the peak of bytes in use on any device of the program, or 0 if devices do not have their
+    own memory.
+    """
     return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
 
 
 def memory_in_use(devices: Sequence[Any]) -> int:
-    """Returns the bytes in use of the fullest device, or 0 where devices have no memory of their own."""
+    """Returns the bytes in use on the fullest device, or 0 if devices do not have their own memory."""
     return _of_fullest(devices, "bytes_in_use")
 
 

@@ -1,4 +1,4 @@
-"""Searches for a plan on this machine."""
+"""Searches for the fastest plan of a run on this machine, or reuses the stored result of an earlier search."""
 
 import os
 import time
@@ -36,51 +36,55 @@ from rollmill.runs.options import RunOptions
 from rollmill.training.request import TrainingRequest
 
 END_SECONDS = 6.0
-"""Seconds of a budget that are kept for the end of the last candidate's processes, at most a tenth of it."""
+"""Seconds of a search's budget that are reserved for ending the last candidate's processes, at most a tenth of the
+budget.
+"""
 MAX_INSTANCES = 4
-"""Most processes of one training that share a GPU under MPS. Each number of them is one more candidate."""
+"""Maximum number of processes of a run that share a GPU under MPS. Each number up to it is a
+separate candidate.
+"""
 
 
 UNSEARCHED = ("run_dir", "resume_if_exists", "track", "dashboard", "quiet", "tensorboard")
-"""Settings of a training that candidates do not take over."""
+"""Options of a run that candidates do not take over."""
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search for a plan."""
+    """A request to search for the fastest plan of a run."""
 
     training: TrainingRequest
     objective: Objective = "keep-batch"
     budget: float = DEFAULT_BUDGET
-    """Seconds."""
+    """Maximum duration of the search in seconds."""
     fresh: bool = False
-    """Search although there is a result of an earlier search."""
+    """True to search again even if the result of an earlier search is stored."""
 
     @property
     def options(self) -> RunOptions:
-        """The options of the run, as requested."""
+        """The options of the run, as the user requested them."""
         return self.training.options
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """Fields of candidates that the user has chosen."""
+        """Fields of candidates whose values the user has chosen."""
         given, options = self.training.settings, self.options
         return {name: getattr(options, name) for name in DECIDED if name in given}
 
 
 class FoundPlan(NamedTuple):
-    """The result of a search."""
+    """The plan that a search has chosen, and the table of its candidates."""
 
     plan: Plan
     table: PlanTable
     is_stored: bool
-    """True if the result is that of an earlier search."""
+    """True if the plan was found by an earlier search."""
 
 
 def leave_devices() -> dict[str, str]:
-    """Lets this process take no more of an accelerator's memory than it needs, if JAX has not started yet.
+    """Makes this process allocate accelerator memory only on demand, if JAX has not started yet.
 
-    Returns the environment for processes that train, as the user has set it.
+    Returns the environment variables for processes that train, as the user has set them.
     """
     environment = dict(os.environ)
     leave_device_memory()
@@ -88,7 +92,7 @@ def leave_devices() -> dict[str, str]:
 
 
 def this_machine() -> Machine:
-    """This machine, as far as JAX may use it. Starts the JAX backend."""
+    """Describes this machine, as far as JAX may use it. Starts the JAX backend."""
     devices = jax.local_devices()
     gpus = [device for device in devices if device.platform != "cpu"]
     memory = device_memory(gpus[0]) if gpus else None
@@ -97,7 +101,7 @@ def this_machine() -> Machine:
 
 
 def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> Workload:
-    """Returns the numbers of a graph that the candidates depend on. `waiting` is the share of `waiting_share`."""
+    """Returns the sizes of a run that its candidates depend on. `waiting` is the result of `waiting_share`."""
     loops = graph.loops
     return Workload(
         num_envs=loops.num_envs,
@@ -112,9 +116,9 @@ def workload_of(graph: Graph, options: RunOptions, *, waiting: float = 0.0) -> W
 
 
 def list_candidates(request: SearchRequest, machine: Machine, workload: Workload) -> list[Candidate]:
-    """Returns the candidates of a request.
+    """Returns the candidates for a search request, in the order in which they should be tried.
 
-    Raises a `UsageError` if none has the values that the user has chosen.
+    Raises a `UsageError` if no candidate has the values that the user has chosen.
     """
     found = restricted(candidates(machine, workload, request.objective), request.fixed)
     if not found:
@@ -134,12 +138,12 @@ def find_plan(
     machine: Machine | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> FoundPlan:
-    """Searches for the fastest plan on this machine or `machine`, or takes the result of an earlier search.
+    """Searches for the fastest plan on this machine or on `machine`, or returns the result of an earlier search.
 
-    `graph_of` returns the graph with a number of environments, or with the user's own for None. `environment`
-    contains the variables of processes that train. `say` is called with a line for each candidate that is tried.
-    Raises a `UsageError` if there is no candidate, or none can run, and `SearchStopped` after a signal, when all
-    processes have ended.
+    `graph_of` returns the graph with a given number of environments, or with the user's own number for None.
+    `environment` contains the environment variables of processes that train. `say` is called with a line of text
+    for each candidate that is tried. Raises a `UsageError` if there is no candidate, or if none can run. Raises
+    `SearchStopped` after a signal, once all processes have ended.
     """
     graph_of = cache(graph_of)
     graph, machine = graph_of(None), machine or this_machine()

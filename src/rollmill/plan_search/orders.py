@@ -1,4 +1,4 @@
-"""Orders to a command's child processes: train one or several runs, resume a run, search for a plan."""
+"""Orders that a command sends to its child processes: to train or resume runs, or to search for a plan."""
 
 import json
 import os
@@ -24,68 +24,78 @@ SOURCE = "the order"
 
 @dataclass(frozen=True)
 class SearchOrder:
-    """A search for a plan."""
+    """An order to search for the fastest plan of a run."""
 
     request: TrainingRequest
-    """The training. Placement that it gives narrows the search."""
+    """The run to plan. Placement options that it contains narrow the search."""
     output: str
-    """File that the plan is written to."""
+    """Path of the file to which the plan is written."""
     objective: Objective = "keep-batch"
     budget: float = DEFAULT_BUDGET
-    """Seconds."""
+    """Maximum duration of the search in seconds."""
     fresh: bool = False
-    """Search although there is a result of an earlier search."""
+    """True to search again even if the result of an earlier search is stored."""
 
 
 @dataclass(frozen=True)
 class PopulationOrder:
-    """Rules by which the members of a population copy each other."""
+    """The part of an order that describes population-based training: its rule and its members."""
 
     rule: EvolutionRule
     folder: str
-    """Directory of their file of rungs."""
+    """Directory of the file in which the population records its rungs."""
     members: tuple[int, ...]
-    """Numbers of these members among all."""
+    """Numbers of the members to train, among all members of the population."""
     total: int
-    """Number of members at the beginning."""
+    """Number of members with which the population began."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order to a child process: one of its kinds, and what belongs to it."""
+    """An order that a child process reads from its standard input: to train, to resume, or to search."""
 
     train: TrainingRequest | None = None
     resume: str | None = None
-    """The directory of the run to resume."""
+    """Directory of the run to resume, or None."""
     track: tuple[str, ...] = ()
-    """Trackers of the run to resume."""
+    """Names of the trackers of the run to resume."""
     search: SearchOrder | None = None
     together: tuple[TrainingRequest, ...] = ()
-    """Trainings to run side by side in one program."""
+    """Runs to train side by side in one program."""
     population: PopulationOrder | None = None
-    """How these take over from each other, if they do."""
+    """Rules by which the runs in `together` copy each other, or None."""
 
     @property
     def trained(self) -> TrainingRequest:
-        """Returns the training request of an order. Raises a `UsageError` if the order has none."""
+        """The run to train. Raises a `UsageError` if the order contains none."""
         if self.train is None:
             raise UsageError(f"{SOURCE} says nothing.")
         return self.train
 
 
 def read_order(data: bytes) -> Order:
-    """Reads an order. Raises a `UsageError` if the data holds none."""
+    """Reads an order from JSON. Raises a `UsageError` if the data does not contain one."""
     return read_as(Order, parse_json(data, where=SOURCE, error=UsageError), where=SOURCE, error=UsageError)
 
 
 def start_child(
     order: Order, *, name: str, cores: Sequence[int] = (), forks: Forks | None = None, **options: Any
 ) -> Child:
-    """Starts a process that does what an order says, with a name for lists of processes, on some or all cores.
+    """Starts a process that carries out an order.
 
-    Takes the options of `core.children.start_python`. If `forks` can fork the process, it is in a session of its
-    own, and writes errors where it writes its output. A request for a checkpoint never ends the process, not even
-    while it starts. Raises an `OSError` if no process can be started.
+    Args:
+        order: what the process does.
+        name: name of the process in process lists.
+        cores: numbers of the cores to run on. Default: all cores.
+        forks: forks the process, if possible. A forked process has its own session, and writes errors to its
+            output.
+        **options: options of `core.children.start_python`.
+
+    Returns:
+        The process. A request for a checkpoint never ends it, even while it starts.
+
+    Raises:
+        OSError: no process can be started.
     """
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(plain(writable(asdict(order)))).encode())

@@ -1,4 +1,4 @@
-"""Controls the process that compiles one candidate and trains it for a short time."""
+"""Controls the process that compiles one candidate of a plan search and trains it for a short time."""
 
 import contextlib
 import json
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 LOOK_SECONDS = 0.05
 MEMORY_SECONDS = 0.5
-"""Time between two looks at the memory of all processes, which costs them some time."""
+"""Seconds between two measurements of the memory of all processes, which slow the processes down."""
 START_SECONDS = 600.0
-"""Longest time for a candidate to compile, and to come to its first iterations."""
+"""Maximum seconds for a candidate to compile and to reach its first iterations."""
 WARM_SECONDS = 0.5
 STEADY_SECONDS = 3.0
-"""Time that throughput is measured for, after warming up."""
+"""Seconds for which throughput is measured after the warm-up."""
 SOONEST_STOP_SECONDS = 1.0
 EARLY_MARGIN = 1.2
-"""A training is stopped early if even this many times its throughput is less than the best so far."""
+"""A run is stopped early if even its throughput times this factor is lower than the best throughput so far."""
 
 
 class SearchStopped(RollmillError):
-    """A signal ended the search."""
+    """Error: a signal has ended the search for a plan."""
 
     def __init__(self, name: str, exit_code: int) -> None:
         super().__init__(f"the search for a plan was stopped by {name}. Nothing was written.")
@@ -44,17 +44,18 @@ class SearchStopped(RollmillError):
 
 
 class MetricsPoint(NamedTuple):
-    """A line of the metrics."""
+    """The environment steps and the time of one line of a run's metrics."""
 
     seconds: float
     env_steps: int
 
 
 class CandidateProcess:
-    """A process of `rollmill.cli.measured`, with a temporary run directory and its own environment variables.
+    """A process of `rollmill.cli.measured` that tries one candidate, with a temporary run directory and its own
+    environment variables.
 
-    It imports what it needs, which takes seconds, and waits for `prepare`. `check_stop` raises `SearchStopped`
-    after a signal.
+    The process imports its modules, which takes seconds, and then waits for `prepare`. `check_stop` raises
+    `SearchStopped` after a signal.
     """
 
     def __init__(self, *, check_stop: Callable[[], None], environment: dict[str, str]) -> None:
@@ -83,12 +84,14 @@ class CandidateProcess:
         os.set_blocking(self._reports, False)
 
     def prepare(self, training: TrainingRequest) -> None:
-        """Lets the process compile a run, and report it as `program`."""
+        """Tells the process to compile a run and to report the program, which `ask` returns under the name
+        `program`.
+        """
         own = {"run_dir": str(self._folder / "run"), "quiet": True, "tensorboard": False}
         self._send(json.dumps(training.changed(own).to_json()))
 
     def close(self) -> None:
-        """Kills the process and all that it has started, and removes its run."""
+        """Kills the process and all processes that it has started, and removes its run directory."""
         family = descendants_of(self.process.pid)
         self.process.kill()
         self.process.wait()
@@ -99,9 +102,9 @@ class CandidateProcess:
         self._temporary.close()
 
     def ask(self, command: str | None, name: str, *, seconds: float) -> Any:
-        """Sends a command, if given, and waits for the report `name`.
+        """Sends a command to the process, if one is given, and returns the report named `name`.
 
-        Raises `CannotRun` with the reason if the process has ended, and `OutOfTime` without an answer within
+        Raises `CannotRun` with the reason if the process has ended, and `OutOfTime` if no report arrives within
         `seconds`.
         """
         if command is not None:
@@ -109,11 +112,12 @@ class CandidateProcess:
         return self._wait(lambda: self._report(name), seconds=seconds)[0]
 
     def measure(self, *, bound: float | None, seconds: float, seeds: int, learns_from: int) -> Measurement:
-        """Trains for at most `seconds`, with `seeds` seeds side by side.
+        """Trains the candidate for at most `seconds`, with `seeds` seeds side by side, and returns its speed and
+        memory.
 
-        It stops early once `bound` steps a second cannot be reached. Nothing is learned before `learns_from`
-        environment steps. Raises `CannotRun` if the training ended with an error, and `OutOfTime` after too few
-        iterations.
+        Training stops early once it is clear that `bound` steps per second cannot be reached. Nothing is learned
+        before `learns_from` environment steps. Raises `CannotRun` if training ended with an error, and `OutOfTime`
+        if there were too few iterations.
         """
         self._send("begin")
         memory = _PeakMemory(self.process.pid)
@@ -183,10 +187,11 @@ class CandidateProcess:
 def measured_between(
     points: Sequence[MetricsPoint], *, bound: float | None, learns_from: int, ended: bool
 ) -> Measurement | None:
-    """Returns the throughput by the lines of metrics so far. None if it is too early to tell.
+    """Computes the throughput of a run from the lines of its metrics so far. Returns None if it is too early to
+    tell.
 
-    A training is stopped early if it cannot reach `bound` steps a second. Nothing is learned before `learns_from`
-    environment steps. `ended` says that no more lines will come.
+    The result has `stopped_early` set if the run cannot reach `bound` steps per second and should be stopped.
+    Nothing is learned before `learns_from` environment steps. If `ended` is True, no further lines will come.
     """
     warm = [point for point in points if point.env_steps >= learns_from]
     steady = [point for point in warm if point.seconds >= warm[0].seconds + WARM_SECONDS]

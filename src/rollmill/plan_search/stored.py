@@ -1,4 +1,4 @@
-"""Results of plan searches in the cache: `plans/`, a file for each graph, machine, version and objective."""
+"""Stores the results of plan searches in the cache, one file per graph, machine, version and objective."""
 
 import contextlib
 import hashlib
@@ -16,13 +16,13 @@ from rollmill.plan_search.search.rows import PlanTable
 from rollmill.planning.plan import Plan
 
 VERSION = 1
-"""Version of the form of these files, and of the rules by which candidates are judged."""
+"""Version of the file format, and of the rules by which candidates are judged."""
 MAX_BYTES = 2**22
 
 
 @dataclass(frozen=True)
 class StoredSearch:
-    """A result as JSON holds it."""
+    """The result of a plan search in the form of its JSON file."""
 
     budget: float
     plan: dict[str, Any]
@@ -30,13 +30,17 @@ class StoredSearch:
 
 
 def file_for(what: Mapping[str, Any]) -> Path:
-    """Returns the file for the result of a search. `what` has all that it depends on, as JSON."""
+    """Returns the path of the file for the result of a search. `what` holds everything that the result depends on,
+    as JSON.
+    """
     digest = hashlib.sha256(json.dumps({"version": VERSION, **what}, sort_keys=True).encode()).hexdigest()
     return cache_root() / "plans" / f"{digest[:24]}.json"
 
 
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
-    """Returns an earlier result, or None if there is none, or if a larger budget may find a better plan."""
+    """Returns the result of an earlier search. Returns None if there is none, or if the larger `budget` may find a
+    better plan.
+    """
     try:
         value = parse_json(
             folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES
@@ -51,7 +55,7 @@ def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
 
 
 def store(file: Path, table: PlanTable, plan: Plan, *, budget: float) -> None:
-    """Stores a result atomically. If it cannot be written, the next search starts from scratch."""
+    """Writes the result of a search atomically. If it cannot be written, the next search starts from scratch."""
     text = json.dumps(asdict(StoredSearch(budget, plan.to_json(), table)), indent=1)
     with contextlib.suppress(OSError, CheckpointError):
         folder = folder_in_cache(file)

@@ -1,4 +1,4 @@
-"""Judges the candidates of a plan search by compiling and training them in processes of their own."""
+"""Judges the candidates of a plan search by compiling and training them in separate processes."""
 
 import math
 import time
@@ -20,11 +20,14 @@ from rollmill.training.placing import choose_plan
 from rollmill.training.request import TrainingRequest
 
 CORES_FOR_THE_NEXT = 4
-"""Cores from which on the next candidate's process starts while a candidate compiles. Its imports end before that
-one is measured."""
+"""Number of cores from which the next candidate's process starts while a candidate still compiles.
+
+The imports of the next process end before the current candidate is measured.
+"""
 FURTHER_PROCESS = 0.9
-"""Memory of each further process of a training, by that of one that trains alone: they share libraries,
-and compile parts of the training."""
+"""Memory of each additional process of a run, relative to a process that trains alone. Processes share libraries,
+and each compiles only parts of the run.
+"""
 
 PLACED_BY_CANDIDATES = (
     "distribution",
@@ -36,39 +39,41 @@ PLACED_BY_CANDIDATES = (
     "asynchronous",
     "fusion",
 )
-"""Fields of `RunOptions` that a candidate decides."""
+"""Fields of `RunOptions` that a candidate sets."""
 
 
 @dataclass
 class ProcessTrials:
-    """The functions of `plan_search.search.Trials`, with one process at a time."""
+    """The functions of `plan_search.search.Trials`, which try one candidate at a time in a separate process."""
 
     graph_of: Callable[[int | None], Graph]
-    """The graph with a number of environments, or None for the user's own."""
+    """Returns the graph with a given number of environments, or with the user's own number for None."""
     training: TrainingRequest
-    """The training without the settings that candidates decide."""
+    """The run to plan, without the options that candidates set."""
     options: RunOptions
     machine: Machine
     workload: Workload
     check_stop: Callable[[], None]
     environment: dict[str, str]
     times: StageTimes | None = None
-    """Times of the stages of the unfused program on one device, once they are measured."""
+    """Seconds of the two stages of the unfused program on one device, or None before they are measured."""
     process_bytes: int | None = None
-    """Bytes that a process holds before it trains."""
+    """Bytes that a process holds before it trains, or None before they are measured."""
     program_bytes: dict[int, float] = field(default_factory=dict)
-    """Bytes that the unfused program on one GPU needs, by the number of environments."""
+    """Bytes that the unfused program needs on one GPU, by number of environments."""
     ends_at: float = math.inf
-    """End of the budget by `time.monotonic`. Until something was measured it does not count."""
+    """End of the budget, on the clock of `time.monotonic`. It does not apply until a candidate has
+    been measured.
+    """
     start_seconds: float = START_SECONDS
-    """Longest time for a candidate to compile, and again to be measured."""
+    """Maximum seconds for a candidate to compile, and again for it to be measured."""
     _has_measured: bool = False
     _open: tuple[Candidate, CandidateProcess] | None = field(default=None, repr=False)
     _next: CandidateProcess | None = field(default=None, repr=False)
     """A process that imports what it needs while another candidate is tried."""
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Ends all processes that have been started to try candidates."""
         self._end()
         if self._next is not None:
             self._next.close()
@@ -81,7 +86,7 @@ class ProcessTrials:
             self._open = None
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        """Returns the plan that carries a candidate out. Raises a `UsageError` if it cannot run."""
+        """Returns the plan of a candidate. Raises a `UsageError` if the candidate cannot run."""
         graph = self.graph_of(candidate.num_envs)
         plan = choose_plan(graph, self._options_of(candidate))
         in_program = plan.place == "program"
@@ -95,7 +100,7 @@ class ProcessTrials:
         return replace(plan, settings=settings)
 
     def check(self, candidate: Candidate) -> str | None:
-        """See `Trials`."""
+        """Returns the reason why a candidate cannot run, as far as it is known without trying, or None."""
         try:
             plan = self.plan_of(candidate)
         except UsageError as error:
@@ -116,7 +121,7 @@ class ProcessTrials:
         )
 
     def predict_memory(self, candidate: Candidate) -> MemoryEstimate:
-        """See `Trials`."""
+        """Compiles a candidate in a separate process, and predicts its memory. See `Trials.predict_memory`."""
         if candidate.place != "program":
             return MemoryEstimate(self._memory_of_workers(candidate))
         compiled = self._process(candidate).ask(None, "program", seconds=self._seconds)
@@ -128,7 +133,7 @@ class ProcessTrials:
         return MemoryEstimate(memory, compiled["identity"])
 
     def estimate_speed(self, candidate: Candidate) -> float | None:
-        """See `Trials`: by the stages of the unfused program on one device."""
+        """Estimates the speed of a candidate from the stage times of the unfused program on one device."""
         same_batch = self._num_envs(candidate) == self.workload.num_envs
         fused = candidate.fusion not in (None, "off") or (
             candidate.place == "mesh" and self._left_to_xla(candidate) is None
@@ -139,7 +144,7 @@ class ProcessTrials:
         return self.workload.batch(candidate.num_envs) / seconds
 
     def predict_speed(self, candidate: Candidate) -> float | None:
-        """Predicts the speed from a few iterations of the program. See `Trials`."""
+        """Predicts the speed of a candidate from a few iterations of its program. See `Trials.predict_speed`."""
         if candidate.place != "program":
             return None
         batch = self.workload.batch(candidate.num_envs)
@@ -154,7 +159,7 @@ class ProcessTrials:
         return batch / seconds
 
     def measure(self, candidate: Candidate, bound: float | None, seconds: float) -> Measurement:
-        """See `Trials`."""
+        """Trains a candidate briefly in its process, and returns its speed and memory. See `Trials.measure`."""
         process = self._process(candidate)
         graph = self.graph_of(candidate.num_envs)
         learns_from = 0 if graph.replay is None else graph.replay.steps_before_learning(graph.loops)

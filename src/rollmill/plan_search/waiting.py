@@ -1,4 +1,6 @@
-"""Whether the steps of host environments compute or wait, such as for a simulator, a network or a robot."""
+"""Measures whether the steps of host environments compute or wait, for example for a simulator, a network or a
+robot.
+"""
 
 import time
 from pathlib import Path
@@ -14,17 +16,19 @@ from rollmill.envs.host import replaced_by_legal
 
 WARM_STEPS, MIN_STEPS = 3, 10
 MAX_SECONDS = 1.0
-"""Time that steps are repeated for after the first ones, unless they are so slow that `MIN_STEPS` take longer."""
+"""Seconds for which steps are repeated after the first ones, unless `MIN_STEPS` steps take longer."""
 SCHEDULING = Path("/proc/thread-self/schedstat")
-"""Linux's account of this thread. Its second number is the nanoseconds that it was ready and had no core."""
+"""File in which Linux reports on the scheduling of a thread. Its second number is the nanoseconds spent ready
+without a core.
+"""
 
 
 def waiting_share(graph: Graph) -> float:
-    """Returns the share of a step's time in which an environment waits instead of computing, from 0 to 1.
+    """Measures the share of a step in which an environment waits instead of computing, from 0 to 1.
 
-    One environment takes random steps in this process. Time of all threads of the process counts as computing, and
-    time in which a core was lacking does not count. 0 for environments of JAX functions, and where an environment
-    fails, which its training will say.
+    One environment takes random steps in this process. The processor time of all threads counts as computing, and
+    time spent waiting for a free core does not count. Returns 0 for JAX environments, and for environments that
+    fail, since training will report the failure.
     """
     if graph.host is None:
         return 0.0

@@ -1,1 +1,1 @@
-"""From a graph to a plan: distribution policies, placement options, plans as files, and a picture of one."""
+"""Plans a run: distribution policies, placement options, plans as files, and drawings of plans."""

@@ -1,4 +1,4 @@
-"""Chooses a plan: from a file, or by a distribution policy and its counts."""
+"""Chooses the plan of a run: from a plan file, or from a distribution policy and its counts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,10 @@ from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
 
 def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
-    """Returns the plan of these options, without settings, which are options of the run (`settings_of`).
+    """Returns the plan that the placement options describe for a graph.
 
-    Raises a `UsageError` if it does not fit the graph or the options.
+    The plan has no settings, because these are options of the run (see `settings_of`). Raises a `UsageError` if
+    the plan does not fit the graph or the options.
     """
     if options.plan is not None:
         _refuse_beside_plan(options)
@@ -39,10 +40,10 @@ def _place_on(cluster: str) -> Place:
 
 
 def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *, saved: bool = False) -> Plan:
-    """Plans for graphs with unregistered parts (`custom`), which worker processes cannot rebuild.
+    """Adapts a plan to a graph with unregistered parts (`custom`), which worker processes cannot rebuild.
 
-    Training stays in threads of this process if the options allow it, unless the plan belongs to a resumed run
-    (`saved`). Raises a `UsageError` with the parts if the options ask for other processes.
+    If the options allow it, the run uses threads of this process, unless the plan belongs to a resumed run
+    (`saved`). Raises a `UsageError` with the names of the parts if the options require other processes.
     """
     if not custom or plan.place in ("program", "threads"):
         return plan
@@ -58,7 +59,8 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
 
 
 def settings_of(options: PlacementOptions) -> PlanSettings:
-    """Returns the settings of the plan that the options name, or empty ones without a plan, or if it has none.
+    """Returns the settings in the plan file that the options name. They are empty without a plan file, or if it
+    has none.
 
     Raises a `UsageError` if the file holds no plan.
     """
@@ -78,7 +80,9 @@ def _check_settings(plan: Plan, graph: Graph, options: PlacementOptions) -> None
 
 
 def uses_workers(options: PlacementOptions) -> bool:
-    """Returns whether a run with these options has workers, as far as this is known before its graph is built."""
+    """Returns whether a run with these options has workers, as far as this can be known before its graph
+    is built.
+    """
     one_program = options.distribution == "gpu-only" and options.plan is None
     return options.place not in (None, "program") or options.cluster is not None or not one_program
 

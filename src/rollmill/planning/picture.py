@@ -1,13 +1,14 @@
-"""Draws a plan: the role of each group, and the data between groups."""
+"""Draws a plan as text: the role of each group, and the data sent between groups."""
 
 from rollmill.dataflow import Graph, Interface, Owned, Partition, Role, interfaces, roles_of
 from rollmill.planning.plan import Plan
 
 
 def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
-    """Draws groups with their roles, and for each edge the bytes a second that it carries.
+    """Draws the groups of a plan with their roles, and each edge between groups with the bytes per second that it
+    carries.
 
-    They follow from the shapes of the graph, at `steps_per_second` steps of all environments together.
+    The bytes follow from the shapes of the graph, if all environments together make `steps_per_second` steps.
     """
     partition, edges = plan.partition, interfaces(graph)
     rate = steps_per_second / graph.loops.batch_size

@@ -1,7 +1,7 @@
-"""Options that say where a training runs, and the counts that distribution policies read.
+"""Placement options of a run, and the counts that distribution policies read.
 
-`distribution` names the policy that makes the partition into groups, `place` says whether groups are one program,
-threads, processes or Ray workers, and `plan` is a file with both, in place of these options.
+`distribution` names the policy that divides the algorithm into groups. `place` says whether groups run in one
+program, threads, processes or Ray workers. `plan` names a file that replaces both.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,20 @@ from rollmill.core.schema import check_fields, coerce
 from rollmill.planning.plan import AllReduceOption, Place
 
 DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "asynchronous": False}
-"""Values of the counts that are left out."""
+"""Values of counts that the user does not set."""
 
 COUNTS = tuple(DEFAULT_COUNTS)
 
 MAX_REPLICAS = 2**14
-"""Beyond what any machine has: a larger number is a slip, or an attempt to use up memory."""
+"""Maximum number of replicas. No machine has more, so a larger number is a mistake or an attempt to use
+up memory.
+"""
 Replicas: TypeAlias = Annotated[Count, Range(high=MAX_REPLICAS)]
 
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where a training runs."""
+    """Options that determine where a run computes."""
 
     devices: Annotated[int, Range(0, finite=False), Range(high=MAX_REPLICAS)] = 1
     """Devices that share the environments. 0 takes all there are."""
@@ -66,14 +68,15 @@ class PlacementOptions:
 
 
 PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
-"""Options that say where a training runs, and nothing else."""
+"""Names of the options that only determine where a run computes."""
 
 
 class Counts:
-    """The counts of `PlacementOptions`, each at least 1, and the names of those read by a distribution policy.
+    """The numbers of replicas from `PlacementOptions`, as a distribution policy reads them. Each is at least 1.
 
-    `workers` counts replicas with the environment only, `actors` replicas with the policy but not the update, and
-    `learners` replicas with gradients and update. With `asynchronous`, actors continue with the newest weights.
+    `workers` counts replicas that hold only the environment, `actors` replicas that hold the policy but not the
+    update, and `learners` replicas that hold gradients and update. With `asynchronous`, actors continue with the
+    newest weights. The object records which counts are read, so that options without effect can be rejected.
     """
 
     def __init__(
@@ -98,12 +101,12 @@ class Counts:
 
     @property
     def actors(self) -> int:
-        """Replicas of groups that hold the policy, but not the update."""
+        """Number of replicas that hold the policy, but not the update."""
         return self._number("actors")
 
     @property
     def learners(self) -> int:
-        """Replicas of groups that hold gradients and update together."""
+        """Number of replicas that hold gradients and update together."""
         return self._number("learners")
 
     @property
@@ -124,7 +127,9 @@ class Counts:
 
 
 def only_synchronous(counts: Counts, name: str) -> None:
-    """Raises a `UsageError` for asynchronous actors, since policy and update are in one group."""
+    """Raises a `UsageError` if `counts` has asynchronous actors, for a policy with policy and update in
+    one group.
+    """
     if counts.asynchronous:
         raise UsageError(
             f"{name} cannot be asynchronous, because its policy belongs to the learner's group. hint: use "

@@ -1,4 +1,6 @@
-"""A plan: a partition, the place of its groups, and settings. A frozen value that reads and writes JSON."""
+"""A plan: a partition into groups, the place in which they run, and settings. It can be read from and written to
+JSON.
+"""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +18,13 @@ Place = Literal["program", "threads", "processes", "mesh", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
 
 AllReduce = Literal["flat", "hierarchical", "host", "one-shot"]
-"""How the devices of a mesh take means: over all at once, over the instances of each GPU first, by the host, or by
-a kernel that reads the memory of all other GPUs."""
+"""Names of the ways in which the devices of a mesh compute means.
+
+`flat` is over all devices at once, `hierarchical` over the instances of each GPU first, `host` through host
+memory, and `one-shot` by a kernel that reads the memory of all other GPUs.
+"""
 AllReduceOption = Literal["auto", AllReduce]
-"""The same as an option: `auto` takes the fastest by timing."""
+"""Values of the option `reduction`: an `AllReduce`, or `auto` for the fastest by timing."""
 
 VERSION, WITH_SETTINGS = 1, 2
 """Versions of the JSON form. A plan without settings has the older one, which earlier releases read."""
@@ -28,7 +33,7 @@ MAX_BYTES = 2**20
 
 @dataclass(frozen=True)
 class SavedGroup:
-    """A group as JSON holds it."""
+    """A group of a plan in the form of its JSON file."""
 
     name: str
     fragments: tuple[str, ...]
@@ -39,13 +44,15 @@ class SavedGroup:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Options chosen together with a partition and its place. None means that the options of the run decide."""
+    """Options of a run that were chosen together with its partition and place. None leaves an option to
+    the run.
+    """
 
     devices: Annotated[int, Range(0, finite=False)] | None = None
-    """Devices that share one program."""
+    """Number of devices that share one program."""
     fusion: Literal["auto", "off", "rollout", "full"] | None = None
     num_envs: Count | None = None
-    """The number of environments that it was chosen for."""
+    """Number of environments that the plan was chosen for."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -53,7 +60,7 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan as JSON holds it."""
+    """A plan in the form of its JSON file."""
 
     version: int
     distribution: str
@@ -64,15 +71,15 @@ class SavedPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition, the place that its groups run in, and settings that belong to them."""
+    """A partition into groups, the place in which the groups run, and settings of the run."""
 
     partition: Partition
-    """The groups, as a distribution policy returned them."""
+    """The groups, as returned by a distribution policy."""
     place: Place = "program"
     """`program`: one compiled program in this process; `threads` of it; `processes` of this host; `mesh`: one
     program over several processes, each with its own devices; `ray`: workers that a Ray cluster places."""
     settings: PlanSettings | None = None
-    """Options of a plan that was searched for."""
+    """Options of a plan that was found by a search, or None."""
 
     @property
     def placement(self) -> "Plan":
@@ -80,9 +87,9 @@ class Plan:
         return replace(self, settings=None)
 
     def check(self, loops: Loops | None = None) -> None:
-        """Checks that the plan can run with the sizes of these loops.
+        """Checks that the plan can run with the number of environments and shards in `loops`.
 
-        Raises a `UsageError` that gives sizes which would fit.
+        Raises a `UsageError` that suggests sizes which would fit.
         """
         _check_place(self.place)
         check_partition(self.partition, loops)
@@ -94,7 +101,7 @@ class Plan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the plan as JSON, which `from_json` reads."""
+        """Returns the plan as a JSON value, which `from_json` reads."""
         groups = [{**group._asdict(), "fragments": list(group.fragments)} for group in self.partition.groups]
         placed = {"distribution": self.partition.name, "place": self.place, "groups": groups}
         if self.settings is None:
@@ -104,9 +111,9 @@ class Plan:
 
     @staticmethod
     def from_json(value: Any) -> "Plan":
-        """Reads a plan written by `to_json`, possibly edited since.
+        """Reads a plan from the JSON value that `to_json` returns, possibly edited by the user.
 
-        Raises a `UsageError` for a field that is missing, unknown, of another type, or invalid.
+        Raises a `UsageError` if a field is missing, unknown, of another type, or invalid.
         """
         saved = read_as(SavedPlan, value, where="the plan", error=UsageError)
         if saved.version not in (VERSION, WITH_SETTINGS):
@@ -126,7 +133,7 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """Returns the plan in a file. Raises a `UsageError` if there is none, or if it holds something else."""
+    """Reads a plan from a file. Raises a `UsageError` if the file does not exist or does not hold a plan."""
     try:
         with opened_named(path) as file:
             text = file.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""The search for the fastest plan: candidates, rules that exclude most of them, and a table.
+"""Searches for the fastest plan with functions that judge candidates, without running anything itself.
 
-This package is pure: the caller passes functions that return the memory and the speed of a candidate.
+The caller passes functions that return the memory and the speed of a candidate.
 """

@@ -1,4 +1,4 @@
-"""A candidate plan as options of `rollmill train`, with its expected seconds."""
+"""Candidate plans as options of `rollmill train`, and estimates of their speed."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -7,34 +7,39 @@ from typing import Any, NamedTuple
 from rollmill.planning.plan import Place
 
 WIDTHS = ("num_envs", "devices", "learners", "actors", "workers", "instances")
-"""Fields along which a branch grows. Candidates that differ in one of them alone are of one branch."""
+"""Fields of a candidate along which a branch grows. Candidates of one branch differ in only one of
+these fields.
+"""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Everything that a way to run consists of. None is left to the command's default."""
+    """One way to run a training job, which a plan search may try. None leaves a field to the default of `rollmill
+    train`.
+    """
 
     distribution: str = "gpu-only"
     place: Place = "program"
     devices: int = 1
-    """Devices that share one program."""
+    """Number of devices that share one program."""
     workers: int | None = None
     actors: int | None = None
     learners: int | None = None
     asynchronous: bool = False
     fusion: str | None = None
     num_envs: int | None = None
-    """Environments instead of the user's own number, where the batch may grow."""
+    """Number of environments if it differs from the user's, which only `grow-batch` allows. Otherwise None."""
     gpus: int = 0
-    """GPUs that it computes on, or 0 on a machine without."""
+    """Number of GPUs that the candidate uses, or 0 on a machine without GPUs."""
     instances: int = 1
-    """Instances of each GPU: learners that share it."""
+    """Number of learners that share each GPU."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Returns the fields that differ from the command's defaults, by name.
+        """The fields that differ from the defaults of `rollmill train`, by name.
 
-        GPUs and instances are left out: workers share GPUs if there are fewer.
+        GPUs and instances are left out, because workers share GPUs automatically if there are fewer GPUs than
+        workers.
         """
         default = asdict(Candidate())
         given = {name: value for name, value in asdict(self).items() if value != default[name]}
@@ -42,12 +47,12 @@ class Candidate:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Settings of the training request for this candidate, by name."""
+        """The options of a `TrainingRequest` that select this candidate, by name."""
         return {"distribution": self.distribution, "place": self.place, **self.settings}
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Returns the candidate as options of `rollmill train`, to print."""
+        """The candidate as command-line options of `rollmill train`, for printing."""
         words: list[str] = []
         for name, value in self.given.items():
             option = f"--{name.replace('_', '-')}"
@@ -56,7 +61,7 @@ class Candidate:
 
     @property
     def processes(self) -> int:
-        """Number of processes, including the coordinator of several."""
+        """Number of processes, including the coordinator if there are several."""
         if self.place in ("program", "threads"):
             return 1
         return 1 + sum(count for count in (self.workers, self.actors, self._learning) if count)
@@ -70,14 +75,16 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Distribution, place, fusion and asynchrony. Candidates of one kind have the same overheads.
+        """Distribution policy, place, fusion and asynchrony. Candidates of one kind have similar overheads.
 
-        The numbers in `WIDTHS`, such as `devices` and `workers`, do not count.
+        The numbers in `WIDTHS`, such as `devices` and `workers`, are not part of the kind.
         """
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 
     def branch(self, width: str) -> tuple[Any, ...]:
-        """Returns a key shared by all candidates that differ only in this width and its consequences."""
+        """Returns the key of a branch: all candidates that differ only in this width, and in what follows from it,
+        share a key.
+        """
         follows = "learners" if width == "instances" else "gpus"
         return tuple(value for name, value in asdict(self).items() if name not in (width, follows))
 
@@ -97,13 +104,16 @@ class Candidate:
 
 
 def width_of(candidate: Candidate, width: str) -> int:
-    """Returns the value of a width, or 1 if it is not set."""
+    """Returns the value of a field in `WIDTHS`, or 1 if the candidate does not set it."""
     value = getattr(candidate, width)
     return 1 if value is None else int(value)
 
 
 def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
-    """Returns the candidates that have these values. Processes that are to have no kernels say so."""
+    """Returns the candidates whose fields have the values in `fixed`.
+
+    If `fusion` is fixed to `off`, the result sets it explicitly in candidates that leave it open.
+    """
     chosen = [each for each in found if all(_has(each, name, value) for name, value in fixed.items())]
     if fixed.get("fusion") != "off":
         return chosen
@@ -119,18 +129,20 @@ def _has(candidate: Candidate, name: str, value: Any) -> bool:
 
 
 class StageTimes(NamedTuple):
-    """Seconds of the two stages of an iteration, for all environments in one program on one device."""
+    """Seconds of the two stages of an iteration (collecting and learning), for all environments in one program on
+    one device.
+    """
 
     collect: float
     learn: float
 
 
 def placed_seconds(candidate: Candidate, times: StageTimes, *, cores: int) -> float:
-    """Returns the seconds of an iteration of a placement, at the same number of environments.
+    """Estimates the seconds of an iteration under a candidate's placement, with the same number of environments.
 
-    This is a lower bound: replicas divide their stage evenly among the cores, replicas on a GPU do not slow each
-    other down, and messages cost nothing. Stages that wait for each other run one after another. A search corrects
-    the estimate by its first measurement of each kind.
+    The estimate is a lower bound: replicas divide their stage evenly among the cores, replicas on a GPU do not
+    slow each other down, and messages cost nothing. Stages that wait for each other run one after another. A
+    search corrects the estimate with its first measurement of each kind of candidate.
     """
     collecting = min(_collecting(candidate), cores)
     learning = min(candidate.ranks, cores)

@@ -1,4 +1,4 @@
-"""Enumerates candidate plans for a machine, cheap and promising ones first."""
+"""Lists the candidate plans for a machine, cheap and promising ones first."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,24 +12,28 @@ LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
 which times many kernels before it chooses among the same, comes last."""
 
 MIN_WAITING = 0.2
-"""Share of a step that is spent waiting from which on more processes than cores are tried. Less may be noise."""
+"""Minimum share of a step spent waiting for which more processes than cores are tried. A smaller share may be
+noise.
+"""
 
 MAX_CROWDING = 8
-"""Processes for each core that are tried at most, where environments wait."""
+"""Maximum number of processes per core that are tried if environments wait."""
 
 PROCESS_BYTES = 400_000_000
-"""Memory of a process that steps environments of Python: JAX and Gymnasium take 300 to 350 MB there."""
+"""Memory of a process that steps Python environments, in bytes. JAX and Gymnasium take 300 to 350 MB in such a
+process.
+"""
 
 MAX_WIDENING = 10
-"""Times that the number of environments is doubled at most."""
+"""Maximum number of times that the number of environments is doubled."""
 
 
 def candidates(machine: Machine, workload: Workload, objective: Objective = "keep-batch") -> list[Candidate]:
-    """Returns all candidates, in the order in which they should be tried.
+    """Returns all candidates for a run on a machine, in the order in which they should be tried.
 
-    A candidate need not be possible: whether it fits its graph and its machine is found out by the search, which
-    keeps the reason. Within a branch, narrower ones come first. Where the batch may grow, likely placements are
-    grown to their end before others are tried at all.
+    A candidate may turn out to be impossible: the search checks whether it fits the graph and the machine, and
+    records the reason. Within a branch, smaller candidates come first. If the batch may grow, likely placements
+    are tried with all numbers of environments before other placements are tried.
     """
     narrow = list(dict.fromkeys(_placements(machine, workload)))
     if objective == "keep-batch":
@@ -47,14 +51,14 @@ def _widened(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candid
 
 
 def widths_up_to(most: int) -> list[int]:
-    """Powers of two, and the largest number itself."""
+    """Returns the powers of two up to `most`, and `most` itself."""
     return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
 
 
 def most_stepping(machine: Machine, workload: Workload) -> int:
-    """Returns the largest number of processes that step environments side by side to advantage.
+    """Returns the largest number of processes that can usefully step environments side by side.
 
-    Each of them keeps a core busy for the share of a step that does not wait.
+    Each process keeps a core busy only for the share of a step in which its environment does not wait.
     """
     if not workload.on_host or workload.waiting < MIN_WAITING:
         return machine.cores

@@ -1,48 +1,49 @@
-"""Describes a machine and a run by numbers, from which candidates are enumerated."""
+"""Describes a machine and a run by numbers, from which candidate plans are listed."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Objective: TypeAlias = Literal["keep-batch", "grow-batch"]
-"""`keep-batch`: the learning problem stays as it is, only where and how it runs is chosen. `grow-batch`: the
-number of environments may grow, and the batch with it. That is another learning problem."""
+"""What a plan search may change. `keep-batch`: only where and how the run computes, so the learning problem stays
+the same. `grow-batch`: also the number of environments, and with it the batch, which is another learning problem.
+"""
 
 DEFAULT_BUDGET = 90.0
-"""Seconds that a search may take."""
+"""Default budget of a plan search in seconds."""
 
 DECIDED = (
     *("distribution", "place", "devices", "workers", "actors", "learners", "asynchronous"),
     "fusion",
 )
-"""Settings that a search chooses. One that is given narrows it."""
+"""Names of the options that a plan search chooses. If the user sets one, it narrows the search."""
 
 HOST_SHARE = 0.9
-"""Share of a host's memory that a training may take. The rest is for the system and other processes."""
+"""Share of a host's memory that a run may take. The rest is left to the system and other processes."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Cores, GPUs and memory to compute with."""
+    """The hosts, cores, GPUs and memory that a plan search may use."""
 
     cores: int
-    """Cores of each host."""
+    """Number of cores of each host."""
     memory: int | None = None
-    """Bytes of each host, or None if unknown."""
+    """Bytes of memory of each host, or None if unknown."""
     gpus_per_host: int = 0
     gpu_memory: int | None = None
-    """Bytes that a process may take of a GPU, or None if unknown."""
+    """Bytes that a process may allocate on each GPU, or None if unknown."""
     hosts: int = 1
     max_instances: int = 1
-    """Most instances of a GPU, 1 where processes cannot share one."""
+    """Maximum number of processes on each GPU, 1 if processes cannot share a GPU."""
 
     @property
     def gpus(self) -> int:
-        """Over all hosts."""
+        """Number of GPUs over all hosts."""
         return self.gpus_per_host * self.hosts
 
     @property
     def memory_limit(self) -> float | None:
-        """Bytes that a candidate may use of each GPU, or of the host if there is none."""
+        """Bytes that a candidate may use on each GPU, or on the host if there is no GPU."""
         if self.gpus:
             return None if self.gpu_memory is None else float(self.gpu_memory)
         return None if self.memory is None else HOST_SHARE * self.memory
@@ -50,23 +51,23 @@ class Machine:
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of a run that determine its time and memory."""
+    """Sizes of a run that determine its time and its memory."""
 
     num_envs: int
     num_steps: int
     updates: int
-    """Updates of an iteration."""
+    """Number of updates in an iteration."""
     on_host: bool = False
     """True if Python steps the environments, outside of compiled programs."""
     waiting: float = 0.0
-    """Share of a step's time in which an environment of Python waits and keeps no core busy."""
+    """Share of a step in which a Python environment waits and keeps no core busy, from 0 to 1."""
     num_seeds: int = 1
-    """Trainings side by side in one program."""
+    """Number of seeds that are trained side by side in one program."""
     asynchronous: bool = False
     """True if the user lets actors continue with older weights, which is another learning problem."""
     gradient_bytes: int = 0
-    """Size of the gradients, which one all-reduce averages."""
+    """Bytes of the gradients, which each all-reduce averages."""
 
     def batch(self, num_envs: int | None = None) -> int:
-        """Environment steps of an iteration, of all seeds."""
+        """Returns the environment steps of an iteration over all seeds."""
         return (num_envs or self.num_envs) * self.num_steps * self.num_seeds

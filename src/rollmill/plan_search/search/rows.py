@@ -1,4 +1,4 @@
-"""The table of a search: the outcome of each candidate, and the choice."""
+"""The table of a plan search: what became of each candidate, and which one was chosen."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -10,12 +10,12 @@ Status: TypeAlias = Literal["chosen", "slower", "rejected", "skipped", "not reac
 
 
 class MemoryEstimate(NamedTuple):
-    """Memory of a candidate, before it runs."""
+    """The predicted memory of a candidate, and the identity of its program."""
 
     memory: float | None
-    """Bytes, of each GPU or of the host, or None if unknown."""
+    """Predicted bytes on each GPU, or on the host without GPUs. None if unknown."""
     program: str | None = None
-    """Equal for candidates that compile to the same program, or None if unknown."""
+    """Identity of the compiled program, equal for candidates with the same program. None if unknown."""
 
 
 class Measurement(NamedTuple):
@@ -23,29 +23,31 @@ class Measurement(NamedTuple):
 
     steps_per_second: float
     memory: float | None = None
-    """Bytes at most, of the fullest GPU or of the host."""
+    """Peak bytes on the fullest GPU, or on the host without GPUs."""
     stopped_early: bool = False
-    """True if it was stopped because it could not win any more. The throughput is then rough."""
+    """True if the run was stopped because it could no longer be the fastest. Its throughput is
+    then approximate.
+    """
 
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """A candidate with its predictions and measurements, and the reason why it was chosen or not."""
+    """A candidate with its predictions, its measurements, its status, and the reason for it."""
 
     candidate: Candidate
     status: Status
     reason: str
     predicted_speed: float | None = None
-    """Environment steps a second."""
+    """Predicted environment steps per second."""
     measured_speed: float | None = None
     predicted_memory: float | None = None
-    """Bytes."""
+    """Predicted memory in bytes."""
     measured_memory: float | None = None
 
 
 @dataclass(frozen=True)
 class PlanTable:
-    """The result of a search. At most one row has the status of the chosen one."""
+    """The result of a plan search: one row per candidate, of which at most one is chosen."""
 
     rows: tuple[CandidateRow, ...]
     seconds: float
@@ -53,7 +55,7 @@ class PlanTable:
 
     @property
     def chosen(self) -> CandidateRow | None:
-        """The row of the choice, or None if no candidate could be measured."""
+        """The row of the chosen candidate, or None if no candidate could be measured."""
         return next((row for row in self.rows if row.status == "chosen"), None)
 
     @property
@@ -63,7 +65,7 @@ class PlanTable:
 
 
 def draw_table(table: PlanTable) -> str:
-    """Returns the table as a string: measured candidates first, the fastest on top."""
+    """Returns the table of a plan search as text: measured candidates first, the fastest on top."""
     head = ("candidate", "steps/s", "predicted steps/s", "memory", "predicted memory", "status", "reason")
     ordered = sorted(table.rows, key=lambda row: (row.measured_speed is None, -(row.measured_speed or 0.0)))
     cells = [head, *(_cells(row) for row in ordered)]
@@ -72,12 +74,12 @@ def draw_table(table: PlanTable) -> str:
 
 
 def speed_text(steps_per_second: float | None) -> str:
-    """Steps a second with three digits."""
+    """Formats environment steps per second with three significant digits."""
     return "-" if steps_per_second is None else compact(steps_per_second)
 
 
 def memory_text(count: int | float | None) -> str:
-    """Formats bytes with their unit."""
+    """Formats a number of bytes with its unit."""
     if count is None:
         return "-"
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

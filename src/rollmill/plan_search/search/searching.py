@@ -1,8 +1,8 @@
-"""Searches for the fastest plan: goes through candidates, skips those it can, and measures others within a budget.
+"""Searches for the fastest candidate: skips those that cannot win, and measures the others within a budget.
 
-A branch of growing candidates follows Algorithm 1 of GMI-DRL (USENIX ATC 2025): a step to the next width is judged
-by the throughput that it gains for the memory that it adds, and the branch ends at the first step that gains too
-little.
+A branch of growing candidates follows Algorithm 1 of GMI-DRL (USENIX ATC 2025). Each step to a larger candidate is
+judged by the throughput that it gains for the memory that it adds. The branch ends at the first step that gains
+too little.
 """
 
 import time
@@ -23,23 +23,25 @@ from rollmill.plan_search.search.rows import (
 )
 
 THRESHOLD = 0.1
-"""Relative gain of throughput for the same relative growth of memory, below which a branch is saturated."""
+"""Minimum relative gain of throughput, as a fraction of the relative growth of memory. A branch with less is
+saturated.
+"""
 
 MIN_GAIN = 0.02
-"""Relative gain of throughput below which a branch is saturated, even if it costs no memory."""
+"""Minimum relative gain of throughput. A branch with less is saturated, even if it takes no more memory."""
 
 
 class Point(NamedTuple):
-    """A measured candidate of a branch."""
+    """The width, throughput and memory of one measured candidate of a branch."""
 
     width: int
     steps_per_second: float
     memory: float | None
-    """Bytes, or None where they are not known, and then only the gain counts."""
+    """Bytes, or None if unknown. If memory is unknown, only the gain of throughput counts."""
 
 
 def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> str | None:
-    """Returns why it does not pay to go beyond the wider of two points, or None if it may."""
+    """Returns the reason why a branch should end at the wider of two candidates, or None if it may continue."""
     gain = wide.steps_per_second / narrow.steps_per_second - 1
     growth = _growth(narrow, wide)
     if gain > max(MIN_GAIN, threshold * growth):
@@ -54,20 +56,24 @@ def _growth(narrow: Point, wide: Point) -> float:
 
 
 UNCHECKED_MARGIN = 1.5
-"""Factor by which a prediction may be too low, for a kind of candidate of which none was measured yet."""
+"""Factor by which a predicted speed may be too low, before any candidate of its kind has been measured."""
 CHECKED_MARGIN = 1.15
-"""The same once predictions of this kind were corrected by a measurement. It is also the noise of measurements."""
+"""Factor by which a predicted speed may be too low, once a measurement has corrected the predictions of its kind.
+It also allows for noise in measurements.
+"""
 CLOSE = 0.1
-"""Candidates whose throughput is less than this share below the best are measured once more."""
+"""Relative distance from the best throughput within which candidates are measured a second time."""
 MAX_REPEATED = 3
 
 
 class CannotRun(Exception):
-    """A candidate cannot be carried out. The message is the reason."""
+    """Error: a candidate cannot run. The message gives the reason."""
 
 
 class CannotBeFused(CannotRun):
-    """A candidate is infeasible, and so is any other that is fused to one of these depths."""
+    """Error: a candidate cannot be fused, and neither can any other candidate with one of these depths
+    of fusion.
+    """
 
     def __init__(self, reason: str, depths: Sequence[str]) -> None:
         super().__init__(reason)
@@ -75,24 +81,33 @@ class CannotBeFused(CannotRun):
 
 
 class OutOfTime(Exception):
-    """The budget ended before a candidate was measured."""
+    """Error: the budget of the search ended before a candidate was measured."""
 
 
 class Trials(NamedTuple):
-    """How candidates are judged. The search itself starts nothing and computes nothing."""
+    """Functions with which a search judges candidates. The search itself starts no process and
+    computes nothing.
+    """
 
     check: Callable[[Candidate], str | None]
-    """The reason why a candidate cannot run, as far as that is known without trying, or None if there is none."""
+    """Returns the reason why a candidate cannot run, as far as it is known without trying, or None."""
     estimate_speed: Callable[[Candidate], float | None]
-    """Steps a second by what is known already, without starting anything. None if unknown."""
+    """Estimates the steps per second of a candidate from earlier measurements, without starting anything. None if
+    unknown.
+    """
     predict_memory: Callable[[Candidate], MemoryEstimate]
-    """Compiles what can be compiled, and runs nothing. Raises `CannotRun` and `OutOfTime`."""
+    """Compiles a candidate without running it, and predicts its memory. Raises `CannotRun` and `OutOfTime`."""
     predict_speed: Callable[[Candidate], float | None]
-    """Steps a second by what was compiled, better than the estimate. It is called if the memory suffices. None if
-    there is nothing better. Raises `CannotRun`."""
+    """Predicts the steps per second of a compiled candidate, more accurately than `estimate_speed`.
+
+    Called if the memory suffices. Returns None if there is no better prediction. Raises `CannotRun`.
+    """
     measure: Callable[[Candidate, float | None, float], Measurement]
-    """`(candidate, bound, seconds)`: trains shortly, and stops as soon as it is clear that `bound` steps a second
-    are not reached. `seconds` are left of the budget. Raises `CannotRun` and `OutOfTime`."""
+    """`(candidate, bound, seconds)`: trains a candidate briefly, and stops once it cannot reach `bound` steps per
+    second.
+
+    `seconds` of the budget are left. Raises `CannotRun` and `OutOfTime`.
+    """
 
 
 def search(
@@ -105,12 +120,17 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None] = lambda line: None,
 ) -> PlanTable:
-    """Chooses the fastest candidate. Candidates are tried in order, and judged by `trials`.
+    """Tries candidates in order, and returns a table in which the fastest is chosen.
 
-    The first candidate that can run is measured whatever the budget, so that there is a choice. No measurement
-    begins after `budget_seconds` of the clock, and one that is under way ends with them. A candidate may take
-    `memory_limit` bytes. `threshold` is the limit of the saturation rule. `say` is called with a line for each
-    candidate that is tried.
+    Args:
+        found: the candidates, in the order in which they are tried.
+        trials: functions that judge a candidate.
+        budget_seconds: seconds after which no measurement begins, and a running one ends. The first candidate that
+            can run is measured in any case, so that there is a choice.
+        memory_limit: bytes that a candidate may take. None for no limit.
+        threshold: threshold of the saturation rule, see `THRESHOLD`.
+        clock: returns the time in seconds.
+        say: called with a line of text for each candidate that is tried.
     """
     began = clock()
     state = _SearchState(trials, memory_limit, threshold, lambda: budget_seconds - (clock() - began))
