@@ -1,5 +1,5 @@
-"""Worker processes on one host: starting them, exchanging messages, detecting failures, and ending them.
+"""Starts worker processes, exchanges messages with them, detects their failures, and ends them.
 
-Nothing here knows the workers' jobs. Processes exchange JSON and raw arrays, and nothing is unpickled or
+Nothing here knows what the workers compute. Processes exchange JSON and raw arrays, and nothing is unpickled or
 evaluated.
 """

@@ -1,7 +1,8 @@
-"""The clocks of workers on other hosts against the coordinator's: each host counts from a time of its own.
+"""Measures how far the clocks of workers on other hosts differ from the coordinator's clock.
 
-A question and its answer pass between the threads that read the sockets. The worker's time belongs to the middle
-of the round trip, to within half of its length. Of several round trips the shortest counts.
+The coordinator sends a question, and the worker answers with its time. This time belongs to the middle of the
+round trip, to within half of its length. Of several round trips, the shortest counts. The threads that read the
+sockets ask and answer.
 """
 
 import threading
@@ -17,24 +18,26 @@ ROUND_TRIPS = 8
 
 
 class Clock(NamedTuple):
-    """The clock of a worker."""
+    """The offset of a worker's clock from the coordinator's clock."""
 
     ahead_ns: int = 0
-    """Nanoseconds by which its `time.monotonic_ns` is ahead of the coordinator's, negative if it is behind."""
+    """Nanoseconds by which the worker's `time.monotonic_ns` is ahead of the coordinator's. Negative if it is
+    behind.
+    """
     wall_ahead_ns: int = 0
-    """The same of `time.time_ns`."""
+    """Nanoseconds by which the worker's `time.time_ns` is ahead of the coordinator's. Negative if it is behind."""
     round_trip_ns: int = 0
-    """Length of the round trip that told, or 0 where nothing was asked, because there is one clock."""
+    """Nanoseconds of the round trip that measured the offset. 0 for a worker on the coordinator's own host."""
 
 
 def answer(question: WorkerMessage) -> WorkerMessage:
-    """Returns a worker's answer to a question for its clock."""
+    """Returns a worker's answer to a coordinator's question for the time of its clock."""
     now = {"monotonic": time.monotonic_ns(), "wall": time.time_ns()}
     return WorkerMessage(KIND, {"asked": int(question.fields["asked"]), **now}, {})
 
 
 class ClockWatch:
-    """Measures the clock of one worker by several questions in a row."""
+    """Measures the clock offset of one worker by several questions in a row."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -43,7 +46,7 @@ class ClockWatch:
         self._changing = threading.Lock()
 
     def begin(self) -> WorkerMessage | None:
-        """Returns the first question of a new series, or None if one is under way."""
+        """Returns the first question of a new measurement, or None if a measurement is already under way."""
         with self._changing:
             if self._left:
                 return None
@@ -51,9 +54,9 @@ class ClockWatch:
         return _question()
 
     def take(self, fields: Mapping[str, Any]) -> WorkerMessage | None:
-        """Takes an answer at the moment when it comes, and returns the next question, or None after the last.
+        """Processes an answer as soon as it arrives. Returns the next question, or None after the last.
 
-        Raises `Damaged` if it is malformed.
+        Raises `Damaged` if the answer is malformed.
         """
         measured = _measured(fields, time.monotonic_ns(), time.time_ns())
         with self._changing:

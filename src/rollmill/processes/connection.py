@@ -1,4 +1,4 @@
-"""The coordinator's connections to its workers. Peers without the token are rejected."""
+"""The coordinator's connections to its workers. Peers without the token of the run are rejected."""
 
 import contextlib
 import errno
@@ -22,16 +22,16 @@ from rollmill.processes.messages import WorkerMessage
 
 MAX_UNSENT = 8 * 2**30
 UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
-"""Errors of a connection whose other host acknowledged nothing for too long."""
+"""Error numbers of a connection whose other host has acknowledged nothing for too long."""
 
 SMALL = 2**16
-"""Bytes of a message that is queued however much lies there."""
+"""Bytes of a message that is queued even if the queue is full."""
 
 Frame: TypeAlias = list[bytes | memoryview]
 
 
 class WorkerConnection:
-    """The connection to one worker. Messages sent before it connects are queued."""
+    """The coordinator's connection to one worker. Messages sent before the worker connects are queued."""
 
     def __init__(self, take: Callable[[WorkerMessage], None]) -> None:
         self.taken = False
@@ -50,7 +50,7 @@ class WorkerConnection:
         self._counting = threading.Lock()
 
     def send(self, frame: Frame) -> None:
-        """Queues a frame. Raises `TimedOut` if the worker has left gigabytes unread."""
+        """Queues a frame for the worker. Raises `TimedOut` if the worker has left gigabytes of messages unread."""
         nbytes = _size(frame)
         with self._counting:
             if nbytes > SMALL and self._unsent_bytes + nbytes > MAX_UNSENT:
@@ -59,7 +59,9 @@ class WorkerConnection:
         self._unsent.put(frame)
 
     def serve(self, peer: socket.socket) -> None:
-        """Sends and receives until the worker closes the connection, or violates the protocol."""
+        """Sends queued frames and receives messages until the worker closes the connection or violates the
+        protocol.
+        """
         self._peer = peer
         self._hear()
         sender = threading.Thread(target=self._send_all, args=(peer,), name="rollmill-send", daemon=True)
@@ -79,7 +81,7 @@ class WorkerConnection:
         sender.join()
 
     def measure_clock(self) -> None:
-        """Measures the offset of the worker's clock, unless it shares this host's."""
+        """Measures the offset of the worker's clock, unless the worker is on this host."""
         if self.host and self._peer is not None:
             self._ask(self.watch.begin())
 
@@ -88,15 +90,15 @@ class WorkerConnection:
             self.send(encode(question))
 
     def hang_up(self) -> None:
-        """Closes the connection, which makes a worker that still lives exit."""
+        """Closes the connection. If the worker is still alive, it exits as a result."""
         self._unsent.put(None)
         if self._peer is not None:
             with contextlib.suppress(OSError):
                 self._peer.shutdown(socket.SHUT_RDWR)
 
     def silence(self) -> float:
-        """Returns the seconds since the kernel of the worker's host acknowledged anything, and 0.0 within one
-        host.
+        """Returns the seconds since the kernel of the worker's host last acknowledged anything. 0.0 for a worker
+        on this host.
         """
         if self._timed_out:
             return float(SECONDS_UNTIL_LOST)
@@ -114,11 +116,11 @@ class WorkerConnection:
 
 
 Admit: TypeAlias = Callable[[Identity], WorkerConnection | str]
-"""The connection of whoever claims to be a worker, or why it is refused."""
+"""Function that returns the connection of a peer that claims to be a worker, or the reason to reject it."""
 
 
 class Acceptor:
-    """Listens for workers, and serves each admitted one in its own thread."""
+    """Listens for workers, and serves each accepted worker in its own thread."""
 
     def __init__(
         self, address: str, token: bytes, admit: Admit, show: Callable[[str], None], **settings: float
@@ -130,7 +132,7 @@ class Acceptor:
         self._listener = Listener(sock, token, self._receive, self._report)
 
     def close(self) -> None:
-        """Stops accepting, and closes the connections of all workers."""
+        """Stops listening for workers, and closes all connections."""
         self._listener.stop()
         remove_socket_file(self.address)
         self._listener.end_served()

@@ -1,4 +1,4 @@
-"""Events of workers, as the supervisor reports them to the coordinator."""
+"""Events in the life of a worker, which the supervisor reports to the coordinator."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -7,76 +7,84 @@ from rollmill.processes.jobs import Job
 from rollmill.processes.messages import WorkerMessage
 
 FINAL = (EnvironmentFailed, NonFiniteError, DeviceMemoryError, UnfitHost)
-"""Errors that end a training: another attempt would meet them again."""
+"""Errors after which a job is not tried again, because another attempt would raise them again."""
 
 
 class Started(NamedTuple):
-    """The job's function is being called."""
+    """Event: a worker calls the function of its job."""
 
     job: Job
     seconds: float
-    """Since its worker was asked for."""
+    """Seconds since the worker was requested."""
 
 
 class Received(NamedTuple):
-    """The worker sent a message."""
+    """Event: a worker has sent a message."""
 
     job: Job
     message: WorkerMessage
 
 
 class Finished(NamedTuple):
-    """The job's function returned, and its worker is gone."""
+    """Event: the function of a job has returned, and its worker has ended."""
 
     job: Job
 
 
 class Lost(NamedTuple):
-    """The worker and everything it had started ended before its function returned."""
+    """Event: a worker and all processes that it started have ended before its function returned."""
 
     job: Job
     reason: str
-    """One line: the error and its line, the signal, or the exit code."""
+    """The reason in one line: the error and its source line, the signal, or the exit code."""
     exit_status: int | None
-    """The exit status of the process. A signal's number is negative. None where it never was or is unknown."""
+    """Exit status of the process, or the negative number of a signal. None if there was no process or it is
+    unknown.
+    """
     raised: bool
-    """Whether the function raised an error, so that it may well raise it again."""
+    """True if the function raised an error, which is likely to be raised again."""
     details: str
-    """The traceback where it raised, and the last lines that it wrote."""
+    """The traceback of the error, if there was one, and the last lines that the worker wrote."""
     final: RollmillError | None = None
-    """The error that the worker raised, if no further attempt could succeed."""
+    """The error that the worker raised, if no further attempt could succeed, otherwise None."""
 
 
 class Hung(NamedTuple):
-    """The worker is there, but made no progress or gave no sign of life. Told once, until it moves again."""
+    """Event: a worker is alive, but has stopped making progress or sending heartbeats.
+
+    It is reported once, until the worker makes progress again.
+    """
 
     job: Job
     seconds: float
-    """Since its last progress, or its last sign of life."""
+    """Seconds since the worker's last progress, or since its last heartbeat."""
     where: str
-    """Its last note, and the source line at which its main thread waits."""
+    """The worker's last reported activity, and the source line at which its main thread waits."""
 
 
 class Silent(NamedTuple):
-    """The worker's host acknowledges nothing: the link is down, or the host is. Told once, until it does again."""
+    """Event: a worker's host acknowledges nothing, because the host or the link to it is down.
+
+    It is reported once, until the host acknowledges something again.
+    """
 
     job: Job
     seconds: float
-    """Since its last acknowledgement."""
+    """Seconds since the host last acknowledged anything."""
     host: str
 
 
 class Audible(NamedTuple):
-    """The host of a silent worker acknowledges again."""
+    """Event: the host of a silent worker acknowledges data again."""
 
     job: Job
     seconds: float
-    """For which it was silent."""
+    """Seconds for which the host was silent."""
     host: str
 
 
 class Leaving(NamedTuple):
-    """The worker's host is about to go. Told once."""
+    """Event: a worker's host is about to be removed. It is reported once."""
 
     job: Job
     reason: str

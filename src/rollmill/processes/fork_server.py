@@ -1,18 +1,18 @@
-"""The parent process of a coordinator's workers.
+"""The parent process of a coordinator's workers, which forks them.
 
-It imports once what every worker needs, and forks: a worker is there in a fraction of the time that a fresh
-interpreter takes. Forking is safe while nothing but this one thread exists, and no JAX backend. Where imports
-have started threads, or the system is not Linux, it starts fresh interpreters instead.
+It imports once what every worker needs, and then forks workers, which therefore start much faster than a fresh
+interpreter. Forking is safe while the process has a single thread and no JAX backend. If imports have started
+threads, or if the system is not Linux, it starts fresh interpreters instead.
 
-It also answers for the workers. It reaps them, ends what they leave behind, and ends them all when the
-coordinator is gone, however that came. If it is killed itself, the kernel kills its workers.
+The fork server also reaps the workers, ends what they leave behind, and ends all of them when the coordinator is
+gone, for whatever reason. If the fork server itself is killed, the kernel kills its workers.
 
-Requests come on standard input, a socket, as one JSON object each (`channels.transport.connection`):
+Requests arrive on standard input, a socket, as one JSON object each (`channels.transport.connection`):
 
     {"start": number, "assignment": object for `run_as_worker`}   with a descriptor to write output to
     {"kill": number, "at_once": whether with SIGKILL and all that the worker started}
 
-and notices go back the same way: `ready` at first, `started` with a `pid`, `ended` with a `status`.
+and notices are sent back in the same way: first `ready`, then `started` with a `pid`, and `ended` with a `status`.
 """
 
 import contextlib
@@ -46,10 +46,10 @@ from rollmill.core.process_tree import (
 from rollmill.processes.main import close_input, run_as_worker
 
 MAX_REQUEST_BYTES = 64 * 2**20
-"""An assignment holds the worker's environment variables and settings."""
+"""Maximum bytes of a request, which contains the worker's environment variables and settings."""
 
 POLL_SECONDS = 0.25
-"""How often it checks that the coordinator is still its parent."""
+"""Seconds between two checks that the coordinator is still the parent of the fork server."""
 
 START_WORKER = "from rollmill.processes.main import main; main()"
 
@@ -60,7 +60,7 @@ class _Child(NamedTuple):
 
 
 def main() -> None:
-    """Serves until the coordinator is gone. In a forked process, it becomes the worker."""
+    """Runs the fork server until the coordinator is gone. In a forked process, runs the worker."""
     coordinator, preload, may_fork = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "fork"
     line = Connection(socket.socket(fileno=os.dup(0)))
     close_input()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 class ForkServer:
-    """The loop of the process: requests, ended workers, and whether the coordinator lives."""
+    """The main loop of a fork server: it reads requests, reaps workers, and watches the coordinator."""
 
     def __init__(self, line: Connection, coordinator: int, may_fork: bool) -> None:
         self._line = line
@@ -88,8 +88,8 @@ class ForkServer:
         self._woken, self._wake = _nonblocking_pipe()
 
     def serve(self) -> dict[str, Any] | None:
-        """Serves until the coordinator is gone, and returns None. In a forked worker, returns its assignment at
-        once.
+        """Serves requests until the coordinator is gone, and returns None. In a forked worker, returns the
+        worker's assignment.
         """
         adopt_orphans()
         self._take_signals()
@@ -117,7 +117,9 @@ class ForkServer:
         leave_signals_to_coordinator()
 
     def notify(self, notice: dict[str, Any]) -> None:
-        """Sends a notice. A coordinator that is gone is noticed when the loop reads from it."""
+        """Sends a notice to the coordinator. If the coordinator is gone, this is noticed when the loop reads from
+        it.
+        """
         with contextlib.suppress(ConnectionLost):
             self._line.send_json(notice)
 
@@ -177,7 +179,7 @@ class ForkServer:
 
 
 def receive(line: Connection) -> tuple[dict[str, Any], list[int]] | None:
-    """Returns the next object and its file descriptors, or None once the other side is gone."""
+    """Receives the next JSON object and its file descriptors. Returns None once the other side is gone."""
     try:
         return line.receive_json(limit=MAX_REQUEST_BYTES)
     except ConnectionLost:

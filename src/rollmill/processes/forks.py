@@ -1,10 +1,10 @@
-"""Children forked off a command, which begin without importing anything.
+"""Forks the child processes of a command, which then start without importing anything.
 
-A command that is going to start children forks a process before it does anything else, as long as nothing but one
-thread exists. That process imports what the children need beside the command, waits for requests and forks the
-children. They end as they would if the command itself had started them: it watches for its own parent, and they
-for it. Once the sources of the package change on disk, it forks no more, since what a child computes is found
-again by these sources.
+A command that will start children first forks a helper process, while it still has a single thread. The helper
+imports the modules that the children need in addition to the command, waits for requests, and forks the children.
+The helper ends with its parent, and the children end with the helper, as if the command itself had started them.
+If the package's source files change on disk, the helper stops forking, because stored results of children are
+found by these sources.
 
 Requests and notices are JSON objects on a socket (`channels.transport.connection`):
 
@@ -34,20 +34,20 @@ from rollmill.core.process_tree import ON_LINUX, condition_of, count_threads, di
 
 PACKAGE = Path(__file__).parents[1]
 MAX_REQUEST_BYTES = 64 * 2**20
-"""A request holds the environment variables of a child."""
+"""Maximum bytes of a request, which contains the environment variables of a child."""
 
 HELD = {signal.SIGINT, signal.SIGTERM, *NOTICES}
-"""Signals that the process that forks holds back, from itself and from a child that is not ready for them."""
+"""Signals that the forking process blocks, for itself and for children that are not ready for them."""
 
 LOOK_SECONDS = 0.1
-"""Time between two looks for children that nobody waits for any more."""
+"""Seconds between two checks for ended children that nobody waits for."""
 
 LOST = -signal.SIGTERM
-"""The status of children when the process that forked them is gone, by which they are told to stop."""
+"""Exit status of children whose forking process has ended, since it told them to stop with this signal."""
 
 
 class ForkedChild:
-    """A forked child, with the methods of `subprocess.Popen` by which a command watches its children."""
+    """A forked child process, with the methods of `subprocess.Popen` that a command uses to watch its children."""
 
     def __init__(self, forks: "Forks", pid: int) -> None:
         self._forks, self.pid = forks, pid
@@ -55,7 +55,7 @@ class ForkedChild:
         """Exit code, or minus the number of a signal. None while the child runs, as far as it is known."""
 
     def poll(self) -> int | None:
-        """Returns the exit code, or None while the child runs."""
+        """Returns the child's exit code, or None while it runs."""
         if self.returncode is None:
             self._forks.hear(0.0)
         if self.returncode is None and self._forks.is_lost and not self._is_running():
@@ -66,7 +66,9 @@ class ForkedChild:
         return Path(f"/proc/{self.pid}").exists() and condition_of(self.pid) != "dead"
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the child's end. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        """Waits for the child to end, and returns its exit code. Raises `subprocess.TimeoutExpired` after
+        `timeout` seconds.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             left = None if deadline is None else deadline - time.monotonic()
@@ -76,17 +78,17 @@ class ForkedChild:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless the child has ended."""
+        """Sends a signal to the child, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Sends SIGTERM."""
+        """Sends SIGTERM to the child."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Sends SIGKILL."""
+        """Sends SIGKILL to the child."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -95,7 +97,7 @@ Child: TypeAlias = subprocess.Popen | ForkedChild
 
 
 class Forks:
-    """Connects a command to the process that forks its children."""
+    """A command's connection to the helper process that forks its children."""
 
     def __init__(self, line: Connection, pid: int) -> None:
         self._line, self._pid = line, pid
@@ -108,9 +110,10 @@ class Forks:
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ForkedChild | None:
-        """Forks a child with these words and environment variables. Returns None if it cannot be forked.
+        """Forks a child with these command-line arguments and environment variables. Returns None if it cannot be
+        forked.
 
-        The first two descriptors become its input and output, and others stay open in it.
+        The first two of `descriptors` become the child's input and output. The others stay open in the child.
         """
         number, self._count = self._count, self._count + 1
         pairs = {_as_text(name): _as_text(value) for name, value in environment.items()}
@@ -126,7 +129,7 @@ class Forks:
         return self._children[number]
 
     def hear(self, seconds: float | None) -> None:
-        """Reads the notices that arrive within some seconds, or waits for the next. None: for ever."""
+        """Reads the notices of the helper that arrive within `seconds`. With None, waits for the next notice."""
         if self.is_lost:
             time.sleep(LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS))
             return
@@ -138,7 +141,7 @@ class Forks:
             self.is_lost = True
 
     def close(self) -> None:
-        """Ends the process. Children that still run are asked to stop."""
+        """Ends the helper process. Children that still run are asked to stop."""
         self._line.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
@@ -158,15 +161,15 @@ _forks: list[Forks] = []
 
 
 def forks_of_this_command() -> Forks | None:
-    """Returns the connection to the process that forks children of this command, if there is one."""
+    """Returns the connection to the helper process that forks this command's children, or None without one."""
     return _forks[-1] if _forks else None
 
 
 def fork_children(preload: Sequence[str]) -> list[str] | None:
-    """Forks the process that forks children of this command, where that is safe.
+    """Forks the helper process that forks this command's children, if this is safe.
 
-    Returns None in the command, and the words of its request in a child. `preload` names modules that children
-    need.
+    Returns None in the command. In each child, returns the command-line arguments of its request. `preload` names
+    modules that the children need.
     """
     if not ON_LINUX or count_threads() != 1 or not hasattr(os, "pidfd_open"):
         return None
@@ -191,7 +194,7 @@ def fork_children(preload: Sequence[str]) -> list[str] | None:
 
 
 def end_forks() -> None:
-    """Ends the process that forks children of this command, if there is one."""
+    """Ends the helper process that forks this command's children, if there is one."""
     while _forks:
         _forks.pop().close()
 

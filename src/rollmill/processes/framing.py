@@ -1,4 +1,4 @@
-"""Encodes messages as bytes on a socket. One frame consists of
+"""Encodes messages as frames of bytes on a socket. A frame consists of
 
     4 bytes   RMW1
     4 bytes   length of the JSON
@@ -28,7 +28,7 @@ PREFIX = struct.Struct("<4sIQ")
 
 
 class Limits(NamedTuple):
-    """Maximum size of a frame."""
+    """Maximum sizes of the parts of a frame."""
 
     json_bytes: int = 16 * 2**20
     array_bytes: int = 4 * 2**30
@@ -48,9 +48,9 @@ class _Place(NamedTuple):
 
 
 def encode(message: WorkerMessage, limits: Limits = LIMITS) -> list[bytes | memoryview]:
-    """Encodes a message as the parts of a frame. The arrays are views.
+    """Encodes a message as the parts of a frame. The parts with arrays are views of the arrays.
 
-    Raises a `UsageError` if it is larger than the limits.
+    Raises a `UsageError` if the message exceeds the limits.
     """
     arrays = [[name, array.dtype.name, array.shape] for name, array in message.arrays.items()]
     text = json.dumps({"kind": message.kind, "fields": message.fields, "arrays": arrays}).encode()
@@ -66,7 +66,7 @@ def encode(message: WorkerMessage, limits: Limits = LIMITS) -> list[bytes | memo
 
 
 def send_frame(peer: socket.socket, frame: list[bytes | memoryview]) -> None:
-    """Sends all parts, waiting while the peer has much unread."""
+    """Sends all parts of a frame, and waits while the peer has too much unread."""
     for part in frame:
         peer.sendall(part)
 
@@ -74,9 +74,9 @@ def send_frame(peer: socket.socket, frame: list[bytes | memoryview]) -> None:
 def receive_frame(
     peer: socket.socket, limits: Limits = LIMITS, heard: Callable[[], None] = lambda: None
 ) -> WorkerMessage | None:
-    """Receives the next message, or None if the peer has closed the connection between two messages.
+    """Receives the next message. Returns None if the peer has closed the connection between two messages.
 
-    Raises `Damaged` if the data is not such a frame, is larger than the limits, or ends in the middle of one.
+    Raises `Damaged` if the data is not a frame, exceeds the limits, or ends in the middle of a frame.
     """
     prefix = bytearray(PREFIX.size)
     if not _fill(peer, memoryview(prefix), heard, may_end=True):

@@ -1,6 +1,6 @@
-"""How a worker and its coordinator find each other, and how a worker says which one it is.
+"""The handshake in which a worker proves to its coordinator that it knows the token, and says which worker it is.
 
-`channels.transport.handshake` proves that both know the token. It carries the worker's claim: name and attempt.
+`channels.transport.handshake` checks the token and carries the worker's claim: its name and its attempt.
 """
 
 import json
@@ -21,16 +21,16 @@ from rollmill.processes.messages import WorkerMessage
 
 
 class Identity(NamedTuple):
-    """Whom a peer that knows the token says it is."""
+    """The identity that a peer claims after it has proved that it knows the token."""
 
     name: str
     attempt: int
     details: Mapping[str, Any]
-    """All that it claims."""
+    """Everything that the peer claims."""
     code: CodeIdentity | None = None
-    """The code that it computes with, or None if it does not say, as an older version."""
+    """Identity of the code that the peer runs, or None if it does not say, as in older versions."""
     host: str = ""
-    """Address of its host, empty for this host."""
+    """Address of the peer's host. Empty for this host."""
 
 
 def claim_of(admission: Admission) -> Identity:
@@ -43,7 +43,9 @@ def claim_of(admission: Admission) -> Identity:
 
 
 def other_code(code: CodeIdentity | None, host: str) -> str:
-    """Returns the reason to reject a worker with other code than this process, or an empty string."""
+    """Returns the reason to reject a worker whose code differs from this process's. Empty if it does
+    not differ.
+    """
     where = f"on {host}" if host else "in its process"
     if code is None:
         return f"the rollmill {where} is an older version, which does not identify its code"
@@ -57,20 +59,20 @@ def other_code(code: CodeIdentity | None, host: str) -> str:
 
 
 def welcome(peer: socket.socket, admission: Admission, **settings: float) -> None:
-    """Takes the peer in, and watches the link to it. It is sent these settings."""
+    """Accepts a peer, sends it these settings, and starts to watch the link to it."""
     watch_link(peer)
     _say(peer, admission, ".welcome", **settings)
 
 
 def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
-    """Tells the peer why it is rejected, and closes the connection."""
+    """Tells a peer why it is rejected, and closes the connection."""
     _say(peer, admission, ".refused", reason=reason)
 
 
 def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
-    """Connects a worker to its coordinator, and returns the connection and the settings that the coordinator sent.
+    """Connects a worker to its coordinator. Returns the connection and the settings that the coordinator sent.
 
-    Raises `Refused` if the coordinator rejects it, or does not know the token itself, `Damaged` if the other side
+    Raises `Refused` if the coordinator rejects the worker or does not know the token, `Damaged` if the other side
     speaks another protocol, and an `OSError` if nothing answers in time.
     """
     code = own_code()._asdict()

@@ -1,4 +1,4 @@
-"""The health of one worker process, derived from its messages, heartbeats and exit."""
+"""Derives the health of one worker process from its messages, its heartbeats and its exit."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -26,22 +26,22 @@ from rollmill.processes.logs import WorkerLog
 from rollmill.processes.messages import WorkerMessage
 
 MISSED_BEATS = 5
-"""Missed heartbeats in a row after which the state of the process is checked."""
+"""Number of consecutive missed heartbeats after which the state of the process is checked."""
 
 EXIT_SECONDS = 10.0
-"""How long a process may take to end after its function has."""
+"""Maximum seconds for a process to end after its function has returned."""
 
 DISCONNECTED_SECONDS = 2.0
-"""How long a process may live on after its connection broke."""
+"""Maximum seconds for a process to live on after its connection has broken."""
 
 DRAIN_SECONDS = 1.0
-"""How long messages and output of a dead worker are waited for if another process keeps its pipes open."""
+"""Seconds to wait for messages and output of a dead worker if another process keeps its pipes open."""
 
 UNKILLABLE_SECONDS = 5.0
 
 
 class Timeouts(NamedTuple):
-    """How long workers may take."""
+    """Time limits for workers, in seconds."""
 
     heartbeat_seconds: float
     hang_seconds: float
@@ -49,7 +49,9 @@ class Timeouts(NamedTuple):
 
 
 class WorkerHealth:
-    """The state of one attempt at a job. Not thread-safe: callers hold the supervisor's lock."""
+    """The health of one worker, which does one attempt at a job. Not thread-safe: callers hold the supervisor's
+    lock.
+    """
 
     def __init__(self, job: Job, handle: Any, log: WorkerLog) -> None:
         self.job = job
@@ -75,7 +77,7 @@ class WorkerHealth:
         self._is_leaving = False
 
     def take(self, message: WorkerMessage) -> Event | None:
-        """Processes a message of the worker, and returns an event for the coordinator, or None."""
+        """Processes a message of the worker. Returns an event for the coordinator, or None."""
         match message.kind:
             case ".beat":
                 self._beat = Heartbeat.from_fields(message.fields)
@@ -89,12 +91,16 @@ class WorkerHealth:
         return None
 
     def refuse(self, problem: str) -> None:
-        """Treats the worker as ended, because the coordinator rejects it, as it would reject other attempts."""
+        """Treats the worker as ended, because the coordinator has rejected it for a reason that applies to every
+        attempt.
+        """
         self._refusal = UnfitHost(problem)
         self.exit = self.exit or Exit(None, problem)
 
     def look_at_link(self) -> Silent | Audible | None:
-        """Notes how long the worker's host has been silent, and returns an event if that must be reported."""
+        """Checks how long the worker's host has been silent. Returns an event if this must be reported, otherwise
+        None.
+        """
         return self.link.look(self.connection.silence(), self.connection.host)
 
     def leave_behind(self) -> None:
@@ -116,7 +122,7 @@ class WorkerHealth:
         return late or (heard and self.log.ended.is_set())
 
     def outcome(self) -> Event:
-        """Returns the final event, once the worker has ended."""
+        """Returns the final event of a worker that has ended."""
         status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
         if self._last is None:
             final = self._refusal or (self.exit.final if self.exit else None)
@@ -148,12 +154,12 @@ class WorkerHealth:
         return str(self._beat) if self._beat else "starting"
 
     def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
-        """Returns a `Hung` event if the worker makes no progress, or cannot. It is reported once until that
+        """Returns a `Hung` event if the worker makes no progress or cannot run. It is reported once, until this
         changes.
 
-        Silence is not yet a hang: a call into C that holds the GIL, such as loading a simulator's assets, silences
-        a healthy worker. It may last as long as any other work. A process that the operating system says cannot
-        run is hung at once.
+        Missing heartbeats alone do not count as a hang. A call into C that holds the GIL, for example to load a
+        simulator's assets, silences a healthy worker, and may last as long as any other work. If the operating
+        system reports that the process cannot run, it counts as hung at once.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None
@@ -166,7 +172,9 @@ class WorkerHealth:
         return self._report_once(("idle", self._beat.progress), idle, str(self._beat))
 
     def leaving(self, reason: Callable[[], str]) -> Leaving | None:
-        """Returns a `Leaving` event if its host is about to go, once it works there. It is reported once."""
+        """Returns a `Leaving` event if the worker has started and its host is about to be removed. It is reported
+        once.
+        """
         if self._is_leaving or not self._started or self._last is not None or not (text := reason()):
             return None
         self._is_leaving = True

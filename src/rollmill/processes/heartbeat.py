@@ -1,4 +1,4 @@
-"""The content of heartbeats: the activity of a worker's thread, by its own note and its current source line."""
+"""The content of a worker's heartbeats: the reported activity and the current source line of its main thread."""
 
 import threading
 import time
@@ -11,19 +11,19 @@ from rollmill.processes.stacks import current_line
 
 
 class Heartbeat(NamedTuple):
-    """The activity of a worker's thread at one moment, as a message to the coordinator carries it."""
+    """The activity of a worker's thread at one moment, as it is sent to the coordinator."""
 
     note: str
     expect: float
-    """Seconds for which it said that nothing need be noted."""
+    """Seconds without progress that the worker has announced as normal."""
     progress: int
-    """Counts its notes."""
+    """Number of activities that the thread has reported so far."""
     idle_seconds: float
-    """Seconds since the heartbeat that first had this progress."""
+    """Seconds since the first heartbeat with this value of `progress`."""
     where: str
 
     def hung_seconds(self, limit: float) -> float | None:
-        """Returns the seconds without a note, if they exceed both the limit and `expect`, otherwise None."""
+        """Returns the seconds without progress if they exceed both `limit` and `expect`, otherwise None."""
         return self.idle_seconds if self.idle_seconds > max(limit, self.expect) else None
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Heartbeat(NamedTuple):
 
 
 class Progress:
-    """The last activity of one thread. That thread writes it, and another thread reads it."""
+    """The last reported activity of one thread. This thread writes it, and another thread reads it."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
@@ -51,17 +51,21 @@ class Progress:
         self._seen = (-1, 0.0)
 
     def note(self, text: str, expect: Seconds = 0.0) -> None:
-        """Implements `Control.at` by one assignment, so that a concurrent reader never sees a partial update."""
+        """Records the next activity, for `Control.at`. A single assignment, so a concurrent reader never sees a
+        partial update.
+        """
         self._now = (text, expect, self._now[2] + 1)
 
     def touch(self) -> None:
-        """Progress, under the same note."""
+        """Records progress without a new activity."""
         text, expect, progress = self._now
         self._now = (text, expect, progress + 1)
 
     @contextmanager
     def idle(self, text: str) -> Iterator[None]:
-        """While the thread waits for its coordinator, which may take as long as it likes."""
+        """Marks the thread as idle while its context lasts, because it waits for the coordinator for as long as
+        necessary.
+        """
         if threading.get_ident() != self._thread:
             yield
             return
@@ -73,7 +77,7 @@ class Progress:
             self.note(before, expect)
 
     def look(self) -> Heartbeat:
-        """Returns the thread's current activity. Only one thread may call it."""
+        """Returns the thread's current activity as a heartbeat. Only one thread may call this method."""
         (note, expect, progress), now = self._now, time.monotonic()
         if progress != self._seen[0]:
             self._seen = (progress, now)

@@ -1,4 +1,4 @@
-"""A worker's job as data: a function by name, and its settings."""
+"""Describes a worker's job as data: the name of a function, and its settings."""
 
 import importlib
 import json
@@ -11,28 +11,31 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Job:
-    """The job of one worker: to import the module of `entry` and call `function(job, control)`.
+    """The job of one worker, which imports the module of `entry` and calls `function(job, control)`.
 
     Raises a `UsageError` if `entry` names no importable module, or if a setting has no JSON form.
     """
 
     name: str
-    """Unique within the run, such as `actor/2`."""
+    """Name of the job, unique within the run, such as `actor/2`."""
 
     group: str
     replica: int
     entry: str
-    """`module:function`."""
+    """The function to call, as `module:function`."""
 
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Settings of the function, as any value with a JSON form."""
 
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Environment variables of this worker beside the coordinator's, set before JAX is imported or its backend
-    starts, whichever reads them. Threads share theirs, so a job that sets some cannot run as one."""
+    """Environment variables of this worker, in addition to the coordinator's.
+
+    They are set before JAX is imported or its backend starts. Threads share their environment, so a job with
+    environment variables cannot run as a thread.
+    """
 
     attempt: int = 0
-    """How many workers had this job before."""
+    """Number of earlier workers that have had this job."""
 
     def __post_init__(self) -> None:
         module, _, function = self.entry.partition(":")
@@ -49,12 +52,12 @@ class Job:
 
     @staticmethod
     def from_json(text: str) -> "Job":
-        """Reads the job that `to_json` wrote."""
+        """Reads a job from the JSON that `to_json` returns."""
         return Job(**json.loads(text))
 
 
 def function_of(job: Job) -> Callable[..., Any]:
-    """Imports the function of a job. Raises a `UsageError` if its module lacks it."""
+    """Imports and returns the function of a job. Raises a `UsageError` if its module does not define it."""
     module, _, name = job.entry.partition(":")
     function = getattr(importlib.import_module(module), name, None)
     if not callable(function):

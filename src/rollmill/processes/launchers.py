@@ -8,12 +8,12 @@ from rollmill.processes.jobs import Job
 
 
 class Exit(NamedTuple):
-    """How a process ended."""
+    """The way in which a worker process ended."""
 
     status: int | None
-    """Its exit code, or the negative number of the signal that killed it, or None where nobody knows."""
+    """Exit code, or the negative number of the signal that killed the process. None if unknown."""
     reason: str = ""
-    """The launcher's explanation, beyond the status."""
+    """The launcher's explanation, in addition to the status."""
     final: RollmillError | None = None
     """The reason why no further attempt could succeed, if there is one."""
 
@@ -23,40 +23,48 @@ class Launcher(Protocol):
     """Starts processes that call `serve(job, address, token)`, and ends them."""
 
     def start(self, job: Job, address: str, token: bytes) -> Any:
-        """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by."""
+        """Requests a process for a job without waiting for it, and returns a handle that identifies it."""
         ...
 
     def output(self, handle: Any) -> int | None:
-        """Returns a descriptor to read the process's output, which the caller closes. None if there is none."""
+        """Returns a file descriptor from which the caller reads the process's output, and which it closes. None if
+        there is none.
+        """
         ...
 
     def exit(self, handle: Any) -> Exit | None:
-        """Returns how the process ended, or None while it runs. All that it had started has ended too."""
+        """Returns how the process ended, or None while it or any process that it started is running."""
         ...
 
     def kill(self, handle: Any, *, at_once: bool = True) -> None:
-        """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM."""
+        """Ends the process: with SIGKILL, together with all processes that it has started, or only
+        with SIGTERM.
+        """
         ...
 
     def abandon(self, handle: Any) -> None:
-        """Drops a process on an unreachable host, because its end could not be noticed."""
+        """Drops a process on an unreachable host, whose end could not be noticed."""
         ...
 
     def condition(self, handle: Any) -> str:
-        """Returns why the process cannot run, such as "stopped by a signal". Empty if it can or nobody knows."""
+        """Returns the reason why the process cannot run, such as "stopped by a signal". Empty if it can run or
+        this is unknown.
+        """
         ...
 
     def leaving(self, handle: Any) -> str:
-        """Returns why the process has to leave its host, such as "Ray drains its node". Empty if it may stay."""
+        """Returns the reason why the process must leave its host, such as "Ray drains its node". Empty if it may
+        stay.
+        """
         ...
 
     def close(self) -> None:
-        """Ends whatever still runs."""
+        """Ends all processes that still run."""
         ...
 
 
 def status_text(status: int) -> str:
-    """Describes an exit status."""
+    """Describes an exit status in words."""
     if status >= 0:
         return f"exit code {status}"
     try:

@@ -1,4 +1,4 @@
-"""Starts workers on this host, through a fork server."""
+"""Starts worker processes on this host, through fork servers."""
 
 import contextlib
 import itertools
@@ -26,8 +26,11 @@ READ_WHILE_IMPORTING = (
     *("JAX", "EQX_", "ABSL_", "TF_", "MPL", "NPY_", "NUMPY_"),
     *("OPENBLAS_", "GOTO_", "OMP_", "MKL_", "KMP_", "BLIS_", "VECLIB_"),
 )
-"""Starts of the names of variables that take effect when Python, NumPy, JAX or Equinox is imported. Workers
-that differ in them come from different fork servers. All other variables are set in the worker itself."""
+"""Prefixes of environment variables that take effect when Python, NumPy, JAX or Equinox is imported.
+
+Workers that differ in these variables need different fork servers. All other variables are set in the worker
+itself.
+"""
 
 CLOSE_SECONDS = 3.0
 START_SERVER = f"from {fork_server.__name__} import main; main()"
@@ -35,7 +38,7 @@ START_SERVER = f"from {fork_server.__name__} import main; main()"
 
 @dataclass
 class LocalHandle:
-    """One worker process of this host."""
+    """Handle of one worker process on this host."""
 
     number: int
     mark: str
@@ -46,10 +49,11 @@ class LocalHandle:
 
 
 class LocalLauncher:
-    """A `Launcher` for this host. As a context manager it closes itself.
+    """A `Launcher` for this host. As a context manager, it closes itself.
 
-    With `fork`, workers are forked from a process that has imported `preload`, if that is safe. Otherwise, and if
-    the import of one of these modules starts a thread or a JAX backend, each is a fresh interpreter.
+    With `fork`, workers are forked from a process that has imported `preload`, if this is safe. Otherwise, each
+    worker is a fresh interpreter. It is not safe if the import of one of these modules starts a thread or a JAX
+    backend.
     """
 
     def __init__(self, *, fork: bool = True, preload: Sequence[str] = ("rollmill",)) -> None:
@@ -61,16 +65,18 @@ class LocalLauncher:
 
     @property
     def servers(self) -> tuple["ForkServerProcess", ...]:
-        """The fork servers that run now."""
+        """The fork servers that are running."""
         return tuple(server for server in self._servers.values() if not server.gone)
 
     def prepare(self, jobs: Iterable[Job]) -> None:
-        """Starts the fork servers that these jobs will need, so that they import while other work is done."""
+        """Starts the fork servers that these jobs will need, so that they import modules while other work
+        is done.
+        """
         for job in jobs:
             self._server_for(_environment_of(job, mark=""))
 
     def start(self, job: Job, address: str, token: bytes) -> LocalHandle:
-        """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by."""
+        """Requests a process for a job without waiting for it, and returns its handle."""
         number = next(self._numbers)
         environment = _environment_of(job, mark=f"{self._run}-{number}")
         assignment = {
@@ -84,7 +90,9 @@ class LocalLauncher:
         return self._server_for(environment).start(number, assignment)
 
     def output(self, handle: LocalHandle) -> int | None:
-        """Returns a descriptor to read the process's output, which the caller closes."""
+        """Returns a file descriptor from which the caller reads the process's output, and which the
+        caller closes.
+        """
         return handle.output
 
     def exit(self, handle: LocalHandle) -> Exit | None:
@@ -92,25 +100,25 @@ class LocalLauncher:
         return handle.exit
 
     def kill(self, handle: LocalHandle, *, at_once: bool = True) -> None:
-        """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM."""
+        """Ends the process: with SIGKILL, together with all processes that it has started, or only
+        with SIGTERM.
+        """
         handle.server.ask({"kill": handle.number, "at_once": at_once})
 
     def abandon(self, handle: LocalHandle) -> None:
-        """Drops a process on an unreachable host, because its end could not be noticed. This host is always within
-        reach.
-        """
+        """Drops a process on an unreachable host. Never needed here, because this host can always be reached."""
         self.kill(handle)
 
     def leaving(self, handle: LocalHandle) -> str:
-        """Returns an empty text: nobody announces here that a host is about to go."""
+        """Returns an empty string, because nothing announces that this host is about to be removed."""
         return ""
 
     def condition(self, handle: LocalHandle) -> str:
-        """Returns why the process cannot run, such as "stopped by a signal"."""
+        """Returns the reason why the process cannot run, such as "stopped by a signal". Empty if it can."""
         return condition_of(handle.pid) if handle.pid is not None else ""
 
     def close(self) -> None:
-        """Ends whatever still runs."""
+        """Ends all worker processes that still run, and their fork servers."""
         for server in self._servers.values():
             server.hang_up()
         for server in self._servers.values():
@@ -134,7 +142,7 @@ class LocalLauncher:
 
 
 class ForkServerProcess:
-    """The coordinator's side of one fork server."""
+    """The coordinator's side of one fork server process."""
 
     def __init__(self, environment: dict[str, str], fork: bool, preload: Sequence[str]) -> None:
         self.gone = False
@@ -159,11 +167,11 @@ class ForkServerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the fork server."""
         return self._process.pid
 
     def start(self, number: int, assignment: dict[str, Any]) -> LocalHandle:
-        """Asks for a worker, and returns its handle at once."""
+        """Requests a worker from the fork server, and returns its handle without waiting."""
         output, theirs = os.pipe()
         handle = LocalHandle(number, assignment["environment"][MARK], output, self)
         with self._lock:
@@ -175,16 +183,16 @@ class ForkServerProcess:
         return handle
 
     def ask(self, fields: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Sends a request. Does nothing if the server is gone, which its handles report."""
+        """Sends a request to the fork server. Does nothing if the server is gone, which its handles report."""
         with contextlib.suppress(ConnectionLost), self._lock:
             self._line.send_json(fields, descriptors=descriptors)
 
     def hang_up(self) -> None:
-        """Has the server kill its workers, and end."""
+        """Makes the fork server kill its workers and end."""
         self._line.end()
 
     def close(self) -> None:
-        """Returns when the server has ended, after `hang_up`."""
+        """Waits until the fork server has ended, after `hang_up`."""
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:

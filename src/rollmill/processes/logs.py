@@ -1,4 +1,4 @@
-"""Workers' standard output and error: shown with the worker's name, written to files, the last lines kept."""
+"""Reads the standard output and error of workers: shows lines with the worker's name, and writes them to files."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ from rollmill.core.folder import Folder
 from rollmill.processes.jobs import Job
 
 MAX_LINE = 4000
-"""Bytes. Longer ones are shown in pieces."""
+"""Maximum bytes of a line. Longer lines are shown in pieces."""
 
 REMEMBERED_LINES = 40
 CHUNK = 1 << 16
 LAST_READS = 64
-"""Reads of an output that is dropped before its end."""
+"""Maximum number of reads of an output that is dropped before its end."""
 TAIL_BYTES = 4096
-"""Bytes at the end of an output in which the last line is sought."""
+"""Number of bytes at the end of an output in which the last line is searched for."""
 AFTER_ERRORS = ("--------------------", "For simplicity, JAX has removed its internal frames")
 """Beginnings of the lines that JAX prints below an error."""
 
@@ -30,10 +30,10 @@ UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(9), *range(
 
 
 class WorkerLog:
-    """Takes the bytes that one worker writes, and makes lines of them that a terminal can show.
+    """Divides the bytes that one worker writes into printable lines, and shows and stores them.
 
-    `show` gets each line, marked with the job's name. The folder gets a file named after the job. Lines of later
-    attempts follow lines of earlier attempts.
+    `show` receives each line, marked with the job's name. A file in the folder, named after the job, receives all
+    lines, those of later attempts after those of earlier ones.
     """
 
     def __init__(self, job: Job, show: Callable[[str], None], folder: Path | Folder | None) -> None:
@@ -52,7 +52,7 @@ class WorkerLog:
             self._keep(f"--- attempt {job.attempt} ---")
 
     def feed(self, data: bytes) -> None:
-        """Appends the next bytes of output."""
+        """Appends the next bytes of the worker's output."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
@@ -63,7 +63,7 @@ class WorkerLog:
             self._take(piece)
 
     def end(self) -> None:
-        """Ends the log, since no more output will come."""
+        """Closes the log, because no more output will come."""
         self._take(self._rest)
         if self._file is not None:
             with contextlib.suppress(OSError):
@@ -91,13 +91,13 @@ class WorkerLog:
 
 
 def printable(line: bytes) -> str:
-    """Returns a line as a terminal shows it, without colours, cursor movements and control characters."""
+    """Returns a line without colours, cursor movements and control characters."""
     text = COLOURS.sub("", line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace"))
     return text.translate(UNPRINTABLE)
 
 
 class LogReader:
-    """One thread that reads the output of all workers."""
+    """A thread that reads the output of all workers."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -110,11 +110,11 @@ class LogReader:
         self._thread.start()
 
     def add(self, output: int, log: WorkerLog) -> None:
-        """Reads `output` from now on, and closes it at its end."""
+        """Reads `output` into `log` from now on, and closes it at its end."""
         self._ask(lambda: self._begin(output, log))
 
     def drop(self, log: WorkerLog) -> None:
-        """Closes a log that another process may keep open."""
+        """Stops reading into a log whose output another process may keep open."""
         self._ask(lambda: self._end(log))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Holds received messages by kind until they are taken."""
+"""Holds received messages by kind until a worker takes them."""
 
 import threading
 import time
@@ -12,11 +12,13 @@ from rollmill.processes.messages import Seconds, WorkerMessage, size_of
 
 MAX_UNTAKEN = 10_000
 MAX_UNTAKEN_BYTES = 2**30
-"""Bytes of one kind of message. A worker that leaves more untaken does not read what it is sent."""
+"""Maximum bytes of pending messages of one kind. A worker with more does not read the messages that it is sent."""
 
 
 class Mailbox:
-    """Messages that one thread puts and others take. It also records whether the worker is to stop."""
+    """Messages for a worker, which one thread adds and others take. It also records whether the worker should
+    stop.
+    """
 
     def __init__(self) -> None:
         self._untaken: dict[str, deque[WorkerMessage]] = {}
@@ -27,7 +29,7 @@ class Mailbox:
         self.stopping = False
 
     def put(self, message: WorkerMessage) -> None:
-        """Adds a message. Where too many of its kind lie untaken, the worker gets an error instead."""
+        """Adds a message. If too many bytes of its kind are pending, the worker gets an error instead."""
         with self._changed:
             answer = self._answers.get(message.kind)
             if answer is None:
@@ -45,7 +47,7 @@ class Mailbox:
             answer(message)
 
     def stop(self) -> None:
-        """Abandons all waiting from now on."""
+        """Tells the worker to stop: all current and later calls of `wait` raise `Abandoned`."""
         with self._changed:
             self.stopping = True
             self._changed.notify_all()
@@ -61,14 +63,16 @@ class Mailbox:
             )
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """Takes the newest message of a kind without waiting, and drops older messages."""
+        """Returns the newest message of a kind and drops older ones, without waiting. Returns None if there is
+        none.
+        """
         with self._changed:
             of_kind = self._untaken.pop(kind, None)
             del self._untaken_bytes[kind]
         return of_kind[-1] if of_kind else None
 
     def wait(self, kind: str, timeout: Seconds | None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
@@ -93,22 +97,26 @@ class Mailbox:
 
 
 class MailboxControl:
-    """The part of a `Control` that reads a mailbox and records progress, used by processes and threads."""
+    """The part of a worker's `Control` that reads a mailbox and reports progress, used by processes
+    and threads.
+    """
 
     def __init__(self, mailbox: Mailbox, pulse: Progress) -> None:
         self._mailbox, self._pulse = mailbox, pulse
 
     def latest(self, kind: str) -> WorkerMessage | None:
-        """Takes the newest message of a kind without waiting, and drops older messages."""
+        """Returns the newest message of a kind and drops older ones, without waiting. Returns None if there is
+        none.
+        """
         return self._mailbox.latest(kind)
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
         with self._pulse.idle(f"waiting for {kind!r}"):
             return self._mailbox.wait(kind, timeout)
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """Records the next act of the main thread, such as `waiting for weights`, as a sign of progress."""
+        """Reports the next activity of the main thread, such as `waiting for weights`, as a sign of progress."""
         self._pulse.note(note, expect)
 
     def stopping(self) -> bool:

@@ -1,7 +1,7 @@
 """The entry point of a worker process, fresh or forked.
 
-A fresh process receives its job as one JSON object on its standard input, never by its arguments, which
-everybody on the host can read.
+A fresh process receives its job as one JSON object on standard input. It is not passed as arguments, which every
+user of the host can read.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from rollmill.processes.worker import serve
 
 
 def main() -> None:
-    """Reads an assignment and runs it."""
+    """Reads a worker's assignment from standard input and runs it."""
     assignment = json.load(sys.stdin)
     close_input()
     sys.exit(run_as_worker(assignment))
 
 
 def run_as_worker(assignment: dict[str, Any]) -> int:
-    """Does the job of a worker, and returns its exit code.
+    """Does the job of a worker in this process, and returns the exit code.
 
-    The assignment has `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
-    (`sys.path`) and `folder` (the working directory).
+    The assignment contains `job` (as JSON), `address`, `token` (in hexadecimal), `environment` (all variables),
+    `path` (`sys.path`) and `folder` (the working directory).
     """
     leave_signals_to_coordinator()
     take_environment(assignment["environment"])
@@ -44,7 +44,7 @@ def run_as_worker(assignment: dict[str, Any]) -> int:
 
 
 def take_environment(environment: dict[str, str]) -> None:
-    """Replaces the environment variables of this process."""
+    """Replaces all environment variables of this process by the given ones."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
@@ -58,7 +58,7 @@ def write_by_lines() -> None:
 
 
 def close_input() -> None:
-    """Gives this process an empty standard input."""
+    """Replaces the standard input of this process by an empty one."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

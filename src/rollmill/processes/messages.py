@@ -1,4 +1,4 @@
-"""Messages between workers and their coordinator: a kind, fields as JSON, and arrays."""
+"""Messages between workers and their coordinator, with a kind, JSON fields, and arrays."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class WorkerMessage(NamedTuple):
-    """One message. Its arrays belong to whoever receives it."""
+    """A message between a worker and its coordinator. Its arrays belong to the receiver."""
 
     kind: str
     fields: dict[str, Any]
@@ -22,9 +22,10 @@ class WorkerMessage(NamedTuple):
 
 
 def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> WorkerMessage:
-    """Makes a message with its arrays on the host. Arrays that were on the host are shared with the caller.
+    """Creates a message with its arrays on the host. Arrays that are already on the host are shared with the
+    caller.
 
-    Raises a `UsageError` if the kind is reserved, the fields have no JSON form, or an array is not of numbers.
+    Raises a `UsageError` if the kind is reserved, the fields have no JSON form, or an array is not numeric.
     """
     if not kind or kind.startswith("."):
         raise UsageError(f"a message has kind={kind!r}, but kinds that start with a dot are reserved.")
@@ -39,12 +40,12 @@ def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) ->
 
 
 def snapshot(message: WorkerMessage) -> WorkerMessage:
-    """Returns the message with copies of its arrays."""
+    """Returns a copy of a message with copies of its arrays."""
     return message._replace(arrays={name: array.copy() for name, array in message.arrays.items()})
 
 
 def size_of(message: WorkerMessage) -> int:
-    """Returns the bytes of its arrays."""
+    """Returns the bytes of a message's arrays."""
     return sum(array.nbytes for array in message.arrays.values())
 
 

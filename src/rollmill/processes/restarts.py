@@ -1,4 +1,4 @@
-"""Limits on repeated losses of child processes, and the termination of children."""
+"""Counts repeated losses of child processes, and ends child processes."""
 
 import signal
 import subprocess
@@ -10,21 +10,23 @@ from rollmill.processes.forks import Child
 
 
 class LossCounter:
-    """Counts losses by name, consecutive ones with less than `settled_seconds` of work between them."""
+    """Counts consecutive losses by name. Losses are consecutive if less than `settled_seconds` of work lie between
+    them.
+    """
 
     def __init__(self, settled_seconds: float = float("inf")) -> None:
         self._settled_seconds = settled_seconds
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, *, worked_seconds: float = 0.0) -> int:
-        """Counts a loss. Returns the number of consecutive losses."""
+        """Counts a loss after `worked_seconds` of work. Returns the number of consecutive losses."""
         if worked_seconds > self._settled_seconds:
             del self._counts[name]
         self._counts[name] += 1
         return self._counts[name]
 
     def clear(self) -> None:
-        """Resets all counts."""
+        """Resets the counts of all names."""
         self._counts.clear()
 
 

@@ -1,4 +1,4 @@
-"""Reads the current line of another thread without touching its frames."""
+"""Finds the line that another thread is executing, without touching its frames."""
 
 import faulthandler
 import linecache
@@ -17,7 +17,7 @@ _LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 class CodeLine(NamedTuple):
-    """A line of a thread's stack."""
+    """A source line on the stack of a thread."""
 
     file: str
     line: int
@@ -28,14 +28,14 @@ class CodeLine(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The line of source."""
+        """The text of the source line."""
         return linecache.getline(self.file, self.line).strip()
 
 
 def current_line(thread: int) -> str:
-    """Returns the innermost line of a thread's user code, and the library's line inside it if there is one.
+    """Returns the innermost line of user code that a thread executes, and the library line called from it, if any.
 
-    User code excludes the folders of Python, and the modules of Rollmill that carry messages.
+    User code excludes Python's own folders, and the modules of Rollmill that carry messages.
     """
     places = stack_of(thread)
     if not places:
@@ -46,10 +46,10 @@ def current_line(thread: int) -> str:
 
 
 def stack_of(thread: int) -> list[CodeLine]:
-    """Returns the innermost hundred lines of a thread, innermost first. Empty if it has ended.
+    """Returns up to a hundred lines of a thread's stack, innermost first. Empty if the thread has ended.
 
-    `sys._current_frames` would hand out frames that their thread continues changing between two of our own lines,
-    and following them has crashed CPython 3.11. faulthandler reads all of them while no Python code runs.
+    The stack is read with faulthandler, which runs while no Python code does. `sys._current_frames` would return
+    frames that their thread continues to change while they are read, and following them has crashed CPython 3.11.
     """
     with _unnamed_file() as file:
         faulthandler.dump_traceback(file, all_threads=True)

@@ -1,4 +1,4 @@
-"""The interface through which the coordinator starts, watches and ends workers, be they processes or threads."""
+"""The interface through which the coordinator starts, watches and ends workers, whether processes or threads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,34 +12,33 @@ from rollmill.processes.jobs import Job
 from rollmill.processes.messages import NOTHING, Seconds
 
 ALL = "*"
-"""As the argument `to`: every worker."""
+"""Value of the argument `to` that addresses every worker."""
 
 MAX_UNREAD = 256 * 2**20
-"""Bytes of one worker's messages that lie unread before it has to wait."""
+"""Maximum bytes of one worker's unread messages before the worker has to wait."""
 
 
 @runtime_checkable
 class Supervision(Protocol):
-    """Starts workers, reports their events, and ends them. Belongs to one thread, except for `send`.
+    """Starts workers, reports their events, and ends them. As a context manager, it closes itself.
 
-    As a context manager it closes itself.
+    Only one thread may use it, except for `send`, which any thread may call.
     """
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs, each with its current attempt."""
+        """The jobs of all workers, each with its current attempt."""
         ...
 
     def start(self) -> None:
-        """Requests all workers, without waiting."""
+        """Requests all workers without waiting for them."""
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """Returns the events since the last call, in order. Waits up to `timeout` seconds for at least one, or
-        without limit if it is None.
+        """Returns the events of workers since the last call, in order.
 
-        Returns at once if all workers are gone. All messages of a worker come before its `Finished` or `Lost`
-        event.
+        Waits up to `timeout` seconds for at least one event, or without limit if it is None. Returns at once if
+        all workers are gone. All messages of a worker come before its `Finished` or `Lost` event.
         """
         ...
 
@@ -48,15 +47,15 @@ class Supervision(Protocol):
         ...
 
     def measure_clocks(self) -> None:
-        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
+        """Starts to measure the clocks of workers on other hosts again, without waiting for the answers."""
         ...
 
     def clock(self, job: Job | str) -> Clock:
-        """Returns a worker's clock as last measured, or this host's if the worker is gone."""
+        """Returns a worker's clock as last measured, or this host's clock if the worker is gone."""
         ...
 
     def out_of_reach(self) -> dict[str, str]:
-        """Returns the hosts that may be out of reach, by job name."""
+        """Returns the hosts of workers that may be unreachable, by job name."""
         ...
 
     def send(
@@ -66,7 +65,8 @@ class Supervision(Protocol):
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message in order, without waiting. Requested workers receive it once they have started.
+        """Sends a message to workers, in order and without waiting. A requested worker receives it once it has
+        started.
 
         Messages to a worker that is gone are lost. A replacement receives only messages sent after `replace`.
 
@@ -82,23 +82,28 @@ class Supervision(Protocol):
         ...
 
     def replace(self, job: Job | str) -> Job:
-        """Starts the job anew in another worker. One that still runs is killed at once. Its attempt is one more.
+        """Starts another worker for a job, and returns the job with its next attempt. A worker that still runs is
+        killed at once.
 
-        No event of the earlier worker comes after this.
+        No event of the earlier worker is reported afterwards.
         """
         ...
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """Asks these workers to stop, makes them, and returns when they are gone. It causes no event."""
+        """Stops the addressed workers, and returns when they have ended. They are first asked to stop, and later
+        forced to.
+
+        Stopping causes no event.
+        """
         ...
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:
-        """Stops all workers and lets go of everything."""
+        """Stops all workers and releases all resources."""
         ...
 
 
 def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
-    """Returns the jobs by their names. Raises a `UsageError` if two share one."""
+    """Returns the jobs by name. Raises a `UsageError` if two jobs have the same name."""
     named = {job.name: job for job in jobs}
     if len(named) != len(jobs):
         raise UsageError(
@@ -108,7 +113,9 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
-    """Returns the names of the addressed jobs (see `Supervision.send`). Raises a `UsageError` without any."""
+    """Returns the names of the jobs that `to` addresses (see `Supervision.send`). Raises a `UsageError` if there
+    is none.
+    """
     jobs = list(jobs)
     to = to.name if isinstance(to, Job) else to
     names = [job.name for job in jobs if to in (ALL, job.name, job.group)]
@@ -118,7 +125,7 @@ def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
 
 
 def named(jobs: Iterable[Job], job: Job | str) -> str:
-    """Returns the name of one job. Raises a `UsageError` if there is no such job."""
+    """Returns the name of `job`, which must be one of `jobs`. Raises a `UsageError` otherwise."""
     name, names = job.name if isinstance(job, Job) else job, [job.name for job in jobs]
     if name not in names:
         raise unknown_name("worker", name, names)

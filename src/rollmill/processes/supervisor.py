@@ -1,4 +1,4 @@
-"""Supervises workers that are processes."""
+"""Supervises workers that run as processes."""
 
 import contextlib
 import secrets
@@ -35,15 +35,16 @@ TERMINATE_SECONDS = 2.0
 
 
 class Supervisor:
-    """`Supervision` of worker processes, one for each job.
+    """`Supervision` of worker processes, one per job.
 
-    The caller closes the launcher, which can serve several supervisors. By default it is a `LocalLauncher`, closed
-    with this object. Workers send a heartbeat every `heartbeat_seconds`, may go without progress for
-    `hang_seconds`, and may take `start_seconds` until their function is called. `display` gets each line that
-    workers write, from another thread, and the log folder a file of them for each job. Workers find the
-    coordinator at the address: `unix:`, or `tcp:host:0` for other hosts.
+    By default, workers are started by a `LocalLauncher` that is closed with this object. A launcher passed by the
+    caller can serve several supervisors, and the caller closes it. Workers send a heartbeat every
+    `heartbeat_seconds`, may go without progress for `hang_seconds`, and may take `start_seconds` until their
+    function is called. `display` receives each line that workers write, from another thread, and the log folder
+    receives one file of lines per job. Workers connect to the coordinator at `address`, which is `unix:`, or
+    `tcp:host:0` for workers on other hosts.
 
-    Raises a `UsageError` if two jobs share a name, or if the address cannot be listened on.
+    Raises a `UsageError` if two jobs have the same name, or if the coordinator cannot listen on the address.
     """
 
     def __init__(
@@ -75,21 +76,21 @@ class Supervisor:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs, each with its current attempt."""
+        """The jobs of all workers, each with its current attempt."""
         return tuple(self._jobs.values())
 
     @property
     def address(self) -> str:
-        """Where workers find it."""
+        """Address at which workers connect to the coordinator."""
         return self._acceptor.address
 
     def start(self) -> None:
-        """Requests all workers, without waiting."""
+        """Requests all workers without waiting for them."""
         for job in self.jobs:
             self._begin(job)
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """Returns the events since the last call, in order."""
+        """Returns the events of workers since the last call, in order. See `Supervision.events`."""
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
             self._look()
@@ -104,20 +105,20 @@ class Supervisor:
             return {name: worker.doing for name, worker in self._workers.items()}
 
     def measure_clocks(self) -> None:
-        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
+        """Starts to measure the clocks of workers on other hosts again, without waiting for the answers."""
         with self._changed:
             workers = list(self._workers.values())
         for worker in workers:
             worker.connection.measure_clock()
 
     def clock(self, job: Job | str) -> Clock:
-        """Returns a worker's clock as last measured, or this host's if the worker is gone."""
+        """Returns a worker's clock as last measured, or this host's clock if the worker is gone."""
         with self._changed:
             worker = self._workers.get(named(self.jobs, job))
             return Clock() if worker is None else worker.connection.watch.clock
 
     def out_of_reach(self) -> dict[str, str]:
-        """Returns the hosts that may be out of reach, by job name."""
+        """Returns the hosts of workers that may be unreachable, by job name."""
         with self._changed:
             return {name: each.link.host for name, each in self._workers.items() if each.link.is_doubtful}
 
@@ -128,13 +129,15 @@ class Supervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message in order, without waiting. Requested workers receive it once they have started.
+        """Sends a message to workers, in order and without waiting. A requested worker receives it once it has
+        started.
+
         Raises `TimedOut` if one of the workers has left gigabytes of messages unread.
         """
         self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
 
     def replace(self, job: Job | str) -> Job:
-        """Restarts the job in a new worker."""
+        """Starts another worker process for a job, and returns the job with its next attempt."""
         name = named(self.jobs, job)
         old = self._dismiss([name])
         self._kill(old)
@@ -144,8 +147,10 @@ class Supervisor:
         return self._jobs[name]
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """Asks these workers to stop, makes them, and returns when they are gone. After `grace_seconds` comes
-        SIGTERM, and two seconds later SIGKILL.
+        """Stops the addressed workers, and returns when they have ended.
+
+        Workers are first asked to stop. After `grace_seconds`, they receive SIGTERM, and two seconds later
+        SIGKILL.
         """
         names = addressed(self.jobs, to)
         self._send_to(names, WorkerMessage(".stop", {}, {}))
@@ -160,7 +165,7 @@ class Supervisor:
         self._forget(workers)
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:
-        """Stops all workers and lets go of everything."""
+        """Stops all workers and releases all resources."""
         with contextlib.ExitStack() as last:
             last.callback(self._logs.close)
             last.callback(self._acceptor.close)

@@ -1,4 +1,4 @@
-"""Workers that are threads of one process: the same functions, the same events, and nothing to start or kill."""
+"""Runs workers as threads of one process, with the same functions and events as worker processes."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.5
 
 
 class WorkerFailed(RollmillError):
-    """A worker's function raised an error, which is the `__cause__` of this error."""
+    """Error: the function of a worker raised an error, which is the `__cause__` of this one."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class _Failed(NamedTuple):
 
 
 class LocalControl(MailboxControl):
-    """`Control` of a thread."""
+    """`Control` of a worker that runs as a thread."""
 
     def __init__(self, worker: "_Worker", supervisor: "ThreadSupervisor") -> None:
         super().__init__(worker.mailbox, worker.pulse)
@@ -46,12 +46,12 @@ class LocalControl(MailboxControl):
     def send(
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
     ) -> None:
-        """Sends a message, after all that this worker sent before."""
+        """Sends a message to the coordinator, after all messages that this worker has sent before."""
         self._supervisor.take(self._worker, snapshot(outgoing(kind, fields, arrays)))
         self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """Answers each message of a kind at once from now on, whatever the worker's main thread does."""
+        """Answers each message of a kind immediately from now on, even while the worker's main thread computes."""
         post = self._supervisor.post
         self._mailbox.answer(kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING)))
 
@@ -70,11 +70,12 @@ class _Worker:
 
 
 class ThreadSupervisor:
-    """`Supervision` of threads. A lost worker ends all others, since they share the caller's process.
+    """`Supervision` of workers that run as threads. If one worker is lost, all others end as well.
 
-    Where a job's function raises, all others are stopped, and `events` raises. A thread cannot be killed: one that
-    never polls for a stop stays, as a daemon, until the process ends. Raises a `UsageError` if two jobs share a
-    name, or if one sets environment variables, which threads cannot have apart.
+    If the function of a job raises an error, all other threads are stopped, and `events` raises it. A thread
+    cannot be killed. If it never checks whether to stop, it stays as a daemon thread until the process ends.
+    Raises a `UsageError` if two jobs have the same name, or if a job sets environment variables, which all threads
+    share.
     """
 
     def __init__(self, jobs: Sequence[Job], *, hang_seconds: float = 120.0) -> None:
@@ -92,18 +93,19 @@ class ThreadSupervisor:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs, each with its current attempt."""
+        """The jobs of all workers, each with its current attempt."""
         return tuple(self._jobs.values())
 
     def start(self) -> None:
-        """Requests all workers, without waiting."""
+        """Starts the threads of all workers."""
         for job in self.jobs:
             self._begin(job)
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """See `Supervision`. If a job's function raised, all workers were stopped, and `WorkerFailed` is raised.
+        """Returns the events of workers since the last call, in order. See `Supervision.events`.
 
-        An `EnvironmentFailed` or a `NonFiniteError` of the function is raised as it is.
+        If the function of a job raised an error, all workers have been stopped, and `WorkerFailed` is raised. An
+        `EnvironmentFailed` or a `NonFiniteError` is raised unchanged.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -117,14 +119,14 @@ class ThreadSupervisor:
         return events
 
     def measure_clocks(self) -> None:
-        """Asks workers of other hosts for their clocks again, without waiting for the answers."""
+        """Does nothing, because threads share the coordinator's clock."""
 
     def clock(self, job: Job | str) -> Clock:
-        """Returns the clock of a worker, for a thread always the coordinator's own."""
+        """Returns the coordinator's own clock, which all threads share."""
         return Clock()
 
     def out_of_reach(self) -> dict[str, str]:
-        """Returns the hosts that may be out of reach, by job name."""
+        """Returns an empty mapping, because threads are on the coordinator's own host."""
         return {}
 
     def doing(self) -> dict[str, str]:
@@ -139,7 +141,9 @@ class ThreadSupervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message in order, without waiting. Requested workers receive it once they have started."""
+        """Sends a message to workers, in order and without waiting. A requested worker receives it once it has
+        started.
+        """
         message = outgoing(kind, fields, arrays)
         with self._changed:
             workers = [self._workers[name] for name in addressed(self.jobs, to) if name in self._workers]
@@ -147,7 +151,9 @@ class ThreadSupervisor:
             worker.mailbox.put(snapshot(message))
 
     def replace(self, job: Job | str) -> Job:
-        """Starts the job anew in another worker. Raises a `UsageError` if the thread still runs."""
+        """Starts another thread for a job, and returns the job with its next attempt. Raises a `UsageError` if the
+        thread still runs.
+        """
         name = named(self.jobs, job)
         if name in self._workers:
             raise UsageError(f"worker {name!r} is a thread, which cannot be killed. hint: use place=processes.")
@@ -156,7 +162,7 @@ class ThreadSupervisor:
         return self._jobs[name]
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """Asks these workers to stop, makes them, and returns when they are gone. Threads that do not stop within
+        """Asks the addressed workers to stop, and returns when they have ended. Threads that take longer than
         `grace_seconds` are left behind.
         """
         with self._changed:
@@ -173,7 +179,7 @@ class ThreadSupervisor:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self, *, grace_seconds: Seconds = 5.0) -> None:
-        """Stops all workers and lets go of everything."""
+        """Stops all workers and releases all resources."""
         self.stop(ALL, grace_seconds=grace_seconds)
 
     def __enter__(self) -> "ThreadSupervisor":
@@ -183,7 +189,9 @@ class ThreadSupervisor:
         self.close()
 
     def take(self, worker: _Worker, message: WorkerMessage) -> None:
-        """Queues a worker's message in its thread. Waits while too many of them are unread."""
+        """Queues a worker's message, in the worker's own thread. Waits while too many of its messages
+        are unread.
+        """
         with self._changed:
             while worker.unread_bytes > MAX_UNREAD and not worker.dismissed:
                 self._changed.wait()

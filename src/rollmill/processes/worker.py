@@ -1,4 +1,4 @@
-"""The worker's side: its connection to the coordinator, and the call of its function."""
+"""The worker's side of a worker process: its connection to the coordinator, and the call of its function."""
 
 import contextlib
 import faulthandler
@@ -30,16 +30,22 @@ EXIT_ORPHANED = 3
 
 MAX_DETAILS = 20_000
 HANG_UP_SECONDS = 1.0
-"""How long a worker waits until the coordinator has read its last message and closes the connection."""
+"""Maximum seconds for which a worker waits until the coordinator has read its last message and closes the
+connection.
+"""
 
 STUCK_BEATS = 4.0
-"""After as many heartbeats without one, and half of the time for a hang, a worker writes where it stands."""
+"""Number of heartbeats without progress after which a worker may write its current source line.
+
+It does so once half of the time for a hang has passed as well.
+"""
 
 
 def serve(job: Job, address: str, token: bytes) -> int:
-    """Does the job in this process, from its main thread, and returns the exit code.
+    """Does a job in this process, in its main thread, and returns the exit code.
 
-    Raises `Refused` if the coordinator at `address` does not take this worker, and an `OSError` without one.
+    Raises `Refused` if the coordinator at `address` rejects this worker, and an `OSError` if there is no
+    coordinator.
     """
     peer, settings = connect_as(address, token, job)
     control = SocketControl(peer)
@@ -57,7 +63,7 @@ def serve(job: Job, address: str, token: bytes) -> int:
 
 
 class SocketControl(MailboxControl):
-    """`Control` of a process."""
+    """`Control` of a worker that runs as a process."""
 
     def __init__(self, peer: socket.socket) -> None:
         super().__init__(Mailbox(), Progress(threading.get_ident()))
@@ -67,16 +73,16 @@ class SocketControl(MailboxControl):
     def send(
         self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
     ) -> None:
-        """Sends a message, after all that this worker sent before."""
+        """Sends a message to the coordinator, after all messages that this worker has sent before."""
         self.send_message(outgoing(kind, fields, arrays))
         self._pulse.touch()
 
     def answer(self, kind: str, reply: Callable[[WorkerMessage], Mapping[str, Any]]) -> None:
-        """Answers each message of a kind at once from now on, whatever the worker's main thread does."""
+        """Answers each message of a kind immediately from now on, even while the worker's main thread computes."""
         self._mailbox.answer(kind, lambda message: self.send_message(outgoing(kind, reply(message), NOTHING)))
 
     def send_message(self, message: WorkerMessage) -> None:
-        """Sends a message of any kind, Rollmill's own included."""
+        """Sends a message of any kind, including kinds that Rollmill reserves for itself."""
         frame = encode(message)
         try:
             with self._sending:
@@ -85,7 +91,7 @@ class SocketControl(MailboxControl):
             raise Abandoned("the coordinator has closed the connection.") from error
 
     def hang_up(self) -> None:
-        """Stops sending. From then on, this process survives a closed connection to the coordinator."""
+        """Stops sending messages. From then on, this process survives if the coordinator closes the connection."""
         self._hung_up = True
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_WR)
@@ -105,7 +111,7 @@ class SocketControl(MailboxControl):
 
     @contextlib.contextmanager
     def beating(self, seconds: float, *, stuck_seconds: float) -> Iterator[None]:
-        """Sends heartbeats with the calling thread's activity during the context."""
+        """Sends heartbeats with the calling thread's activity while its context lasts."""
         ended = threading.Event()
         arguments = (seconds, stuck_seconds, ended)
         thread = threading.Thread(target=self._beat, args=arguments, name="rollmill-heartbeat", daemon=True)

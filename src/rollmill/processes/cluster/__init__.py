@@ -1,6 +1,6 @@
-"""Workers on several hosts: a Ray cluster places, names and ends them, and tells of their death.
+"""Workers on several hosts of a Ray cluster, which places them, ends them, and reports their death.
 
-All else stays as it is with processes of one host: the supervisor decides who is replaced, heartbeats and messages
-go over its own connections, and channels carry the same packages, through TCP. Between hosts, Ray carries only the
+Everything else works as with processes of one host. The supervisor decides who is replaced, heartbeats and
+messages use its own connections, and channels carry the same data over TCP. Between hosts, Ray carries only the
 jobs.
 """

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, or starts one on this machine, for the duration of a context."""
+"""Connects to a Ray cluster, or starts one on this machine, while a context lasts."""
 
 import contextlib
 import importlib
@@ -21,23 +21,26 @@ from rollmill.core.process_tree import MARK, NOBODY, kill_family, start_guard
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100_000_000
-"""Bytes of Ray's object store on an instance of this machine alone: only jobs go through it."""
+"""Bytes of Ray's object store in a cluster started on this machine, which only stores jobs."""
 
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
+"""Environment variable that makes Ray listen only on the loopback address, if it is set to 0 before Ray is
+imported.
+"""
 
 STARTS = 4
-"""How often Ray is started at most, where it takes too long."""
+"""Maximum number of attempts to start Ray, if starting takes too long."""
 
 SLOW_SECONDS = 20.0
-"""After which a start that fails is one that took too long: Ray's own limit for its node is 30."""
+"""Seconds after which a failed start of Ray is regarded as too slow. Ray's own limit for its node is 30 s."""
 
 NICENESS = "RAY_worker_niceness"
-"""Ray's variable for the scheduling priority of its workers. By default they give way to everything else on the
-machine, and hardly train beside other work."""
+"""Environment variable for the scheduling priority of Ray's workers. By default, they yield to all other processes
+of the machine, and hardly train beside other work.
+"""
 
 CONNECT_SECONDS = 5.0
-"""How long an answer from a cluster's address is waited for."""
+"""Seconds to wait for an answer from the address of a cluster."""
 
 WAYS_OUT = (
     "`ray start --head` makes this machine the first node of a cluster, `ray stop` removes a node that is gone, "
@@ -50,14 +53,14 @@ TOKEN = (
 )
 
 PATIENT_SECONDS = 5.0
-"""How often the user is told that a cluster has not let this process in yet."""
+"""Seconds between two notices that a cluster has not accepted this process yet."""
 
 NAMES = ("ray", "auto", "ray://auto")
-"""Names of the cluster that this machine belongs to."""
+"""Names that select the Ray cluster to which this machine belongs."""
 
 
 class StoppedJoining(RollmillError):
-    """A signal ended this process while it joined a cluster."""
+    """Error: a signal ended this process while it was connecting to a cluster."""
 
     exit_code = 128 + signal.SIGTERM
 
@@ -66,9 +69,9 @@ class Cluster(NamedTuple):
     """The Ray cluster to which this process is connected."""
 
     ray: Any
-    """Ray's module."""
+    """The imported module `ray`."""
     host: str
-    """This host's address, as workers reach it."""
+    """Address of this host, as workers on other hosts reach it."""
 
 
 def check_cluster(name: str) -> None:
@@ -99,16 +102,19 @@ def find_ray() -> Any:
 def joined(
     name: str, *, workers: int, host: str | None = None, show: Callable[[str], None] = lambda line: None
 ) -> Iterator[Cluster]:
-    """Connects to a cluster for the duration of the context. An earlier connection of the caller stays.
+    """Connects to a Ray cluster while its context lasts. If the caller is already connected, that connection is
+    used and stays open.
 
-    `name` is `ray`, the cluster that this machine belongs to, or else a new cluster of this machine for the
-    workers, which lives as long as the connection; `auto`, only the former; `ray://HOST:PORT`, through the Ray
-    client server; or `HOST:PORT`, the address of a cluster that this machine belongs to. `host` is this host's
-    address, as workers reach it. By default it is found out. `show` is called with lines for the user, from any
-    thread.
+    Args:
+        name: the cluster. `ray` is the cluster that this machine belongs to, or else a new one on this machine,
+            which ends with the connection. `auto` is only the former. `HOST:PORT` is the address of a cluster that
+            this machine belongs to, and `ray://HOST:PORT` connects through a Ray client server.
+        workers: number of workers that a new cluster must have room for.
+        host: address of this host, as workers reach it. Default: detected automatically.
+        show: called with lines of text for the user, from any thread.
 
-    Raises a `UsageError` if Ray is not installed, or if there is no such cluster or it does not let this process
-    in.
+    Raises:
+        UsageError: Ray is not installed, there is no such cluster, or the cluster rejects this process.
     """
     check_cluster(name)
     alone = name == "ray" and not _is_member()
@@ -131,9 +137,9 @@ def joined(
 
 
 def own_host(ray: Any, coordinator: str) -> str:
-    """Returns the address of a worker's node, as others reach it.
+    """Returns the address of a worker's node, as other nodes reach it.
 
-    Where the coordinator's host is on loopback, all are on one machine.
+    If the coordinator listens on loopback, all workers are on one machine, and the loopback address is returned.
     """
     return LOOPBACK if coordinator == LOOPBACK else ray.util.get_node_ip_address()
 

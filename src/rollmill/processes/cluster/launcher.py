@@ -23,62 +23,63 @@ from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import Exit
 
 PASSED_ON = ("JAX_", "XLA_")
-"""Starts of the names of variables that decide how numbers come out. All others are the node's own."""
+"""Prefixes of environment variables that affect numerical results, which workers take from the coordinator."""
 
 NOT_PASSED_ON = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
-"""Which devices there are, the node knows."""
+"""Environment variables that a worker takes from its own node, because they describe its devices."""
 
 WAITING_SECONDS = 20.0
-"""How often the user is told what a worker that has not come asks for."""
+"""Seconds between two notices about a worker that has not started."""
 
 FAREWELL_SECONDS = 8.0
-"""How long the end of a process that Ray calls dead is waited for: one that is stopped takes 5 to be killed."""
+"""Seconds to wait for the end of a process that Ray reports as dead. Killing a stopped process takes 5 s."""
 
 CLOSE_SECONDS = 3.0
 
 POLL_SECONDS = 3.0
-"""For how long it is remembered which nodes are out of reach."""
+"""Seconds for which the list of unreachable nodes is reused."""
 
 UNUSUAL_SECONDS = 10.0
-"""After this long, the node that a worker was placed on may be out of reach."""
+"""Seconds after which a worker that has not started may have been placed on an unreachable node."""
 
 MAX_PLACEMENTS = 5
-"""Actors that are asked for one worker at most, where those before never ran."""
+"""Maximum number of actors that are requested for one worker, if earlier ones never ran."""
 
 NEVER_RAN = ("never ran", "actor's node")
-"""Ray's words for an actor that was placed on a node that is gone."""
+"""Phrase in Ray's error for an actor that was placed on a node which no longer exists."""
 
 
 @dataclass(eq=False)
 class RayHandle:
-    """One worker, and the actor that was last asked for it."""
+    """Handle of a worker that runs as a Ray actor."""
 
     assignment: Assignment
     stream: OutputStream
     actor: Any = None
     working: Future = field(default_factory=Future)
-    """Its exit code, or Ray's error."""
+    """Future of the worker's exit code, or of Ray's error."""
     ending: Future = field(default_factory=Future)
-    """Fails once the actor is dead."""
+    """Future that fails once the actor is dead."""
     placements: int = 0
-    """Actors that were asked for."""
+    """Number of actors that have been requested for this worker."""
     without: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that were out of reach when the actor was asked for."""
+    """Nodes that were unreachable when the actor was requested."""
     asked_at: float = field(default_factory=time.monotonic)
     waiting_reported: int = 0
-    """How often the user was told that it has not come."""
+    """Number of times that the user was told that the worker has not started."""
     killed: bool = False
     dead_since: float | None = None
     exit: Exit | None = None
 
 
 class RayLauncher:
-    """A `Launcher` that leaves to Ray on which node a worker runs. As a context manager it closes itself.
+    """A `Launcher` that lets Ray decide on which node a worker runs. As a context manager, it closes itself.
 
-    Ray never restarts one by itself: that is the supervisor's decision. Workers of groups without a demand ask for
-    one core. The room for `jobs` is reserved together: a cluster with room for some of them holds none, and after
-    `room_seconds` the training ends. Actors are named `rollmill-RUN-actor-2`. Workers get the user's modules if
-    their hosts lack them. `show` is called with lines for the user, from any thread.
+    Ray never restarts a worker, since the supervisor decides about this. Workers of groups without a demand
+    reserve one core. The resources for all `jobs` are reserved together. If the cluster has room for only some of
+    them, it reserves nothing, and the run ends after `room_seconds`. Actors are named after the run and the job,
+    such as `rollmill-RUN-actor-2`. Workers receive the user's modules if their hosts lack them. `show` is called
+    with lines of text for the user, from any thread.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class RayLauncher:
         self._room = RoomReservation(self._ray, asked, name=name, seconds=room_seconds) if asked else None
 
     def start(self, job: Job, address: str, token: bytes) -> RayHandle:
-        """Asks for a process, without waiting for it, and returns a handle that the launcher knows it by. A
-        replacement is kept off nodes that are out of reach.
+        """Requests an actor for a job without waiting for it, and returns its handle. A replacement avoids
+        unreachable nodes.
         """
         stream = self._output_listener.expect(job)
         assignment = Assignment(
@@ -149,12 +150,15 @@ class RayLauncher:
         return {"scheduling_strategy": "SPREAD", "label_selector": selector_without(without)}
 
     def output(self, handle: RayHandle) -> int | None:
-        """Returns a descriptor to read the process's output, which the caller closes."""
+        """Returns a file descriptor from which the caller reads the worker's output, and which the
+        caller closes.
+        """
         return handle.stream.output
 
     def exit(self, handle: RayHandle) -> Exit | None:
-        """Returns how the process ended, or None while it runs. Ray calls dead what is about to end, so the end of
-        its output is waited for.
+        """Returns how the worker ended, or None while it runs.
+
+        Ray reports a process as dead shortly before it ends, so this also waits for the end of its output.
         """
         if handle.exit is not None:
             return handle.exit
@@ -197,7 +201,7 @@ class RayLauncher:
         return nodes
 
     def leaving(self, handle: RayHandle) -> str:
-        """Returns why the process has to leave its node: Ray drains it. Empty if it may stay."""
+        """Returns the reason why the worker must leave its node, because Ray drains it. Empty if it may stay."""
         origin = handle.stream.origin
         end = self._draining().get(origin.node) if origin is not None else None
         if end is None:
@@ -206,15 +210,17 @@ class RayLauncher:
         return f"Ray drains its node {origin.host if origin else ''}{until}"
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
-        """Ends the process: with SIGKILL and all that it had started, or else only by asking it with SIGTERM. Ray
-        knows no softer way than SIGKILL.
+        """Ends the worker: with SIGKILL, together with all processes that it has started, or only with SIGTERM.
+
+        Ray itself can end an actor only with SIGKILL.
         """
         handle.killed = True
         self._ray.kill(handle.actor, no_restart=True)
 
     def abandon(self, handle: RayHandle) -> None:
-        """Drops a process on an unreachable host, because its end could not be noticed. The worker ends by itself,
-        since its own line is cut as well.
+        """Drops a worker on an unreachable host, whose end could not be noticed.
+
+        The worker ends itself, because its connection to the coordinator is cut as well.
         """
         self.kill(handle)
         handle.exit = handle.exit or Exit(None)
@@ -222,12 +228,14 @@ class RayLauncher:
         self._handles.discard(handle)
 
     def condition(self, handle: RayHandle) -> str:
-        """Returns why the process cannot run, such as "stopped by a signal". Known on this host only."""
+        """Returns the reason why the worker's process cannot run, such as "stopped by a signal". Known only for
+        this host.
+        """
         origin = handle.stream.origin
         return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""
 
     def close(self) -> None:
-        """Ends whatever still runs."""
+        """Ends all workers that still run, and releases their resources."""
         for handle in self._handles:
             self.kill(handle)
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -326,9 +334,11 @@ def _exit_of(working: Future) -> Exit:
 
 
 def failed_start(text: str) -> str:
-    """Extracts from a Ray error the reason why no worker can start on a host. Empty for any other error.
+    """Extracts from a Ray error the reason why no worker can start on a host. Returns an empty string for any
+    other error.
 
-    Such an error comes from outside the worker's job: on that host Rollmill is missing, or has another version.
+    Such an error does not come from the worker's job, but from its host, where Rollmill is missing or has another
+    version.
     """
     raised = re.search(r"^ *Traceback \(most recent call last\)|^ray::\S+\(\) \(pid=", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines()]

@@ -1,8 +1,8 @@
-"""Standard output and error of workers on other hosts, sent to the coordinator.
+"""Sends the standard output and error of workers on other hosts to the coordinator.
 
-A worker's standard output and error are one connection to the coordinator. So the kernel sends what a crashing
-process wrote last, and the end of the connection is the end of the process. Here each connection is passed on
-through a pipe, like the pipe of a process on this host.
+A worker's standard output and error are one connection to the coordinator. The kernel therefore still sends what a
+crashing process wrote last, and the end of the connection marks the end of the process. The coordinator passes
+each connection on through a pipe, like the pipe of a process on its own host.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ CHUNK = 1 << 16
 
 
 class Origin(NamedTuple):
-    """Where a worker runs."""
+    """The host and node on which a worker runs."""
 
     host: str
     pid: int
     node: str = ""
-    """Its node's id in a Ray cluster."""
+    """Id of the worker's node in a Ray cluster."""
 
 
 class OutputStream:
-    """The standard output and error of one worker."""
+    """The standard output and error of one worker on another host."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -47,7 +47,9 @@ class OutputStream:
         self._changing = threading.Lock()
 
     def relay(self, peer: socket.socket) -> None:
-        """Passes output on until the process, and every process that holds its output, has ended."""
+        """Passes the output on until the worker's process, and every other process with the same output, has
+        ended.
+        """
         with self._changing:
             if self.ended.is_set():
                 return
@@ -58,7 +60,7 @@ class OutputStream:
         self._end()
 
     def cut(self) -> None:
-        """Stops waiting for more output."""
+        """Stops waiting for more output of the worker."""
         with self._changing:
             if self._peer is None and not self.ended.is_set():
                 self._end()
@@ -72,7 +74,7 @@ class OutputStream:
 
 
 class OutputListener:
-    """Listens for the output of workers."""
+    """Listens for connections with the output of workers on other hosts."""
 
     def __init__(self, host: str, arrived: Callable[[OutputStream], None]) -> None:
         sock, self.address = listen(f"tcp:{host}:0")
@@ -82,12 +84,12 @@ class OutputListener:
         self._listener = Listener(sock, self.token, self._receive)
 
     def expect(self, job: Job) -> OutputStream:
-        """Expects the output of a worker that is being started."""
+        """Prepares for the output of a worker that is being started, and returns its stream."""
         stream = self._expected[job.name, job.attempt] = OutputStream(job)
         return stream
 
     def close(self) -> None:
-        """Stops accepting connections. Open connections continue."""
+        """Stops accepting new connections. Open connections continue."""
         self._listener.stop()
 
     def _receive(self, peer: socket.socket, admission: Admission) -> None:

@@ -1,4 +1,4 @@
-"""The user's modules, sent with the job to hosts that have none of their own."""
+"""Sends the user's modules with a job to hosts that lack them or have another version."""
 
 import importlib
 import io
@@ -16,10 +16,10 @@ from rollmill.core.code_identity import PACKAGE, digest_of, place_of, places_of
 from rollmill.core.temporary import TemporaryFolder
 
 MAX_BYTES = 64 * 2**20
-"""Bytes of files of one package that are sent. Larger ones have data that belongs on a shared file system."""
+"""Maximum bytes of one package that is sent. Larger packages contain data that belongs on a shared file system."""
 
 LEFT_OUT = ("__pycache__",)
-"""Folders that are not sent, beside those whose names begin with a dot."""
+"""Names of folders that are not sent, in addition to those that begin with a dot."""
 
 
 class SentModules(NamedTuple):
@@ -28,14 +28,16 @@ class SentModules(NamedTuple):
     digests: Mapping[str, str]
     """Digest of the source of each top-level package or module."""
     archive: bytes
-    """Their files, as a zip archive."""
+    """The files of the modules, as a zip archive."""
 
 
 NOTHING = SentModules({}, b"")
 
 
 def modules_to_send(imports: Sequence[str]) -> SentModules:
-    """Returns the modules imported by a run, and their imported siblings, except installed packages."""
+    """Returns the user's modules that a run imports, and imported modules from the same folders, except installed
+    packages.
+    """
     named = {top: place for top, place in places_of(imports) if _is_of_user(place)}
     beside = {place.parent for place in named.values()}
     others = {top: place for top, place in places_of(_loaded()) if place.parent in beside and _is_of_user(place)}
@@ -44,12 +46,14 @@ def modules_to_send(imports: Sequence[str]) -> SentModules:
 
 
 def missing_here(sent: SentModules) -> list[str]:
-    """Returns the modules that this host lacks, or has with other source."""
+    """Returns the names of sent modules that this host lacks, or has in another version."""
     return [top for top, digest in sent.digests.items() if _own_digest(top) != digest]
 
 
 def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
-    """Makes the named modules importable in this process, ahead of this host's, and returns their new folder."""
+    """Makes the named modules importable in this process, before those of this host, and returns the folder that
+    holds them.
+    """
     folder = TemporaryFolder("modules")
     with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:
         members = [name for name in archive.namelist() if _top_of(name) in names]

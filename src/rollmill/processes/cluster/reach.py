@@ -1,6 +1,6 @@
-"""The nodes of a cluster that get no new workers: those that this host cannot reach now, and drained ones.
+"""Finds the nodes of a cluster on which no new workers should be placed: unreachable nodes and drained nodes.
 
-Ray itself notices after a minute that a node cannot be reached.
+Ray itself takes a minute to notice that a node is unreachable.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 REACH_SECONDS = 1.0
-"""How long a node's answer is waited for: it is one round trip."""
+"""Seconds to wait for the answer of a node, which takes one round trip."""
 
 MAX_AT_ONCE = 64
 
 
 def unreachable_nodes(ray: Any) -> dict[str, str]:
-    """Returns the addresses, by node id, of nodes that Ray takes to be alive but that do not answer.
+    """Returns the addresses, by node id, of nodes that Ray believes to be alive but that do not answer.
 
-    Empty if none answers, because then this host itself may be what is cut off.
+    Returns an empty mapping if no node answers, because this host itself may then be cut off.
     """
     if ray.util.client.ray.is_connected():  # such a client need not reach the nodes
         return {}
@@ -33,9 +33,11 @@ def unreachable_nodes(ray: Any) -> dict[str, str]:
 
 
 def draining_nodes(ray: Any) -> dict[str, float]:
-    """Returns the nodes that Ray drains, by id, with the ends of their time in seconds since 1970; 0 is no end.
+    """Returns the nodes that Ray drains, by id, with the times at which they end, in seconds since 1970 (0 for no
+    end).
 
-    An autoscaler drains a node before it removes it, and so does `ray drain-node`. Ray sends no new work there.
+    An autoscaler drains a node before it removes the node, and so does `ray drain-node`. Ray places no new work on
+    drained nodes.
     """
     if ray.util.client.ray.is_connected():
         return {}
@@ -46,7 +48,7 @@ def draining_nodes(ray: Any) -> dict[str, float]:
 
 
 def selector_without(nodes: Iterable[str]) -> dict[str, str]:
-    """Returns a Ray selector for all other nodes."""
+    """Returns a Ray label selector for all nodes except the given ones."""
     names = ", ".join(sorted(nodes))
     return {"ray.io/node-id": f"!in({names})"} if names else {}
 

@@ -1,4 +1,4 @@
-"""Room for all workers of a training on a Ray cluster: all of it at once, or none (a placement group of Ray)."""
+"""Reserves the resources for all workers of a run on a Ray cluster, either all or none, as a placement group."""
 
 import contextlib
 import time
@@ -9,21 +9,26 @@ from rollmill.core.errors import RollmillError
 from rollmill.processes.cluster.room import Demand
 
 ROOM_SECONDS = 900.0
-"""How long a cluster may take to make room: nodes may have to be added, or other trainings to end."""
+"""Maximum seconds for a cluster to free the resources, since nodes may have to be added or other runs may have to
+end.
+"""
 
 POLL_SECONDS = 1.0
 
 
 class NoRoom(RollmillError):
-    """A cluster had no room for all workers of a training within the time limit. Nothing is held there."""
+    """Error: a cluster could not reserve resources for all workers of a run within the time limit. It has reserved
+    nothing.
+    """
 
     exit_code = 1
 
 
 class RoomReservation:
-    """Room for workers, by the names of their jobs. A cluster with room for some of them alone gives none.
+    """The reserved resources of a run's workers, by the names of their jobs.
 
-    It is asked for at once, and nothing waits for it here: an actor in it begins when all of the room is there.
+    A cluster with resources for only some of the workers reserves nothing. The resources are requested
+    immediately, without waiting: actors that use them start once all resources are reserved.
     """
 
     def __init__(
@@ -39,9 +44,10 @@ class RoomReservation:
         self._is_made = False
 
     def strategy(self, job: str, without: Mapping[str, str]) -> Any:
-        """Returns Ray's strategy for an actor in a job's room, or None if that room is on a node of `without`.
+        """Returns the Ray scheduling strategy for an actor that uses a job's resources.
 
-        Ray may not know yet that such a node is gone. It moves the room once it does.
+        Returns None if these resources are on a node in `without`. Ray may not know yet that such a node is gone,
+        and moves the resources once it does.
         """
         place = self._places.get(job)
         self._look()
@@ -52,12 +58,12 @@ class RoomReservation:
 
     @property
     def is_made(self) -> bool:
-        """Whether the room has been there."""
+        """True once all resources have been reserved."""
         self._look()
         return self._is_made
 
     def check(self) -> None:
-        """Raises `NoRoom` if the cluster has not made room within the time limit. The room is then given up."""
+        """Raises `NoRoom` and cancels the reservation if the cluster has not made it within the time limit."""
         waited = time.monotonic() - self._asked_at
         if waited < self._seconds or self.is_made:
             return
@@ -69,14 +75,14 @@ class RoomReservation:
         )
 
     def free(self) -> str:
-        """Returns what the cluster has free, for messages."""
+        """Describes for messages which resources of the cluster are free."""
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         kinds = ("CPU", "GPU") if self._total.gpus else ("CPU",)
         counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)
         return f"and {' and '.join(counts)} are free"
 
     def release(self) -> None:
-        """Gives the room back, and ends the actors in it."""
+        """Releases the reserved resources, and ends the actors that use them."""
         with contextlib.suppress(Exception):  # the cluster may be gone
             self._ray.util.remove_placement_group(self._group)
 

@@ -1,4 +1,4 @@
-"""Checks that a cluster has the resources required by all workers, before any of them is requested."""
+"""Checks that a cluster has the resources for all workers of a run, before any of them is requested."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from rollmill.dataflow import Partition
 
 
 class Demand(NamedTuple):
-    """Logical resources of Ray, which decide where a worker fits and which GPUs it sees."""
+    """Resources that a worker requests from Ray. They decide on which nodes it fits and which GPUs it sees."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -19,9 +19,11 @@ class Demand(NamedTuple):
 
 
 def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str, Demand]:
-    """Returns the demand of each group's workers: a core, and a GPU if the group can use one and there are enough.
+    """Returns the demand of each group's workers: one core, and one GPU if the group can use a GPU and there are
+    enough.
 
-    Either all groups that may run anywhere get GPUs or none does, so that all of them round in the same way.
+    Either all groups that may run on any device get GPUs or none does, so that results of all of them are rounded
+    in the same way.
     """
     wanting = sum(group.replicas for group in partition.groups if group.device != "cpu")
     enough = resources.get("GPU", 0.0) >= wanting
@@ -32,10 +34,10 @@ def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str
 
 
 STATUS_KEY = "__autoscaling_status"
-"""Under which Ray's monitor keeps what it knows of the nodes."""
+"""Key under which Ray's monitor stores what it knows about the nodes."""
 
 READ_ONLY = "node_"
-"""Start of the types that nodes have where Ray only counts them: it gives each one a type of its own."""
+"""Prefix of node types in clusters whose nodes Ray only counts, where each node has its own type."""
 
 
 class Room(NamedTuple):
@@ -43,17 +45,19 @@ class Room(NamedTuple):
 
     with_gpu: int
     in_all: int
-    """Those with a GPU included, as far as there are GPUs."""
+    """Number of workers that fit, including those with a GPU."""
 
 
 def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
-    """Counts the room on nodes with these resources, in the units of Ray. Each worker takes a core."""
+    """Counts the workers that fit on nodes with these resources, given in Ray's units. Each worker needs
+    one core.
+    """
     counts = [(int(node.get("CPU", 0.0)), int(node.get("GPU", 0.0))) for node in nodes]
     return Room(sum(map(min, counts)), sum(cores for cores, _ in counts))
 
 
 def check_room(partition: Partition, demands: Mapping[str, Demand], nodes: list[Mapping[str, float]]) -> None:
-    """Raises a `UsageError` if the workers can never fit on the nodes at the same time."""
+    """Raises a `UsageError` if the workers of a partition can never fit on the nodes at the same time."""
     room = room_of(nodes)
     asked = sum(group.replicas for group in partition.groups)
     with_gpu = sum(group.replicas for group in partition.groups if demands[group.name].gpus)

@@ -1,4 +1,4 @@
-"""Runs one worker as the job of a Ray actor."""
+"""Runs one worker of a run as the job of a Ray actor."""
 
 import faulthandler
 import os
@@ -18,24 +18,24 @@ from rollmill.processes.worker import serve
 
 
 class Assignment(NamedTuple):
-    """The arguments of a worker, all of them strings or bytes."""
+    """The arguments of a worker that runs as a Ray actor, all of them strings or bytes."""
 
     job: str
-    """Its JSON."""
+    """The worker's `Job` as JSON."""
     address: str
-    """The supervisor's."""
+    """Address of the supervisor."""
     token: bytes
     lines: str
-    """Address to write to."""
+    """Address to which the worker sends its output."""
     lines_token: bytes
     folders: str
-    """Where the coordinator finds modules. Where these exist on the node too, so does the worker."""
+    """Folders in which the coordinator finds modules. A worker also uses those that exist on its node."""
     modules: tuple[Mapping[str, str], bytes] = NOTHING
-    """See `SentModules`."""
+    """The user's modules, see `SentModules`."""
 
 
 class Worker:
-    """A worker that runs as a Ray actor. Its process does one job and ends."""
+    """Ray actor that runs one worker. Its process does one job and ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,7 +44,7 @@ class Worker:
         return self._name
 
     def work(self, *assignment: Any) -> tuple[int, str]:
-        """Does the job of an `Assignment`, and returns the exit code, and why it could not begin."""
+        """Does the job of an `Assignment`. Returns the exit code, and the reason if the job could not begin."""
         job, address, token, lines, lines_token, folders, modules = Assignment(*assignment)
         leave_signals_to_coordinator()
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)

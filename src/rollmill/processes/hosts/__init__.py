@@ -1,1 +1,1 @@
-"""Workers of processes that a batch system started, one on each host, all with the same command."""
+"""Starts workers through processes that a batch system has started, one on each host, with the same command."""

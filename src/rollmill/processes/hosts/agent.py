@@ -1,4 +1,6 @@
-"""The process of a host other than the first: starts the workers that the coordinator asks for, until it ends."""
+"""Runs on every host except the first: starts the workers that the coordinator requests, until the run
+has ended.
+"""
 
 import os
 import socket
@@ -19,27 +21,27 @@ from rollmill.processes.local_launcher import LocalHandle, LocalLauncher
 from rollmill.processes.messages import WorkerMessage
 
 PATIENCE_SECONDS = 900.0
-"""How long the coordinator is looked for: it may compile, or its host may have to start again."""
+"""Seconds for which an agent tries to reach the coordinator, which may be compiling or restarting."""
 LOOK_SECONDS = 0.2
 AGAIN_SECONDS = 2.0
 
 
 class NobodyCame(RollmillError):
-    """The process with rank 0 could not be reached."""
+    """Error: the coordinator's process, which has rank 0, could not be reached."""
 
     exit_code = 1
 
 
 def job_of(rank: int) -> Job:
-    """Returns the name by which an agent introduces itself."""
+    """Returns the `Job` with which the agent of rank `rank` identifies itself to the coordinator."""
     return Job(f"host/{rank}", "host", rank, f"{__name__}:serve_host")
 
 
 def serve_host(member: Membership, show: Callable[[str], None]) -> int:
-    """Starts workers on this host whenever the coordinator asks, and returns once the training has ended.
+    """Starts workers on this host when the coordinator requests them, and returns once the run has ended.
 
-    If the connection is lost, connects to the coordinator again. Raises `NobodyCame` if this fails for some
-    minutes, and `Refused` if the coordinator has another secret or other code.
+    If the connection is lost, the agent connects to the coordinator again. Raises `NobodyCame` if this fails for
+    some minutes, and `Refused` if the coordinator has another secret or other code.
     """
     leave_signals_to_coordinator()
     show(f"host {member.rank} of {member.count}: waiting for the run on {member.first}")

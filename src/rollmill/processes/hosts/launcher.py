@@ -1,4 +1,6 @@
-"""Starts workers on the hosts of a job: each host's own process starts those that it is asked for."""
+"""Starts workers on the hosts of a batch job, where each host's own process starts the workers requested
+from it.
+"""
 
 import contextlib
 import itertools
@@ -22,7 +24,7 @@ from rollmill.processes.local_launcher import LocalHandle, LocalLauncher
 from rollmill.processes.messages import WorkerMessage
 
 WAITING_SECONDS = 20.0
-"""How often the user is told which host has not come."""
+"""Seconds between two notices about a host whose process has not connected."""
 END_SECONDS = 2.0
 
 
@@ -36,7 +38,9 @@ class HostHandle:
     asked_at: float = field(default_factory=time.monotonic)
     reported: int = 0
     host: "_Host | None" = None
-    """The connection through which it was started. None before the host has come."""
+    """Connection to the host's process through which the worker was started. None before this process has
+    connected.
+    """
     exit: Exit | None = None
 
 
@@ -59,10 +63,12 @@ class _Host:
 
 
 class HostsLauncher:
-    """A `Launcher` for the processes of a job, one of which is this one. As a context manager it closes itself.
+    """A `Launcher` for the processes of a batch job, of which this process is one. As a context manager, it closes
+    itself.
 
-    A job's replica is the rank of the process that starts it. A worker of a host that has not come, or that
-    has vanished, waits until it comes. `show` is called with lines for the user, from any thread.
+    The replica number of a worker is the rank of the process that starts it. If a host's process has not connected
+    or has vanished, the worker waits until it connects. `show` is called with lines of text for the user, from any
+    thread.
     """
 
     def __init__(self, member: Membership, show: Callable[[str], None]) -> None:
@@ -76,7 +82,7 @@ class HostsLauncher:
         self._listener = Listener(sock, member.token, self._receive, show)
 
     def start(self, job: Job, address: str, token: bytes) -> LocalHandle | HostHandle:
-        """See `Launcher`."""
+        """Requests a worker from the process of its host without waiting for it, and returns its handle."""
         if job.replica == self._member.rank:
             return self._local.start(job, address, token)
         order = {"job": job.to_json(), "address": address, "token": token.hex()}
@@ -87,11 +93,13 @@ class HostsLauncher:
         return handle
 
     def output(self, handle: LocalHandle | HostHandle) -> int | None:
-        """See `Launcher`. Other hosts print the output of their workers themselves."""
+        """Returns a file descriptor for the output of a worker on this host, or None. Other hosts print their
+        workers' output.
+        """
         return self._local.output(handle) if isinstance(handle, LocalHandle) else None
 
     def exit(self, handle: LocalHandle | HostHandle) -> Exit | None:
-        """See `Launcher`."""
+        """Returns how a worker ended, or None while it runs. See `Launcher.exit`."""
         if isinstance(handle, LocalHandle):
             return self._local.exit(handle)
         waited = time.monotonic() - handle.asked_at
@@ -104,7 +112,7 @@ class HostsLauncher:
         return handle.exit
 
     def kill(self, handle: LocalHandle | HostHandle, *, at_once: bool = True) -> None:
-        """See `Launcher`."""
+        """Ends a worker: with SIGKILL, together with all processes that it has started, or only with SIGTERM."""
         if isinstance(handle, LocalHandle):
             self._local.kill(handle, at_once=at_once)
         elif handle.host is None:
@@ -113,7 +121,7 @@ class HostsLauncher:
             handle.host.send("kill", number=handle.number, at_once=at_once)
 
     def abandon(self, handle: LocalHandle | HostHandle) -> None:
-        """See `Launcher`. The worker ends by itself, since its own connection is cut as well."""
+        """Drops a worker on an unreachable host. The worker ends itself, because its connection is cut as well."""
         if isinstance(handle, LocalHandle):
             self._local.abandon(handle)
             return
@@ -122,15 +130,17 @@ class HostsLauncher:
             handle.host.close()
 
     def leaving(self, handle: LocalHandle | HostHandle) -> str:
-        """Returns an empty text: nobody announces here that a host is about to go."""
+        """Returns an empty string, because batch systems do not announce that a host is about to be removed."""
         return ""
 
     def condition(self, handle: LocalHandle | HostHandle) -> str:
-        """See `Launcher`. Only this host's resources are known."""
+        """Returns the reason why a worker's process cannot run, such as "stopped by a signal". Known only for this
+        host.
+        """
         return self._local.condition(handle) if isinstance(handle, LocalHandle) else ""
 
     def close(self) -> None:
-        """See `Launcher`. Also ends the processes on the other hosts."""
+        """Ends all workers, and the processes that started them on the other hosts."""
         with self._changing:
             hosts = list(self._hosts.values())
         for host in hosts:
