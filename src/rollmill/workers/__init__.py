@@ -1,1 +1,1 @@
-"""Trainings in several processes: the replicas of a partition's groups, and their coordinator."""
+"""Runs training in several workers: the replicas of a partition's groups, and the coordinator that drives them."""

@@ -35,7 +35,7 @@ from rollmill.workers.worker_entry import MODULE, share
 from rollmill.workers.worker_gpus import gpus_of_workers
 
 PLACED_SECONDS = 900.0
-"""How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
+"""Maximum seconds for a worker on a cluster to start its function, since nodes may have to be added first."""
 
 
 @contextlib.contextmanager
@@ -48,7 +48,9 @@ def launch(
     show: Callable[[str], None],
     fault_advice: str = "",
 ) -> Iterator[tuple[Coordinator, State]]:
-    """Starts a broker and a supervisor of workers; yields their coordinator and an initial state."""
+    """Starts the broker and the workers of a run while its context lasts. Yields their coordinator and an initial
+    state.
+    """
     enable_compilation_cache()
     plan, flows = spec.read_plan(), flow(graph)
     if spec.cluster.address == HOSTS:

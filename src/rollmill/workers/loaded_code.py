@@ -1,4 +1,4 @@
-"""Compares the code loaded by each replica with the coordinator's, and records it."""
+"""Compares the code that each replica has loaded with the coordinator's code, and records it in the run."""
 
 import os
 import platform
@@ -19,13 +19,14 @@ from rollmill.workers.protocol import Loaded, send
 from rollmill.workers.run_spec import RunSpec
 
 RECORD = "workers.json"
-"""The file of a run that has the code of each worker."""
+"""File in the run directory that describes the code of each worker."""
 
 
 def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> None:
-    """Reports to the coordinator which code this process has loaded, with the graph's fingerprint.
+    """Reports to the coordinator which code this process has loaded, with the fingerprint of the graph if it is
+    given.
 
-    On the coordinator's host digests suffice, without a graph.
+    On the coordinator's own host, digests of the code suffice, and no graph is needed.
     """
     send(
         control,
@@ -42,7 +43,7 @@ def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> 
 
 @dataclass
 class LoadedCode:
-    """Compares what replicas have loaded with the coordinator's code, and records it in the run."""
+    """Compares the code that replicas have loaded with the coordinator's code, and records it in the run."""
 
     spec: RunSpec
     run: RunDirectory
@@ -53,9 +54,9 @@ class LoadedCode:
         self.modules = digests_of(self.spec.graph.imports)
 
     def check(self, worker: str, loaded: Loaded, clock: Clock) -> None:
-        """Records the code of a replica and its clock.
+        """Checks and records the code of a replica, and records its clock.
 
-        Raises `UnfitHost` if it is other code than the coordinator's.
+        Raises `UnfitHost` if the code differs from the coordinator's.
         """
         self._record[worker] = {**loaded._asdict(), "clock": clock._asdict()}
         write_json(self.run.folder, RECORD, self._record)

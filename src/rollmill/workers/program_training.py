@@ -1,4 +1,4 @@
-"""Training in one compiled program of this process."""
+"""Runs training as one compiled program in this process."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,12 +11,12 @@ from rollmill.workers.reports import Durations, MetricsRows, Report, Saved, Star
 
 
 class ProgramTraining:
-    """`Training` by one program, from a `state` after the `first` iterations on.
+    """`Training` by one compiled program, from `state` after the `first` iterations on.
 
-    Besides others, the state after every multiple of each stride can be had. The program waits at `pauses`. A line
-    of the log covers `span` iterations, whose metrics may be summed. `fault` gets what is needed to replay an
-    iteration with a number that is not finite, which ends the training. With None it continues. It ends after
-    `until` iterations, by default all.
+    The state after every multiple of each stride is available, among others. The program pauses for `pauses`. A
+    line of the log covers `span` iterations, whose metrics may be summed. A non-finite number ends training, and
+    `fault` receives what is needed to replay its iteration. If `fault` is None, training continues. Training ends
+    after `until` iterations, by default after all.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ProgramTraining:
         """Time between two reports, about; to be changed before `run`."""
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
-        """Yields reports until the training ends, the last of them with its last state."""
+        """Runs the training and yields reports until it ends. The last report carries the last state."""
         yield StartedUp(Durations(self._program.compile_seconds, 0.0))
         keeps = lambda iteration: self._may_want(iteration) or stopping()
         windows = dispatch_ahead(
@@ -77,15 +77,17 @@ class ProgramTraining:
         return self._program.sums_iterations or self._snapshot_requested or any(iteration % n == 0 for n in ends)
 
     def request_snapshot(self) -> None:
-        """See `Training`. The state is saved after this window, or after the next kept window."""
+        """Requests the state after the current window of iterations, or after the next window whose state
+        is kept.
+        """
         self._snapshot_requested = True
 
     @property
     def waited_for(self) -> str:
-        """The workers that delay the end of the run."""
+        """Names of the workers that delay the end of the run. Empty, because a single program has no workers."""
         return ""
 
     @property
     def out_of_reach(self) -> str:
-        """The workers on unreachable hosts, and these hosts."""
+        """Names of the workers on unreachable hosts. Empty, because a single program has no workers."""
         return ""

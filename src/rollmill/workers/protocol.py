@@ -1,7 +1,7 @@
 """Messages between a coordinator and its replicas.
 
-A message is sent under the name of its class. An optional field `arrays` is sent as arrays, all other fields as
-JSON.
+A message is sent under the name of its class. Its optional field `arrays` is sent as arrays, and all other fields
+as JSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,176 +20,184 @@ MessageType = TypeVar("MessageType")
 ARRAYS = "arrays"
 
 STRIDE = 8
-"""Snapshots of a mesh are taken after multiples of it, because it dispatches iterations ahead of the host."""
+"""Snapshots of a mesh are taken after multiples of this many iterations, because a mesh dispatches iterations
+ahead of the host.
+"""
 
 # --- from the coordinator ------------------------------------------------------------------------------
 
 
 class Begin(NamedTuple):
-    """Start iterating."""
+    """Message to a replica: begin iterating."""
 
     first: int
-    """Iterations that came before."""
+    """Number of iterations that have already been done."""
     restart: int
-    """How many times this coordinator has restarted all replicas; it scopes channel names."""
+    """Number of times that this coordinator has restarted all replicas. It is part of the names of channels."""
     attempt: int
-    """How many times this replica was replaced since the last common start of all replicas."""
+    """Number of times that this replica has been replaced since the last common start of all replicas."""
     generation: int
-    """Common starts of all replicas before this one: 0 for a new run, 1 for a resumed one, and one more for each
-    restart of all replicas since."""
+    """Number of earlier common starts of all replicas: 0 for a new run, 1 for a resumed run, and one more for each
+    restart since.
+    """
     resets_environments: bool
-    """Whether environments are reset at the common start, because no checkpoint restores them. The server of
-    environments then sends their first observations."""
+    """True if environments are reset at the common start, because no checkpoint restores them. The environment
+    server then sends their first observations.
+    """
     rendezvous_address: str = ""
-    """Where the processes of a mesh find each other."""
+    """Address at which the processes of a mesh connect to each other."""
     launches: Mapping[str, Any] | None = None
-    """Launches of the kernels of the replica's group, where they have been chosen."""
+    """Kernel launches of the replica's group, or None if none have been chosen yet."""
     reduction: AllReduce | None = None
-    """How the mesh takes means, where it has been chosen."""
+    """Name of the all-reduce of the mesh, or None if it has not been chosen yet."""
     arrays: Mapping[str, np.ndarray] = NOTHING
-    """The replica's share of the restored state; empty at the beginning."""
+    """The replica's share of the restored state. Empty for a new run."""
 
 
 class SnapshotRequest(NamedTuple):
-    """Send the part of the state that this replica owns."""
+    """Message to a replica: send the part of the training state that the replica owns."""
 
     iteration: int
-    """Iterations that come before that state."""
+    """Number of iterations that come before the requested state."""
     final: bool = False
-    """Whether the replica ends with it."""
+    """True if the replica ends after sending this state."""
 
 
 class Hold(NamedTuple):
-    """Requests to begin no further iteration, and to answer with the number of iterations begun."""
+    """Message to a replica: begin no further iteration, and answer with the number of iterations begun."""
 
     begun: int = 0
-    """Iterations begun; only the answer gives it."""
+    """Number of iterations begun. Only the answer contains it."""
 
 
 class End(NamedTuple):
-    """End after this many iterations."""
+    """Message to a replica: end after this number of iterations."""
 
     iteration: int
 
 
 class StartRecording(NamedTuple):
-    """Record this process's events from now on, for the profiler."""
+    """Message to a replica: record the events of its process for the profiler from now on."""
 
 
 class AbandonRecording(NamedTuple):
-    """Requests to stop recording, discard the events, and confirm."""
+    """Message to a replica: stop recording, discard the events, and confirm."""
 
     number: int
     """Number of this request, which the answer repeats."""
 
 
 class StopRecording(NamedTuple):
-    """Stop recording, and send the sums of a window."""
+    """Message to a replica: stop recording, and send the sums of a window."""
 
     number: int
     """Number of this request, which the answer repeats."""
     begin: int
-    """The window's first nanosecond on the monotonic clock of the replica's own host."""
+    """First nanosecond of the window, on the monotonic clock of the replica's own host."""
     end: int
-    """The nanosecond after its last."""
+    """The nanosecond after the last one of the window, on the same clock."""
 
 
 # --- from a replica --------------------------------------------------------------------------------------
 
 
 class Loaded(NamedTuple):
-    """The code that the replica has loaded, to be compared with the coordinator's before it counts."""
+    """Message from a replica: the code that it has loaded, which the coordinator compares with its own code."""
 
     host: str
-    """Name of its host."""
+    """Name of the replica's host."""
     pid: int
     platform: str
-    """JAX's name of the platform that it computes on; empty where no fingerprint is told."""
+    """JAX platform on which the replica computes. Empty if `fingerprint` is None."""
     code: Mapping[str, Any]
     """JSON form of `core.code_identity.CodeIdentity`."""
     modules: Mapping[str, str]
-    """Digest of the source of each module that it imported for the user."""
+    """Digests of the source of each module that the replica has imported for the user, by name."""
     fingerprint: str | None
-    """That of its graph; None where it is a process of the coordinator's host."""
+    """Fingerprint of the replica's graph, or None for a process on the coordinator's host."""
 
 
 class Process(NamedTuple):
-    """The replica's function was called."""
+    """Message from a replica: its worker has called the function of its job."""
 
     pid: int
     rendezvous_address: str = ""
-    """Where the processes of a mesh find each other, told by the first of them."""
+    """Address at which the processes of a mesh connect to each other. Only the first process sends it."""
 
 
 class KernelsChosen(NamedTuple):
-    """Reports the kernels chosen by the first replica of a group. The coordinator forwards it to the others."""
+    """Message from the first replica of a group: the kernels that it has chosen. The coordinator forwards them to
+    the others.
+    """
 
     launches: Mapping[str, Any] | None
-    """None: no kernels were sought, and XLA computes all."""
+    """Launches of the chosen kernels, or None if no kernels were sought and XLA computes everything."""
     notes: Sequence[str] = ()
-    """Notes for the user; a mesh sends its notes once it has compiled."""
+    """Notes for the user. A mesh sends its notes after it has compiled."""
 
 
 class MeshCompiled(NamedTuple):
-    """The first process of a mesh has compiled the program."""
+    """Message from the first process of a mesh: it has compiled the program."""
 
     launches: Mapping[str, Any] | None
-    """Launches of its kernels; None: no kernels were sought, or none could be compiled."""
+    """Launches of the program's kernels, or None if no kernels were sought or none could be compiled."""
     reduction: AllReduce | None = None
-    """How it takes means, where there was a choice."""
+    """Name of the all-reduce that was chosen by timing, or None if there was no choice."""
     notes: Sequence[str] = ()
     """Notes for the user."""
 
 
 class IterationMetrics(NamedTuple):
-    """Metrics of consecutive iterations, after the first `first` iterations."""
+    """Message from a replica: metrics of consecutive iterations after the first `first` ones."""
 
     first: int
     rows: Sequence[Mapping[str, Any]]
 
 
 class SnapshotPart(NamedTuple):
-    """A replica's part of the state."""
+    """Message from a replica: its part of a requested snapshot."""
 
     iteration: int
     lowest: int
-    """The first of its environments."""
+    """Global index of the replica's first environment."""
     arrays: Mapping[str, np.ndarray]
 
 
 class MissedSnapshot(NamedTuple):
-    """The replica was past that iteration when the request came."""
+    """Message from a replica: it had already passed the iteration of a requested snapshot."""
 
     iteration: int
 
 
 class EnvFailures(NamedTuple):
-    """Failures of environments that are Python objects."""
+    """Message from a replica: failures of its host environments."""
 
     failures: Sequence[Mapping[str, Any]]
-    """Fields of `HostFailure`."""
+    """Fields of a `HostFailure` for each failure."""
 
 
 class EnvGrowth(NamedTuple):
-    """The memory of this process grows from step to step of its environments."""
+    """Message from a replica: the memory of its process grows steadily while it steps environments."""
 
     bytes_per_step: float
-    """Bytes for each step of one environment."""
+    """Bytes of growth per step of one environment."""
     resident: int
     """Bytes that the process holds."""
     first: int
-    """The first of its environments."""
+    """Global index of the replica's first environment."""
     last: int
-    """The last of its environments."""
+    """Global index of the replica's last environment."""
 
 
 class WindowRecorded(NamedTuple):
-    """The end of a recording, and the sums of its window."""
+    """Message from a replica: it has stopped recording, with the sums of the recorded window."""
 
     number: int
-    """Number of the request that it answers, so that a late answer is not taken for that of a later window."""
+    """Number of the request that this message answers, so that a late answer is not attributed to a
+    later window.
+    """
     window: Mapping[str, Any] | None
-    """From `rollmill.profiling.recording.RecordedWindow.to_json`; None if the events were forgotten."""
+    """Result of `rollmill.profiling.recording.RecordedWindow.to_json`, or None if the events were discarded."""
 
 
 MESSAGES: dict[str, Any] = {
@@ -213,47 +221,51 @@ MESSAGES: dict[str, Any] = {
 
 @runtime_checkable
 class MessageLine(Protocol):
-    """The part of `Control` that `send`, `latest` and `wait` use."""
+    """The part of `Control` that the functions `send`, `latest` and `wait` of this module use."""
 
     @property
     def send(self) -> Callable[..., None]:
-        """Sends a message, after all that this worker sent before."""
+        """Sends a message to the coordinator, after all messages that this worker has sent before."""
         ...
 
     @property
     def latest(self) -> Callable[[str], WorkerMessage | None]:
-        """Takes the newest message of a kind without waiting, and drops older messages."""
+        """Returns the newest message of a kind and drops older ones, without waiting. Returns None if there is
+        none.
+        """
         ...
 
     def wait(self, kind: str, timeout: float | None = None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
         ...
 
 
 def parse(message: WorkerMessage) -> Any:
-    """Returns the typed form of a message."""
+    """Converts a received `WorkerMessage` to the class of this module that has its name."""
     kind = MESSAGES[message.kind]
     return kind(**message.fields, **({ARRAYS: message.arrays} if ARRAYS in kind._fields else {}))
 
 
 def send(line: MessageLine, message: Any) -> None:
-    """Sends a message from a replica to its coordinator."""
+    """Sends a message of this module from a replica to its coordinator."""
     line.send(*_parts(message))
 
 
 def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
-    """Sends a message from the coordinator to one replica, a group, or all."""
+    """Sends a message of this module from the coordinator to one replica, a group, or all replicas."""
     workers.send(to, *_parts(message))
 
 
 def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
-    """Takes the newest message of a type without waiting, and drops older ones."""
+    """Returns a replica's newest message of type `kind` and drops older ones, without waiting. Returns None if
+    there is none.
+    """
     message = line.latest(kind.__name__)
     return None if message is None else parse(message)
 
 
 def wait(line: MessageLine, kind: type[MessageType]) -> MessageType:
-    """Waits for the oldest message of a type that was not taken yet.
+    """Waits for a replica's oldest pending message of type `kind`, and returns it.
 
     Raises `Abandoned` if this replica must stop.
     """

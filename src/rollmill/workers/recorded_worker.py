@@ -1,4 +1,4 @@
-"""Lets the coordinator record windows of a worker's process, while the worker does its job."""
+"""Lets the coordinator record windows of a worker's process for the profiler, while the worker does its job."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from rollmill.workers.protocol import AbandonRecording, StartRecording, StopReco
 
 
 def answer_recordings(control: Control) -> None:
-    """Answers requests to record this process, from the thread that reads the coordinator's messages."""
+    """Answers requests to record this process, in the thread that reads the coordinator's messages."""
     recordings = _Recordings(control)
     control.answer(StartRecording.__name__, recordings.start)
     control.answer(StopRecording.__name__, recordings.stop)

@@ -1,4 +1,4 @@
-"""Reports of a running training, whatever runs it: one program, or a coordinator with workers."""
+"""Reports of a running training, whether it is one program or a coordinator with workers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -9,86 +9,86 @@ from rollmill.planning.plan import AllReduce
 
 
 class LostWorker(RollmillError):
-    """A worker was lost too many times in a row."""
+    """Error: a worker was lost too many times in a row."""
 
     exit_code = 1
 
 
 Row: TypeAlias = Mapping[str, Any]
-"""Metrics by name; each a scalar, or `[seed]`."""
+"""Metrics by name. Each value is a scalar, or `[seed]`."""
 
 
 class MetricsRows(NamedTuple):
-    """Metrics of consecutive iterations, after the first `first` iterations."""
+    """Report: metrics of consecutive iterations, after the first `first` iterations."""
 
     first: int
     rows: Sequence[Row]
-    """Sums of metrics over one iteration, or over several in a row; of flags, the lowest."""
+    """Metrics of one iteration each, or sums over several consecutive iterations (the minimum of flags)."""
     counts: Sequence[int] | None = None
-    """Number of iterations of each row; None: one each."""
+    """Number of iterations that each row sums, or None if each row is one iteration."""
 
 
 class Saved(NamedTuple):
-    """The state after some iterations, on the host."""
+    """Report: the training state after some iterations, on the host."""
 
     iteration: int
     state: State
 
 
 class RolledBack(NamedTuple):
-    """All replicas restart from the state after some iterations."""
+    """Report: all replicas restart from the state after some iterations."""
 
     iteration: int
 
 
 class Notice(NamedTuple):
-    """A line for the user."""
+    """Report: a line of text for the user."""
 
     text: str
     failed: Literal["worker", "environment"] | None = None
-    """The part that failed, if the line is about a failure that the training survives."""
+    """What has failed, if the line is about a failure that the run survives, otherwise None."""
     wants_checkpoint: bool = False
-    """Whether the next state is to be saved as a checkpoint."""
+    """True if the next state should be saved as a checkpoint."""
 
 
 class Durations(NamedTuple):
-    """Durations of start-up, in seconds."""
+    """Durations of a run's start-up, in seconds."""
 
     compiling: float
-    """While at least one worker compiled."""
+    """Seconds in which at least one worker was compiling."""
     total: float
-    """While the training had not begun: workers were started, built environments, or compiled."""
+    """Seconds before training began, in which workers were started, built environments, or compiled."""
 
 
 class StartedUp(NamedTuple):
-    """Reports that training, or another replica, has started."""
+    """Report: training has started, or another replica has started."""
 
     so_far: Durations
-    """Durations over all replicas that have started."""
+    """Durations over all replicas that have started so far."""
 
 
 class LaunchesChosen(NamedTuple):
-    """Kernels for workers have been sought, and the fastest chosen."""
+    """Report: the fastest kernels for workers have been chosen."""
 
     launches: Mapping[str, Any]
-    """Their launches, for the run to keep; None for a part that XLA computes."""
+    """Launches of the kernels, which the run records. None for a part that XLA computes."""
 
 
 class ReductionChosen(NamedTuple):
-    """Reports that the processes of a mesh have timed all-reduces."""
+    """Report: the processes of a mesh have timed all-reduces and chosen one."""
 
     reduction: AllReduce
-    """The fastest way, for the run to keep."""
+    """Name of the fastest all-reduce, which the run records."""
 
 
 class Recorded(NamedTuple):
-    """A worker has ended a recording for the profiler."""
+    """Report: a worker has ended a recording for the profiler."""
 
     worker: str
     number: int
-    """Number of the request that it answers."""
+    """Number of the request that this report answers."""
     window: Mapping[str, Any] | None
-    """The sums of its window; None if its events were forgotten."""
+    """Sums of the recorded window, or None if the events were discarded."""
 
 
 Report: TypeAlias = (
@@ -98,26 +98,26 @@ Report: TypeAlias = (
 
 @runtime_checkable
 class Training(Protocol):
-    """A prepared run, which yields reports until it ends."""
+    """Interface of a prepared run, which yields reports until it ends."""
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
-        """Yields reports until the training ends, the last of them with its last state.
+        """Runs the training and yields reports until it ends. The last report carries the last state.
 
-        `stopping` returns whether to end early; it is called about twice a second or more often. Raises
+        `stopping` returns whether to end early. It is called at least about twice a second. Raises
         `NonFiniteError` if a number of an iteration is not finite.
         """
         ...
 
     def request_snapshot(self) -> None:
-        """Requests a `Saved` after one of the next iterations."""
+        """Requests a report of the training state (`Saved`) after one of the next iterations."""
         ...
 
     @property
     def out_of_reach(self) -> str:
-        """The workers on unreachable hosts, with their hosts. Empty if all hosts respond."""
+        """Names of the workers on unreachable hosts, with these hosts. Empty if all hosts respond."""
         ...
 
     @property
     def waited_for(self) -> str:
-        """The workers that delay the end of the run. Empty if it needs none."""
+        """Names of the workers that delay the end of the run. Empty if there are none."""
         ...

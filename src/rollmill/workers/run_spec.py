@@ -1,4 +1,4 @@
-"""The run specification: the immutable description of a run that every worker receives, with a JSON form."""
+"""The run specification: the immutable description of a run that every worker receives as JSON."""
 
 import importlib
 from dataclasses import asdict, dataclass, field
@@ -14,114 +14,116 @@ from rollmill.programs.kernels import Fusion
 
 @dataclass(frozen=True)
 class GraphRecipe:
-    """How a worker builds the graph again."""
+    """Describes how a worker builds the graph of a run again."""
 
     factory: str
-    """`module:function`, called with `described` and `imports`."""
+    """Function that builds the graph, as `module:function`. It is called with `described` and `imports`."""
     described: dict[str, Any] = field(default_factory=dict)
-    """Names and hyperparameters."""
+    """Names of the parts of the graph, and hyperparameters."""
     imports: tuple[str, ...] = ()
     """Modules that a worker imports first, because they register environments, networks or algorithms."""
 
     def build(self) -> Graph:
-        """Builds the graph."""
+        """Builds the graph of the run and returns it."""
         module, _, name = self.factory.partition(":")
         return getattr(importlib.import_module(module), name)(self.described, self.imports)
 
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """The kernels of workers. Each group chooses kernels for its own fragments."""
+    """Settings for the kernels of workers. Each group chooses kernels for its own fragments."""
 
     fusion: Fusion = "off"
     numerics: Numerics = "tf32"
-    """Precision of matrix products."""
+    """Precision of matrix products in kernels."""
     launches: dict[str, Any] | None = None
-    """Launches of the kernels, if the run has chosen them before. Those of several groups are in `groups`."""
+    """Launches of the kernels that the run has chosen before, or None. The launches of several groups are in
+    `groups`.
+    """
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Failures and delays that do not end a run."""
+    """Limits on failures and delays that do not end a run."""
 
     hang_seconds: float = 120.0
-    """Time without progress after which a worker counts as hung."""
+    """Seconds without progress after which a worker counts as hung."""
     start_seconds: float = 600.0
-    """The same while a worker starts."""
+    """Seconds without progress after which a worker counts as hung while it starts."""
     max_failures: int = 5
-    """Consecutive failures of an environment, or of a worker that steps environments."""
+    """Maximum number of consecutive failures of an environment, or losses of a worker that steps environments."""
 
 
 @dataclass(frozen=True)
 class GpuSettings:
-    """Settings of the workers' GPUs: sharing, instances and the all-reduce."""
+    """Settings for the workers' GPUs: sharing, instances, and the all-reduce."""
 
     sharing: GpuSharing = "auto"
     """How workers share a GPU if there are fewer GPUs than workers."""
     reduction: AllReduceOption = "auto"
-    """The all-reduce of a mesh."""
+    """Name of the all-reduce of a mesh, or `auto`."""
     instances: int = 1
-    """Processes of a mesh that share each GPU."""
+    """Number of processes of a mesh that share each GPU."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where Ray places the workers."""
+    """The Ray cluster on which workers are placed, if any."""
 
     address: str | None = None
-    """The Ray cluster. None without Ray."""
+    """Name or address of the Ray cluster, or None without Ray."""
     host: str | None = None
-    """This machine's address for workers on other hosts. None chooses one."""
+    """Address of this machine for workers on other hosts, or None to detect it."""
 
     @property
     def is_ray(self) -> bool:
-        """Whether a Ray cluster is named."""
+        """True if the workers run on a Ray cluster."""
         return self.address not in (None, HOSTS)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The graph to train, its plan, and the settings that workers read."""
+    """Describes a run for its workers: the graph, the plan, and settings."""
 
     graph: GraphRecipe
     plan: dict[str, Any]
     """JSON form of the `planning.Plan`."""
     platform: str
-    """JAX's name of the platform that trains."""
+    """JAX platform on which the run computes."""
     seed: int = 0
     unroll: int | None = None
-    """Steps of the environment loop to compile as one. None chooses by platform."""
+    """Number of unrolled steps of the environment loop, or None to choose by platform."""
     checksums: bool = False
-    """Whether messages between groups carry a checksum."""
+    """True if messages between groups carry a checksum."""
     kernels: KernelSettings = KernelSettings()
     tolerances: Tolerances = Tolerances()
     gpus: GpuSettings = GpuSettings()
     cluster: ClusterSettings = ClusterSettings()
 
     def read_plan(self) -> Plan:
-        """Returns the plan as a value."""
+        """Returns the plan of the run as a `planning.Plan`."""
         return Plan.from_json(self.plan)
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """The settings of a worker's job."""
+    """Settings in the job of a worker: the run specification, and how to reach the coordinator."""
 
     run: RunSpec
     broker: str = ""
     """Address of the broker that the coordinator serves."""
     token: str = ""
-    """The secret that the broker and other workers ask for."""
+    """Secret that the worker needs to connect to the broker and to other workers."""
     host: str = ""
-    """The coordinator's address, for workers on other hosts."""
+    """Address of the coordinator, for workers on other hosts."""
     shared: str = ""
-    """Key under which a thread finds the graph that its process holds (`workers.worker_entry.share`)."""
+    """Key under which a worker that is a thread finds the graph in its process (`workers.worker_entry.share`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the settings as JSON, which `read_settings` reads."""
+        """Returns these settings as a JSON value, which `read_settings` reads."""
         return asdict(self)
 
 
 def read_settings(settings: Any) -> WorkerSettings:
-    """Reads the settings that `to_json` wrote."""
+    """Reads the settings of a worker from the JSON value that `WorkerSettings.to_json` returns."""
     return read_as(WorkerSettings, settings, where="the worker's settings", error=ValueError)

@@ -1,4 +1,4 @@
-"""Entry points of workers: each builds a replica's context from its job, and runs the replica."""
+"""Entry points of workers. Each builds the context of a replica from the worker's job, and runs the replica."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ from rollmill.workers.run_spec import RunSpec, read_settings
 MODULE = __name__
 
 OpenWire = Callable[[Callable[[], bool], int], Wire]
-"""`(should_stop, restart) -> wire`."""
+"""Function `(should_stop, restart) -> wire` that opens the wire of a worker."""
 
 
 class _Shared(NamedTuple):
@@ -49,7 +49,10 @@ _shared: dict[str, _Shared] = {}
 
 @contextlib.contextmanager
 def share(graph: Graph, flows: Flow, broker: LocalBroker) -> Iterator[str]:
-    """Lets workers that are threads use these values. Yields the key for `WorkerSettings.shared`."""
+    """Shares a graph, its flow and the broker with workers that are threads, while its context lasts.
+
+    Yields the key for `WorkerSettings.shared`.
+    """
     name = secrets.token_hex(8)
     _shared[name] = _Shared(graph, flows, broker)
     try:
@@ -59,14 +62,14 @@ def share(graph: Graph, flows: Flow, broker: LocalBroker) -> Iterator[str]:
 
 
 def work_in_thread(job: Job, control: Control) -> None:
-    """Runs a worker that is a thread of the coordinator's process."""
+    """Runs a worker as a thread of the coordinator's process."""
     settings = read_settings(job.settings)
     graph, flows, broker = _shared[settings.shared]
     _run_replica(job, control, settings.run, lambda _: graph, _memory_wire(broker), flows)
 
 
 def work_in_process(job: Job, control: Control) -> None:
-    """Runs a worker that is a process of the coordinator's host."""
+    """Runs a worker as a process on the coordinator's host."""
     settings = read_settings(job.settings)
     graph = _build(settings.run, control)
     tell_loaded(control, settings.run)

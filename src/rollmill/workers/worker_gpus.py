@@ -1,4 +1,4 @@
-"""Assigns GPUs to the workers of a run: one each, or one shared by several."""
+"""Assigns GPUs to the workers of a run: one GPU per worker, or one GPU shared by several workers."""
 
 import contextlib
 import ctypes
@@ -14,31 +14,32 @@ from rollmill.gpus.sharing import shared_gpus
 from rollmill.planning.plan import AllReduceOption
 
 MIN_NCCL = (2, 30)
-"""From this version on, NCCL joins several processes of one GPU, where they allow it."""
+"""First version of NCCL that lets several processes on one GPU join a communicator."""
 MAX_CHANNELS = 8
-"""Blocks that NCCL's kernels take of a GPU, which its processes divide; others' practice for shared GPUs."""
+"""Total number of thread blocks for NCCL's kernels on a GPU, divided among the processes that share it."""
 
 
 class WorkerGpus(NamedTuple):
-    """Where workers compute."""
+    """Describes the GPUs on which the workers of a run compute."""
 
     environments: Sequence[Mapping[str, str]] = ()
-    """Environment variables of each worker that computes on a GPU; empty if they need none."""
+    """Environment variables of each worker that computes on a GPU. Empty if none are needed."""
     note: str = ""
-    """How they share GPUs, for the user; empty if each has its own."""
+    """Describes for the user how workers share GPUs. Empty if each has its own."""
     instances: int = 1
-    """Workers on each GPU, where all have equally many; otherwise 1."""
+    """Number of workers on each GPU if it is the same on all GPUs, otherwise 1."""
     reduction: AllReduceOption = "auto"
-    """How a mesh of them takes means."""
+    """Name of the all-reduce for a mesh of these workers."""
 
 
 @contextlib.contextmanager
 def gpus_of_workers(
     workers: int, sharing: GpuSharing, *, mesh: bool, reduction: AllReduceOption = "auto"
 ) -> Iterator[WorkerGpus]:
-    """Divides the GPUs among workers: each has its own if there are enough, otherwise they share them.
+    """Divides the GPUs among workers while its context lasts. If there are too few GPUs, workers share them.
 
-    Raises a `UsageError` if the GPUs cannot be shared as requested, or if the reduction is not possible.
+    Raises a `UsageError` if the GPUs cannot be shared as requested, or if the requested all-reduce is not
+    possible.
     """
     names = visible_gpus()
     if reduction == "one-shot" and not (workers and names):
@@ -70,7 +71,7 @@ def gpus_of_workers(
 
 
 def nccl_version() -> tuple[int, int] | None:
-    """Returns the version of NCCL that JAX would load, or None without NCCL."""
+    """Returns the version of NCCL that JAX would load, as `(major, minor)`, or None without NCCL."""
     for library in _nccl_libraries():
         with contextlib.suppress(OSError, AttributeError):
             number = ctypes.c_int()

@@ -1,1 +1,1 @@
-"""The coordinator of all workers: jobs, snapshots, stops and recovery."""
+"""Coordinates the workers of a run: their jobs, snapshots, stops, and recovery from losses."""

@@ -1,8 +1,8 @@
-"""Runs a partition's replicas as workers, watches them, and reports metrics and states (`workers.reports`).
+"""Runs the replicas of a partition as workers, watches them, and reports metrics and states (`workers.reports`).
 
-A lost replica that steps environments and computes no synchronous gradients is replaced, and the training
-continues. After the loss of any other replica, all return to the last assembled state
-(`dataflow.Role.replaceable`). Both happen a bounded number of times (`recovery`).
+If a replica that steps environments and computes no synchronous gradients is lost, it is replaced and training
+continues. After the loss of any other replica, all replicas restart from the last assembled state
+(`dataflow.Role.replaceable`). `recovery` limits how often both may happen.
 """
 
 import time
@@ -61,20 +61,22 @@ from rollmill.workers.reports import (
 from rollmill.workers.run_spec import RunSpec
 
 MAX_RESTARTS = 5
-"""Consecutive losses of a replica that steps no environments after which a run ends (`recovery`)."""
+"""Maximum number of consecutive losses of a replica that steps no environments. One more ends the run (see
+`recovery`).
+"""
 
 LEAVE_SECONDS = 60.0
-"""After this time a replica leaves a host that is about to go, even if no newer state has come."""
+"""Seconds after which a replica leaves a host that is about to be removed, even if no newer state has arrived."""
 
 SLOW_STOP_SECONDS = 2.0
-"""After this time a training that has not stopped names the workers that it waits for."""
+"""Seconds after which a run that has not stopped names the workers that it waits for."""
 
 
 class Coordinator:
-    """Drives the workers of a partition, a job for each replica, from one iteration to another.
+    """Drives the workers of a partition, with one job per replica, from the first iteration to the last.
 
-    It resumes from the `restored` checkpoint, or begins with the `initial` state on the host. `fault_advice` ends
-    the message about a number that is not finite. `check_loaded` checks the code that a replica has loaded.
+    It resumes from the checkpoint `restored`, or begins with the state `initial` on the host. `fault_advice` ends
+    the message about a non-finite number. `check_loaded` checks the code that a replica has loaded.
     """
 
     def __init__(
@@ -111,14 +113,14 @@ class Coordinator:
         self._done = False
 
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Report]:
-        """Yields reports until the training ends. Closing it early leaves the workers to their supervisor.
+        """Runs the training and yields reports until it ends. If the iterator is closed early, the supervisor ends
+        the workers.
 
-        `stopping` returns whether to `stop`. It is called after each event, and about twice a second while nothing
-        happens.
+        `stopping` returns whether to stop. It is called after each event, and otherwise about twice a second.
 
-        Raises `LostWorker` and `EnvironmentFailed` after too many losses of a worker or failures of an environment
-        in a row, `UnfitHost` for a host with other code, or without some, `NonFiniteError` for a number of an
-        environment, and `CheckpointError` if a worker sent a state without a part that it owns.
+        Raises `LostWorker` or `EnvironmentFailed` after too many consecutive losses of a worker or failures of an
+        environment, `UnfitHost` if a host lacks code or has other code, `NonFiniteError` for a non-finite number
+        of an environment, and `CheckpointError` if a worker sent a state without a part that it owns.
         """
         self._start_up = StartUp(time.monotonic())
         self._workers.start()
@@ -139,47 +141,48 @@ class Coordinator:
                 self._check_alive()
 
     def request_snapshot(self) -> None:
-        """Requests the state after one of the next iterations."""
+        """Requests a snapshot of the training state after one of the next iterations."""
         self._snapshots.request(self._pace, self.last, mesh=self._starts.mesh)
 
     def start_recording(self) -> Sequence[str]:
-        """Has all workers record their events for the profiler. Returns their names."""
+        """Tells all workers to record their events for the profiler, and returns the names of the workers."""
         self._workers.measure_clocks()
         send_to(self._workers, ALL, StartRecording())
         return [job.name for job in self._workers.jobs if job.name not in self._finished]
 
     def stop_recording(self, number: int, begin: int, end: int) -> None:
-        """Stops recording in all workers. Each answers with a `Recorded` that repeats `number`.
+        """Tells all workers to stop recording. Each answers with a `Recorded` that repeats `number`.
 
-        The window goes from `begin` until before `end`, in nanoseconds of this host's monotonic clock.
+        The recorded window lasts from `begin` until just before `end`, in nanoseconds of this host's monotonic
+        clock.
         """
         for job in self._workers.jobs:
             ahead = self._workers.clock(job).ahead_ns
             send_to(self._workers, job, StopRecording(number, begin + ahead, end + ahead))
 
     def abandon_recording(self, number: int) -> None:
-        """Has all workers stop recording and drop the events. Each of them causes a `Recorded`."""
+        """Tells all workers to stop recording and to discard the events. Each answers with a `Recorded`."""
         send_to(self._workers, ALL, AbandonRecording(number))
 
     def stop(self) -> None:
-        """Ends the training after an iteration that all replicas can reach, with its state."""
+        """Ends training after an iteration that all replicas can reach, and reports the state after it."""
         self._barrier.stop()
 
     @property
     def waited_for(self) -> str:
-        """The replicas that have not ended yet and wait for no other, and their activities."""
+        """Names and activities of the replicas that have not ended and wait for no other replica."""
         activities = {name: note for name, note in self._workers.doing().items() if name not in self._finished}
         busy = {name: note for name, note in activities.items() if not note.startswith("waiting")} or activities
         return "; ".join(f"{name} ({note})" for name, note in busy.items()) or "workers to start"
 
     @property
     def out_of_reach(self) -> str:
-        """The workers on unreachable hosts, and these hosts."""
+        """Names of the workers on unreachable hosts, with these hosts."""
         return ", ".join(f"{name} on {host}" for name, host in self._workers.out_of_reach().items())
 
     @property
     def last(self) -> int:
-        """The number of iterations after which the training ends."""
+        """Number of iterations after which training ends."""
         return self._barrier.last
 
     # --- stopping ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The jobs of a partition's replicas."""
+"""Creates the jobs of the workers, one for each replica of a partition."""
 
 import itertools
 import os
@@ -9,7 +9,7 @@ from rollmill.dataflow import Group, Partition
 from rollmill.processes.jobs import Job
 
 THREADS = "NPROC"
-"""The environment variable that tells XLA how many threads a program on a CPU may have."""
+"""Environment variable that limits the number of threads of an XLA program on a CPU."""
 
 
 def jobs_of(
@@ -21,11 +21,12 @@ def jobs_of(
     cores: int | None = None,
     gpus: Sequence[Mapping[str, str]] = (),
 ) -> Sequence[Job]:
-    """Returns a job for each replica. Processes on CPUs are kept off accelerators.
+    """Returns one job for each replica of a partition, which calls `entry` with `settings`.
 
-    Each replica calls `entry` with the settings. If all share a host with `cores` cores, XLA starts only its part
-    of the threads in each: with all cores in every worker, threads that wait for the others' work take turns on
-    them. `gpus` has environment variables for each replica that may compute on a GPU, possibly none.
+    Processes that compute on CPUs are kept off accelerators. If all replicas share a host with `cores` cores, XLA
+    starts only a share of the threads in each of them. With all cores in every worker, threads would take turns on
+    the cores while they wait for each other. `gpus` contains the environment variables of each replica that may
+    compute on a GPU.
     """
     replicas = list(partition.replicas)
     shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}

@@ -1,4 +1,6 @@
-"""Notices for the user: failures of Python environments, which are also counted, and links to other hosts."""
+"""Creates notices for the user about failures of Python environments, which it also counts, and about links to
+hosts.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,11 +12,13 @@ from rollmill.workers.protocol import EnvFailures, EnvGrowth
 from rollmill.workers.reports import Notice, Row
 
 REPORTED_EACH = 3
-"""The first failures of each environment are reported one by one, later ones at every power of two."""
+"""Number of failures of each environment that are reported one by one. Later ones are reported at every power of
+two.
+"""
 
 
 class FailureLog:
-    """Failures of all environments in a run."""
+    """Counts the failures of all environments in a run, and describes them for the user."""
 
     def __init__(self) -> None:
         self._each: Counter[int] = Counter()
@@ -22,17 +26,19 @@ class FailureLog:
         self._growth_reported = False
 
     def lost(self) -> None:
-        """Counts a worker lost while stepping environments."""
+        """Counts the loss of a worker that was stepping environments."""
         self._since_row += 1
 
     def receive(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:
-        """Yields notices about the environments of a worker."""
+        """Counts the failures in a worker's message, and yields notices about its environments."""
         if isinstance(message, EnvGrowth):
             return self._grown(worker, message, environment)
         return self.add(worker, message.failures)
 
     def add(self, worker: str, failures: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
-        """Counts failures, the fields of `HostFailure`, that a worker has sent, and yields notices of some."""
+        """Counts failures that a worker has sent (fields of `HostFailure`), and yields notices about some
+        of them.
+        """
         for failure in failures:
             self._since_row += 1
             self._each[failure["index"]] += 1
@@ -51,7 +57,9 @@ class FailureLog:
             )
 
     def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Adds the number of failures since the previous row, to the first of several rows."""
+        """Returns rows of metrics, to the first of which the number of failures since the previous row
+        is added.
+        """
         counts = [self._since_row, *[0] * (len(rows) - 1)]
         self._since_row = 0
         return [{**row, "episodes/failed": count} for row, count in zip(rows, counts, strict=True)]
@@ -74,7 +82,7 @@ def _notice(worker: str, failure: Mapping[str, Any], count: int) -> Notice:
 
 
 def link_notice(event: Silent | Audible) -> Notice:
-    """Returns the notice about a host that has become silent, or is heard again."""
+    """Returns the notice about a host that has become silent, or that responds again."""
     match event:
         case Silent(job, seconds, host):
             return Notice(

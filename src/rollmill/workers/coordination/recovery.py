@@ -1,11 +1,9 @@
-"""Decides when repeated losses of workers end a run, and how long to wait before each retry.
+"""Decides when repeated losses of workers end a run, and how long to wait before each restart.
 
-Losses of a replica are consecutive
-
-    if it steps environments    unless it has worked in between for longer than a hang takes to be noticed, and for
-                                longer than a minute: an environment that fails is likely to fail again and again,
-                                although the training progresses between two failures
-    if it does not              unless the training has come further than ever since the last loss
+Losses of a replica that steps environments are consecutive unless it has worked between them for longer than it
+takes to notice a hang, and for longer than a minute. An environment that fails is likely to fail again and again,
+even if training progresses between two failures. Losses of other replicas are consecutive unless training has
+progressed further than ever between them.
 """
 
 import time
@@ -13,18 +11,21 @@ import time
 from rollmill.processes.restarts import LossCounter
 
 FIRST_PAUSE_SECONDS = 1.0
-"""Before the second try in a row. The first try comes at once, and each later one waits twice as long."""
+"""Seconds to wait before the second consecutive restart. The first is immediate, and later pauses double."""
 
 MAX_PAUSE_SECONDS = 10.0
 
 MIN_WORK_SECONDS = 60.0
-"""Shortest work that counts as done, because part of it is compilation and the first steps."""
+"""Minimum seconds of work between two losses that are not consecutive, because work begins with compilation and
+first steps.
+"""
 
 
 class Recovery:
-    """Counts the losses of each replica. They are consecutive until it has worked for `enough_seconds`.
+    """Counts the consecutive losses of each replica.
 
-    The time is at least `MIN_WORK_SECONDS`.
+    If a replica steps environments, its count is reset after it has worked for `enough_seconds`, at least
+    `MIN_WORK_SECONDS`.
     """
 
     def __init__(self, enough_seconds: float) -> None:
@@ -33,15 +34,18 @@ class Recovery:
         self._began: dict[str, float] = {}
 
     def started(self, name: str) -> None:
-        """Notes that the function of this replica's worker is being called."""
+        """Records that the worker of this replica has started its work."""
         self._began[name] = time.monotonic()
 
     def advanced(self) -> None:
-        """Records new progress, which resets the count of losses."""
+        """Records that training has progressed, which resets the counts of replicas that step no environments."""
         self._of_others.clear()
 
     def add(self, name: str, *, environments: bool, idle_seconds: float = 0.0) -> int:
-        """Counts a loss, and returns the number of consecutive losses."""
+        """Counts a loss of a replica. Returns the number of its consecutive losses.
+
+        `environments` says whether the replica steps environments. `idle_seconds` do not count as work.
+        """
         now = time.monotonic()
         worked = now - self._began.get(name, now) - idle_seconds
         counter = self._of_environments if environments else self._of_others
@@ -49,5 +53,5 @@ class Recovery:
 
 
 def pause_before(count: int) -> float:
-    """Returns the seconds to wait before restarting a worker after this number of consecutive losses."""
+    """Returns the seconds to wait before a restart, after `count` consecutive losses."""
     return min(FIRST_PAUSE_SECONDS * 2.0 ** (count - 2), MAX_PAUSE_SECONDS) if count > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Requests snapshots of all replicas, and assembles the state when all parts have come."""
+"""Requests snapshots from all replicas, and assembles the training state once all parts have arrived."""
 
 import time
 from collections.abc import Set
@@ -10,11 +10,11 @@ from rollmill.workers.replica.snapshots import StatePart, assemble
 from rollmill.workers.reports import Saved
 
 MARGIN_SECONDS = 0.5
-"""How far ahead a snapshot is announced, so that probably no replica has passed it."""
+"""Seconds by which a snapshot is announced in advance, so that probably no replica has passed its iteration."""
 
 
 class Pace:
-    """The progress of training, and its speed."""
+    """Measures the progress of training and its speed in iterations."""
 
     def __init__(self, first: int) -> None:
         self.first = self.iteration = self.furthest = first
@@ -22,7 +22,9 @@ class Pace:
         self._row_at = time.monotonic()
 
     def advance(self, iteration: int, rows: int) -> bool:
-        """Counts `rows` rows of metrics up to an iteration. Returns whether the training is further than ever."""
+        """Records `rows` rows of metrics up to an iteration. Returns whether training has progressed further than
+        ever.
+        """
         now = time.monotonic()
         self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / rows
         self._row_at, self.iteration = now, iteration
@@ -31,13 +33,15 @@ class Pace:
         return is_new
 
     def ahead(self, *, mesh: bool) -> int:
-        """Returns an iteration that probably no replica has reached. One that has answers `MissedSnapshot`."""
+        """Returns an iteration that probably no replica has reached yet. A replica that has answers with
+        `MissedSnapshot`.
+        """
         ahead = self.iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
         return -(-ahead // STRIDE) * STRIDE + STRIDE if mesh else ahead
 
 
 class SnapshotCollector:
-    """The requested snapshot, and the parts that have come."""
+    """Collects the parts of a requested snapshot from all replicas."""
 
     def __init__(self, workers: Supervision, initial: State) -> None:
         self._workers, self._initial = workers, initial
@@ -45,7 +49,7 @@ class SnapshotCollector:
         self._parts: dict[int, dict[str, StatePart]] = {}
 
     def request(self, pace: Pace, last: int, *, mesh: bool) -> None:
-        """Requests the state after one of the next iterations, unless a request is pending."""
+        """Requests a snapshot after one of the next iterations, unless a request is already pending."""
         passed = self._wanted is not None and pace.iteration > self._wanted + 1
         if (self._wanted is None or passed) and pace.iteration < last:
             self._wanted = min(pace.ahead(mesh=mesh), last)
@@ -53,28 +57,28 @@ class SnapshotCollector:
             self.repeat(ALL)
 
     def repeat(self, to: str) -> None:
-        """Sends the pending request, if there is one, to a replica or all."""
+        """Sends the pending request, if any, to a replica or to all replicas."""
         if self._wanted is not None:
             send_to(self._workers, to, SnapshotRequest(self._wanted))
 
     def add(self, iteration: int, part: StatePart) -> None:
-        """Adds a replica's part."""
+        """Adds the part of the snapshot that a replica has sent."""
         self._parts.setdefault(iteration, {})[part.replica] = part
 
     def missed(self, iteration: int) -> None:
-        """Drops a request that a replica could not answer."""
+        """Drops the request for a snapshot whose iteration a replica had already passed."""
         if iteration == self._wanted:
             self._wanted = None
 
     def clear(self) -> None:
-        """Drops the request and all parts, because all replicas begin again."""
+        """Drops the pending request and all parts, because all replicas restart."""
         self._wanted = None
         self._parts.clear()
 
     def complete(self, replicas: Set[str]) -> Saved | None:
-        """Assembles the first state for which all these replicas have sent their parts.
+        """Returns the first state for which all of these replicas have sent their parts, or None if there is none.
 
-        Raises a `CheckpointError` if a replica sent no part that it owns.
+        Raises a `CheckpointError` if a replica did not send a part that it owns.
         """
         for iteration, parts in sorted(self._parts.items()):
             if replicas <= parts.keys():

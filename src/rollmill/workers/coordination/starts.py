@@ -1,4 +1,4 @@
-"""The common starts of all replicas: what each replica begins with, and how long starting takes."""
+"""Prepares common starts of all replicas: what each replica begins with, and how long starting takes."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from rollmill.workers.run_spec import RunSpec
 
 
 class Starts:
-    """The initial state of replicas, and counts of common and single starts."""
+    """The state from which replicas begin, and counts of common starts and of single replacements."""
 
     def __init__(self, graph: Graph, spec: RunSpec, initial: State, restored: Saved | None) -> None:
         plan = spec.read_plan()
@@ -42,48 +42,48 @@ class Starts:
         self._first = self.saved.iteration
 
     def role(self, job: Job) -> Role:
-        """Returns the role of a job's group."""
+        """Returns the role of the group to which a job's replica belongs."""
         return self.roles[job.group]
 
     def attempts(self, job: Job) -> int:
-        """Returns how often this replica was replaced since the last common start."""
+        """Returns how often a job's replica has been replaced since the last common start."""
         return self._attempts.get(job.name, 0)
 
     def keep(self, saved: Saved) -> None:
-        """Keeps an assembled state for the next common start."""
+        """Keeps an assembled state, from which the next common start begins."""
         self.saved, self._has_saved = saved, True
 
     def keep_launches(self, job: Job, launches: Launches | None) -> None:
-        """Keeps the kernels that the first replica of a group has chosen."""
+        """Keeps the kernel launches that the first replica of a group has chosen."""
         if launches is not None:
             self._launches[job.group] = launches
 
     def keep_reduction(self, reduction: AllReduce | None) -> None:
-        """Keeps the all-reduce that a mesh has chosen by timing."""
+        """Keeps the all-reduce that a mesh has chosen by timing, for later starts."""
         self._reduction = reduction or self._reduction
 
     @property
     def can_begin(self) -> bool:
-        """Whether replicas can begin. Workers of a mesh first need their rendezvous address."""
+        """True if replicas can begin. The workers of a mesh first need the address of their rendezvous."""
         return not self.mesh or self._rendezvous_address != ""
 
     def meet_at(self, address: str) -> None:
-        """Sets the rendezvous of a mesh to an address on the host of its first process, until the next common
-        start.
+        """Sets the address at which the processes of a mesh connect, on the host of the first process, until the
+        next common start.
         """
         self._rendezvous_address = address
 
     @property
     def launches(self) -> Launches:
-        """The launches of all groups that have chosen, for the run to keep."""
+        """The kernel launches of all groups that have chosen, which the run records."""
         return next(iter(self._launches.values())) if self.mesh else {"groups": dict(self._launches)}
 
     def replace(self, job: Job) -> None:
-        """Counts a replica that replaces a lost one."""
+        """Counts the replacement of a lost replica."""
         self._attempts[job.name] = self.attempts(job) + 1
 
     def begin_again(self) -> None:
-        """Counts a common start of all replicas from the newest state."""
+        """Counts a common restart of all replicas from the newest state."""
         self.restarts += 1
         self._generation += 1
         self._attempts.clear()
@@ -92,7 +92,7 @@ class Starts:
         self._restores = self._has_saved or self._keeps_environments
 
     def begin(self, job: Job) -> Begin:
-        """Returns the message with which a replica begins."""
+        """Returns the message that tells a job's replica to begin, with its share of the state."""
         role, attempt = self.role(job), self.attempts(job)
         restores_environments = self._restores and self._keeps_environments
         arrays = {}
@@ -132,10 +132,12 @@ def _by_group(launches: Launches | None, groups: Iterable[str], *, mesh: bool) -
 
 
 class StartUp:
-    """Combines the compile times of all workers, started at `began` by `time.monotonic`.
+    """Computes how long a run compiled and started up, from the reports of all workers, requested at `began`
+    (`time.monotonic`).
 
-    Workers build and compile side by side and after one another, so neither a sum nor a maximum over them says for
-    how long nothing was learned. Each worker reports the times at which it compiled, and their union counts.
+    Workers build and compile both in parallel and one after another, so neither a sum nor a maximum over workers
+    gives the time in which nothing was learned. Each worker reports the times at which it compiled, and their
+    union counts.
     """
 
     def __init__(self, began: float) -> None:
@@ -144,7 +146,7 @@ class StartUp:
         self._built = began
 
     def add(self, times: CompileTimes) -> Durations:
-        """Adds a worker's times that have just arrived, and returns the durations so far."""
+        """Adds a worker's compile times as soon as they arrive. Returns the durations so far."""
         now = time.monotonic()
         self._compiled += [(now - begin, now - end) for begin, end in times.compiled]
         self._built = max(self._built, now - times.built)
@@ -156,7 +158,9 @@ def _length(intervals: Iterable[Interval]) -> float:
 
 
 def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
-    """Makes a state at the beginning. Python environments are zeros, because no state holds them."""
+    """Creates the initial training state on the host. Host environments are filled with zeros, because no state
+    contains them.
+    """
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is None:
         return jax.jit(lambda key, held: start(graph, key, index, held))(key, inputs_of(graph))

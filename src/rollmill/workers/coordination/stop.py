@@ -1,7 +1,7 @@
-"""Brings replicas to a common end before the planned one, in two phases.
+"""Makes all replicas end training after the same iteration, before the planned end. A stop has two phases:
 
-    hold    each answers how many iterations it has begun, at once, and begins no other
-    end     they end after as many as the furthest of them has begun; those behind it continue until there
+    hold    each replica answers at once how many iterations it has begun, and begins no more
+    end     all end after the largest of these numbers, and replicas behind it continue up to it
 
 Messages may take any time. Replicas answer at any point of their work (`workers.replica.requests`), so others wait
 for data of a held replica only until all have answered. No replica ends before that.
@@ -15,7 +15,9 @@ from rollmill.workers.protocol import End, Hold, send_to
 
 
 class StopBarrier:
-    """Decides the last iteration of all replicas: `planned`, unless a `stop` is requested."""
+    """Decides after which iteration all replicas end: after `planned` iterations, or earlier if a stop is
+    requested.
+    """
 
     def __init__(self, workers: Supervision, planned: int) -> None:
         self.last = planned
@@ -25,13 +27,13 @@ class StopBarrier:
         self._begun: dict[str, int] = {}
 
     def stop(self) -> None:
-        """Asks all replicas to hold. Repeated calls have no effect."""
+        """Asks all replicas to begin no further iterations. Repeated calls have no effect."""
         if not self._stopping:
             self._stopping = True
             send_to(self._workers, ALL, Hold())
 
     def hear(self, job: Job, begun: int) -> None:
-        """Notes a replica's answer."""
+        """Records a replica's answer to `Hold`: the number of iterations that it has begun."""
         self._begun[job.name] = begun
 
     def finished(self, job: Job) -> None:
@@ -39,7 +41,9 @@ class StopBarrier:
         self._begun[job.name] = self.last
 
     def settle(self, replicas: Set[str]) -> bool:
-        """Sends the end to all, once all of these replicas have answered; returns whether it was sent now."""
+        """Sends the last iteration to all replicas once all of these have answered. Returns whether it was sent
+        now.
+        """
         if not self._stopping or self._settled or not replicas <= self._begun.keys():
             return False
         self._settled = True
@@ -48,7 +52,9 @@ class StopBarrier:
         return True
 
     def inform(self, job: Job) -> None:
-        """Sends a newly started replica the current state of the stop, since it may replace a notified replica."""
+        """Sends the current state of the stop to a newly started replica, because it may replace one that had
+        received it.
+        """
         self._begun.pop(job.name, None)
         if self._settled:
             send_to(self._workers, job, End(self.last))
@@ -56,6 +62,6 @@ class StopBarrier:
             send_to(self._workers, job, Hold())
 
     def begin_again(self) -> None:
-        """Discards all answers, because all replicas begin again from an earlier iteration."""
+        """Discards all answers, because all replicas restart from an earlier iteration."""
         self.last, self._settled = self._planned, False
         self._begun.clear()

@@ -1,1 +1,1 @@
-"""Replicas, the running copies of a group: their roles, their stages, and snapshots of their state."""
+"""Replicas, the running copies of a group: their stages, their connections, and snapshots of their state."""

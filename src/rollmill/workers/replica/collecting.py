@@ -1,4 +1,4 @@
-"""The stage that collects rollouts, with policy and environments in one replica or joined over channels."""
+"""The stage of a replica that collects rollouts, from environments in the same replica or over channels."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from rollmill.workers.replica.snapshots import collector_part, restored_collecto
 
 
 class Collect(StageRun):
-    """Collects a rollout with received weights or the replica's own."""
+    """Stage that collects a rollout, with weights received from a learner or with the replica's own."""
 
     def __init__(self, context: ReplicaContext, learner: LearnerState | None, kernels: KernelChoice) -> None:
         self._context, self._learner = context, learner
@@ -41,7 +41,7 @@ class Collect(StageRun):
         return state._replace(trajectory=self._rollout(state.weights, state.iteration))
 
     def part(self) -> dict[str, np.ndarray]:
-        """Returns the collector, as far as this replica owns it."""
+        """Returns the leaves of the collector that this replica owns, for a snapshot."""
         return collector_part(self._context, self._rollout.collector)
 
 

@@ -1,4 +1,4 @@
-"""One replica of one group: its role, environments and channels, and the stages of an iteration."""
+"""One replica of one group: its role, its environments and channels, and the stages of an iteration."""
 
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ from rollmill.workers.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class ReplicaContext:
-    """A replica of a group in a run."""
+    """Everything that one replica of a group needs to build its stages and run them."""
 
     spec: RunSpec
     begin: Begin
@@ -32,24 +32,24 @@ class ReplicaContext:
     wire: Wire
     control: ReplicaControl
     compile_clock: CompileClock | None = None
-    """Measures this replica's compilations. None if nobody asks."""
+    """Records when this replica compiles. None if nobody needs the times."""
     shared_flow: Flow | None = None
-    """The graph's flow if this process has derived it before."""
+    """Dataflow of the graph, if this process has already derived it, otherwise None."""
 
     @cached_property
     def flow(self) -> Flow:
-        """The dataflow of the graph. Deriving it takes seconds for a large graph, so a mesh does without."""
+        """Dataflow of the graph. Deriving it takes seconds for a large graph, so a mesh does not use it."""
         found = flow(self.graph) if self.shared_flow is None else self.shared_flow
         return found.by_metrics() if self.spec.read_plan().partition.sends_gradients_alone else found
 
     @property
     def group(self) -> Group:
-        """The group that this is a replica of."""
+        """The group to which this replica belongs."""
         return self.role.group
 
     @property
     def key(self) -> Key:
-        """The training's root key."""
+        """Root key of the run."""
         return jax.random.key(np.uint32(self.spec.seed))
 
     @property
@@ -59,44 +59,46 @@ class ReplicaContext:
 
     @property
     def start_key(self) -> Key:
-        """The key from which environments start, different after every restart."""
+        """Random key from which environments start. It differs after every restart."""
         return jax.random.fold_in(self.key, self.start_number) if self.start_number else self.key
 
     @property
     def start_number(self) -> int:
-        """Identifies the start of the environments: 0 for the first start of a run, otherwise a hash.
+        """Number that identifies a start of the environments: 0 for the first start of a run, otherwise a hash.
 
-        The hash covers `first` because a run may be resumed many times, each time with `generation` 1.
+        The hash covers `first`, because a run may be resumed many times, each time with `generation` 1.
         """
         starts = self.begin.first, self.begin.generation, self.begin.attempt
         return int(np.random.SeedSequence(starts).generate_state(1)[0]) if any(starts) else 0
 
     def peers(self, channel: str) -> range:
-        """Returns the replicas at the other end of a channel that share environments with this one."""
+        """Returns the numbers of the replicas at the other end of a channel that share environments with this
+        replica.
+        """
         return peers(self.group.replicas, self.role.partner(channel).replicas, self.replica)
 
 
 class IterationState(NamedTuple):
-    """The results of one iteration so far. Each stage adds its own."""
+    """Results of one iteration so far. Each stage of a replica adds its own results."""
 
     iteration: int
     weights: Weights | None = None
-    """Weights to act with. None until a stage has received or chosen them."""
+    """Weights with which the policy acts, or None until a stage has received or chosen them."""
     version: int = 0
-    """Iterations that the weights have learned from."""
+    """Number of iterations that the weights have learned from."""
     trajectory: Trajectory | None = None
     lags: Sequence[int] | None = None
-    """How many iterations old the weights of each received trajectory were."""
+    """Age of the weights of each received trajectory, in iterations, or None."""
     metrics: Row | None = None
-    """Metrics to report. None if another replica reports them."""
+    """Metrics to report, or None if another replica reports them."""
 
 
 class StageRun(ABC):
-    """A stage of one replica, with its channels open and its programs ready to compile."""
+    """A stage of one replica, with open channels and programs that are ready to compile."""
 
     @abstractmethod
     def run(self, state: IterationState) -> IterationState:
-        """Does the stage's part of one iteration."""
+        """Performs the stage's part of one iteration, and returns the results so far."""
 
     def part(self) -> Mapping[str, Any]:
         """Returns the named arrays that the stage contributes to a snapshot."""
@@ -104,14 +106,16 @@ class StageRun(ABC):
 
     @property
     def resumed_at(self) -> int | None:
-        """The first iteration that a replaced worker had not delivered. None if this stage delivers nothing."""
+        """The first iteration that a replaced worker had not delivered completely, or None if this stage delivers
+        nothing.
+        """
         return None
 
 
 class StartReport:
     """Reports to the coordinator, once, how long a replica took to build and compile.
 
-    It is made when the replica is built and its first iteration begins.
+    It is created when the replica is built and its first iteration begins.
     """
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -119,7 +123,7 @@ class StartReport:
         self._sent = False
 
     def send(self) -> None:
-        """Sends the report after the first iteration. Later calls do nothing."""
+        """Sends the report, once the first iteration is done. Later calls have no effect."""
         if self._sent:
             return
         self._sent = True
@@ -129,22 +133,24 @@ class StartReport:
 
 
 class Lag:
-    """Collects policy lags between two rows of metrics: the ages of weights that produced batches, in versions."""
+    """Collects policy lags between two rows of metrics. A lag is the age, in versions, of the weights that
+    collected a batch.
+    """
 
     def __init__(self) -> None:
         self._lags: list[int] = []
 
     def add(self, *lags: int) -> None:
-        """Adds the lags of some batches."""
+        """Adds the policy lags of one or several batches."""
         self._lags.extend(lags)
 
     def take(self) -> dict[str, float]:
-        """Returns mean and maximum since the last call."""
+        """Returns the mean and maximum policy lag since the last call, as metrics."""
         lags, self._lags = self._lags, []
         return lag_metrics(lags)
 
 
 def lag_metrics(lags: Iterable[int]) -> dict[str, float]:
-    """Returns mean and maximum of the lags as metrics."""
+    """Returns the mean and maximum of policy lags as metrics."""
     values = list(lags) or [0]
     return {"policy_lag/mean": sum(values) / len(values), "policy_lag/max": float(max(values))}

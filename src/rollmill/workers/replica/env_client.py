@@ -1,7 +1,7 @@
-"""Environments as the policy's group sees them: steppers, and links to them.
+"""Environments as the group of the policy sees them: steppers, and links to steppers.
 
-A stepper holds some environments in this process. A link connects a policy to a stepper: in the same process, or
-through channels to another group. Requests and replies are batches, `[E, ...]`.
+A stepper holds environments in this process. A link connects a policy to a stepper, either in the same process or
+through channels to another group. Requests and replies are batches `[E, ...]`.
 """
 
 from collections.abc import Sequence
@@ -21,28 +21,28 @@ from rollmill.workers.replica.memory_watch import MemoryWatch
 from rollmill.workers.replica.progress import ReplicaControl
 
 RESTARTED = 1
-"""Flag of a reply: these environments were lost, and new ones start in their place."""
+"""Flag of a reply which says that the environments were lost and have been replaced by new ones."""
 
 
 @runtime_checkable
 class Stepper(Protocol):
-    """Environments stepped in this process."""
+    """Interface of environments that are stepped in this process."""
 
     def open(self) -> ResetReply:
-        """Returns the first observations."""
+        """Starts the environments, and returns their first observations."""
         ...
 
     def step(self, request: StepRequest) -> StepReply:
-        """Returns the timesteps that follow the actions."""
+        """Steps the environments with the given actions, and returns the timesteps."""
         ...
 
     def state(self) -> PyTree[Any]:
-        """Returns the part of them that a checkpoint keeps."""
+        """Returns the state of the environments, as far as a checkpoint contains it."""
         ...
 
 
 class CompiledStepper:
-    """JAX environments, stepped by one compiled program."""
+    """JAX environments that one compiled program steps."""
 
     def __init__(self, graph: Graph, start: Collector) -> None:
         self._start = start
@@ -50,21 +50,21 @@ class CompiledStepper:
         self._step = jax.jit(jax.vmap(partial(answer_request, graph)))
 
     def open(self) -> ResetReply:
-        """Returns the first observations."""
+        """Starts the environments, and returns their first observations."""
         return ResetReply(self._start.observation, self._start.action_mask)
 
     def step(self, request: StepRequest) -> StepReply:
-        """Returns the timesteps that follow the actions."""
+        """Steps the environments with the given actions, and returns the timesteps."""
         self._state, reply = self._step(self._state, request)
         return reply
 
     def state(self) -> PyTree[Any]:
-        """Returns the state of all environments, `[E, ...]`."""
+        """Returns the state of all environments, with leaves `[E, ...]`."""
         return self._state
 
 
 class HostStepper:
-    """Environments that are Python objects.
+    """Environments that are Python objects, stepped in this process.
 
     A reply is valid until the one after the next, which reuses its arrays.
     """
@@ -79,9 +79,9 @@ class HostStepper:
         self._spare: HostStep | None = None
 
     def open(self) -> ResetReply:
-        """Returns the first observations.
+        """Starts the environments, and returns their first observations.
 
-        Raises `EnvironmentFailed` after too many failures of one environment in a row.
+        Raises `EnvironmentFailed` after too many consecutive failures of one environment.
         """
         with self._control.stepping("making environments", starts=True):
             first = self._vector.reset()
@@ -89,9 +89,9 @@ class HostStepper:
         return ResetReply(first.observation, first.info.get("action_mask", ()))
 
     def step(self, request: StepRequest) -> StepReply:
-        """Returns the timesteps that follow the actions.
+        """Steps the environments with the given actions, and returns the timesteps.
 
-        Raises `EnvironmentFailed` after too many failures of one environment in a row.
+        Raises `EnvironmentFailed` after too many consecutive failures of one environment.
         """
         action = jax.tree.map(np.asarray, request.action)
         before = self._memory.before()
@@ -112,15 +112,15 @@ class HostStepper:
         self._streaks.count(failures, None if step is None else step.terminated | step.truncated)
 
     def state(self) -> PyTree[Any]:
-        """Returns nothing: Python objects are not saved, and begin new episodes when a run is resumed."""
+        """Returns an empty state: Python objects are not saved, and begin new episodes when a run is resumed."""
         return ()
 
 
 class FailureStreaks:
     """Counts the failures of each environment since its last complete episode.
 
-    `index` numbers the environments of the whole run. More than `max_failures` failures of an environment are an
-    error.
+    `index` contains the global indices of the environments. More than `max_failures` failures of one environment
+    raise an error.
     """
 
     def __init__(self, index: Sequence[int], max_failures: int) -> None:
@@ -130,8 +130,8 @@ class FailureStreaks:
     def count(self, failures: Sequence[HostFailure], done: np.ndarray | None) -> None:
         """Counts the failures of one step, or of the first reset, in order.
 
-        `done` marks episodes that ended, `[n]`, including those that failed in their step; it is None for a reset.
-        Raises `EnvironmentFailed` after too many failures of one environment in a row.
+        `done` marks the environments whose episode ended in the step, `[n]`, including those that failed. It is
+        None for a reset. Raises `EnvironmentFailed` after too many consecutive failures of one environment.
         """
         if done is not None and done.any():
             cut = {failure.index for failure in failures if failure.doing == "step"}
@@ -154,44 +154,46 @@ def _too_often(failure: HostFailure, count: int) -> EnvironmentFailed:
 
 @runtime_checkable
 class EnvLink(Protocol):
-    """A connection to environments in this or another process. One request is answered at a time."""
+    """Interface of a connection to environments in this or another process. It handles one request at a time."""
 
     def open(self) -> ResetReply:
-        """Returns the first observations, when the environments start."""
+        """Returns the first observations, once the environments have started."""
         ...
 
     def send(self, request: StepRequest, iteration: int) -> None:
-        """Sends actions."""
+        """Sends actions to the environments."""
         ...
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Returns the reply, and whether the environments were lost and replaced by new ones."""
+        """Returns the environments' reply, and whether the environments were lost and replaced by new ones."""
         ...
 
 
 class LocalEnvs:
-    """A link to a stepper in this process."""
+    """A link to environments in this process."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
         self._request: StepRequest | None = None
 
     def open(self) -> ResetReply:
-        """Returns the first observations."""
+        """Starts the environments, and returns their first observations."""
         return self.stepper.open()
 
     def send(self, request: StepRequest, iteration: int) -> None:
-        """Keeps the actions until `receive`."""
+        """Keeps the actions until `receive` steps the environments."""
         self._request = request
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Steps."""
+        """Steps the environments with the kept actions, and returns the reply. Local environments are never
+        replaced.
+        """
         assert self._request is not None
         return self.stepper.step(self._request), False
 
 
 class RemoteEnvs(NamedTuple):
-    """A connection through channels to the environments of another group."""
+    """A link through channels to the environments of another group."""
 
     openings: Receiver
     requests: Sender
@@ -199,15 +201,17 @@ class RemoteEnvs(NamedTuple):
     target: int
 
     def open(self) -> ResetReply:
-        """Returns the first observations."""
+        """Returns the first observations, once the other group has sent them."""
         with self.openings.receive(source=self.target) as message:
             return message.copy()
 
     def send(self, request: StepRequest, iteration: int) -> None:
-        """Sends actions."""
+        """Sends actions to the environments of the other group."""
         self.requests.send(request, iteration=iteration, target=self.target)
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Waits for the reply."""
+        """Waits for the environments' reply. Returns it, and whether the environments were lost and replaced by
+        new ones.
+        """
         with self.replies.receive(source=self.target) as message:
             return message.copy(), bool(message.header.flags & RESTARTED)

@@ -1,4 +1,4 @@
-"""The environment server: receives actions and answers with timesteps, for a policy in another group."""
+"""The environment server: steps environments for a policy in another group."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from rollmill.workers.replica.snapshots import environment_part, restored_collec
 
 
 class ClientClosed(Exception):
-    """The policy's group has ended, so no more actions come."""
+    """Error: the group of the policy has ended, so no more actions will arrive."""
 
 
 class _Served(NamedTuple):
@@ -41,7 +41,7 @@ class _Served(NamedTuple):
 
 
 class EnvServer(StageRun):
-    """Steps the environments of this replica for the group with the policy."""
+    """Stage that steps the environments of this replica for the group with the policy."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class EnvServer(StageRun):
         self._skipped = [asked - min(self._asked) // self._steps * self._steps for asked in self._asked]
 
     def run(self, state: IterationState) -> IterationState:
-        """Serves one iteration's steps to every client, or those that a replaced worker had not served.
+        """Answers all clients for one iteration, or only for the steps that a replaced worker had not served.
 
         Raises `ClientClosed` if the clients have ended.
         """
@@ -68,7 +68,7 @@ class EnvServer(StageRun):
 
     @property
     def resumed_at(self) -> int:
-        """The first iteration that was not served completely when this replica began."""
+        """The first iteration that had not been served completely when this replica began."""
         return self._context.begin.first + min(self._asked) // self._steps
 
     @property
@@ -80,7 +80,7 @@ class EnvServer(StageRun):
         return served.requests.statistics()[served.pair.policy].messages
 
     def part(self) -> dict[str, np.ndarray]:
-        """Returns the states of the environments, if this replica owns them."""
+        """Returns the states of the environments for a snapshot, if this replica owns them."""
         return environment_part(self._context, [served.stepper.state() for served in self._served])
 
     def _serve_step(self, n: int) -> None:
@@ -150,7 +150,7 @@ class EnvServer(StageRun):
 
 
 def host_stepper(context: ReplicaContext, index: Sequence[int]) -> HostStepper:
-    """Makes a stepper of Python environments in this process."""
+    """Creates the stepper of Python environments in this process, with the global indices `index`."""
     assert context.graph.host is not None
     vector = context.graph.host(index, seed=context.spec.seed, generation=context.start_number)
     return HostStepper(vector, index, context.control, max_failures=context.spec.tolerances.max_failures)

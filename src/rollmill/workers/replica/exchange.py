@@ -1,6 +1,6 @@
-"""Stages between the group with the policy and the group with the gradients.
+"""Stages that exchange data between the group with the policy and the group with the gradients.
 
-Trajectories travel in queues. Weights are a latest value, published by the learner and received by actors.
+Trajectories are sent through queues. Weights are a latest value, which the learner publishes and actors receive.
 """
 
 import jax
@@ -15,7 +15,7 @@ from rollmill.workers.replica.learner_state import LearnerState
 
 
 class ReceiveWeights(StageRun):
-    """Waits for the weights of an iteration, or takes the newest if the group is asynchronous."""
+    """Stage that waits for the weights of an iteration, or takes the newest weights in an asynchronous group."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class ReceiveWeights(StageRun):
         )
 
     def run(self, state: IterationState) -> IterationState:
-        """Returns the state with the received weights and their version."""
+        """Adds the received weights and their version to the results of the iteration."""
         at_least = state.iteration if self._context.group.synchronous else self._context.begin.first
         self._context.control.at("waiting for weights")
         latest = self._reader.read(at_least=at_least)
@@ -35,7 +35,9 @@ class ReceiveWeights(StageRun):
 
 
 class PublishWeights(StageRun):
-    """Publishes the initial weights when it is created, and the weights after each iteration."""
+    """Stage that publishes the weights after each iteration. It publishes the initial weights when it
+    is created.
+    """
 
     def __init__(self, context: ReplicaContext, learner: LearnerState) -> None:
         self._learner = learner
@@ -47,7 +49,7 @@ class PublishWeights(StageRun):
         self._publish(context.begin.first)
 
     def run(self, state: IterationState) -> IterationState:
-        """Publishes the weights that this iteration has learned."""
+        """Publishes the weights after learning in this iteration."""
         self._publish(state.iteration + 1)
         return state
 
@@ -56,7 +58,7 @@ class PublishWeights(StageRun):
 
 
 class SendTrajectories(StageRun):
-    """Sends each rollout to the replicas that learn from it."""
+    """Stage that sends each rollout to the replicas that learn from it."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context, self._first = context, context.begin.first
@@ -71,11 +73,11 @@ class SendTrajectories(StageRun):
 
     @property
     def resumed_at(self) -> int:
-        """The first iteration that the replaced worker had not delivered to all of its targets."""
+        """The first iteration whose rollout a replaced worker had not sent to all of its targets."""
         return self._first + min(map(self._delivered, self._targets))
 
     def run(self, state: IterationState) -> IterationState:
-        """Sends each target the part of the trajectory with its environments."""
+        """Sends each learning replica the part of the trajectory with its environments."""
         assert state.trajectory is not None
         parts = [state.trajectory] if len(self._targets) == 1 else _split(state.trajectory, len(self._targets))
         for target, part in zip(self._targets, parts, strict=True):
@@ -91,7 +93,7 @@ class SendTrajectories(StageRun):
 
 
 class ReceiveTrajectories(StageRun):
-    """Concatenates the rollouts of the replicas that collect for this replica."""
+    """Stage that receives rollouts from the replicas that collect for this replica, and concatenates them."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -103,9 +105,10 @@ class ReceiveTrajectories(StageRun):
         )
 
     def run(self, state: IterationState) -> IterationState:
-        """Adds a batch: one rollout of each source, or of any if the senders are asynchronous.
+        """Adds a batch to the results of the iteration: one rollout from each source, or from any sources in
+        asynchronous groups.
 
-        Raises `Damaged` if a synchronous rollout is of another iteration.
+        Raises `Damaged` if a synchronous rollout belongs to another iteration.
         """
         self._context.control.at("waiting for trajectories")
         if self._synchronous:

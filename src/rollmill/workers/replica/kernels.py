@@ -1,4 +1,6 @@
-"""Chooses the kernels of a replica: the first replica of a group chooses, and the others follow it."""
+"""Chooses the kernels of a replica. The first replica of a group chooses by timing, and the others use
+its choice.
+"""
 
 from functools import partial
 
@@ -23,9 +25,9 @@ from rollmill.workers.replica.layouts import collector_shapes, trajectory_shapes
 
 
 def replica_kernels(context: ReplicaContext) -> KernelChoice:
-    """Chooses the kernels of this replica's rollouts and gradients, equal in all replicas of its group.
+    """Chooses the kernels for this replica's rollouts and gradients. All replicas of a group get the same kernels.
 
-    Raises `UnfitHost` if a kernel was requested and cannot be made here.
+    Raises `UnfitHost` if a requested kernel cannot be made on this host.
     """
     parts = kernel_parts(context.group)
     if not parts:

@@ -1,4 +1,4 @@
-"""Layouts of the messages between groups, and the replicas that share environments."""
+"""Layouts of the messages between groups, and pairs of replicas that share environments."""
 
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ from rollmill.channels.layout import Layout
 from rollmill.dataflow import Collector, Flow, Group, ResetReply, Trajectory, share, widened
 
 AXES: Any = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]
-"""Along which axis the environments of a trajectory lie."""
+"""For each leaf of a trajectory, the axis along which its environments lie."""
 
 
 class EnvPolicyPair(NamedTuple):
-    """Environments that one replica of a group steps for one replica of the policy's group."""
+    """Environments that one replica of an environment group steps for one replica of the policy's group."""
 
     environment: int
     policy: int
@@ -22,7 +22,7 @@ class EnvPolicyPair(NamedTuple):
 
 
 def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicyPair]:
-    """Returns every pair of replicas that hold environments in common, in the order of the environments."""
+    """Returns all pairs of replicas that share environments, in the order of the environments."""
     count = max(environments.replicas, policies.replicas)
     return [
         EnvPolicyPair(
@@ -33,53 +33,55 @@ def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> lis
 
 
 def collector_shapes(flow: Flow, width: int) -> Collector:
-    """Returns the shapes of the collector of `width` environments."""
+    """Returns the shapes of a collector with `width` environments."""
     return _resized(flow.state.collector, 0, width)
 
 
 def ring_shapes(flow: Flow, width: int) -> PyTree[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the replay memory of `width` environments."""
+    """Returns the shapes of a replay memory for `width` environments."""
     return _resized(flow.state.rings, 0, width)
 
 
 def trajectory_layout(flow: Flow, width: int) -> Layout:
-    """Returns the layout of the edge *trajectory* for `width` environments."""
+    """Returns the layout of a message on the edge *trajectory*, for `width` environments."""
     return Layout.of(trajectory_shapes(flow, width))
 
 
 def trajectory_shapes(flow: Flow, width: int) -> Trajectory:
-    """Returns the shapes of a rollout of `width` environments."""
+    """Returns the shapes of a trajectory of `width` environments."""
     return Trajectory(*(_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)))
 
 
 def request_layout(flow: Flow, width: int) -> Layout:
-    """Returns the layout of the edge *action* for `width` environments."""
+    """Returns the layout of a message on the edge *action*, for `width` environments."""
     return Layout.of(widened(flow.request, width))
 
 
 def reply_layout(flow: Flow, width: int) -> Layout:
-    """Returns the layout of the edge *timestep* for `width` environments."""
+    """Returns the layout of a message on the edge *timestep*, for `width` environments."""
     return Layout.of(widened(flow.reply, width))
 
 
 def opening_layout(flow: Flow, width: int) -> Layout:
-    """Returns the layout of the environments' reply to a reset, before the first step."""
+    """Returns the layout of the message with the first observations of `width` environments."""
     return Layout.of(widened(ResetReply(flow.reply.observation, flow.reply.action_mask), width))
 
 
 def gradients_layout(flow: Flow) -> Layout:
-    """Returns the layout of a message of gradients. An iteration's last message also carries its metrics."""
+    """Returns the layout of a message with gradients. The last message of an iteration also carries
+    its metrics.
+    """
     metrics = jax.ShapeDtypeStruct((len(flow.metric_names),), np.dtype("float32"))
     return Layout.of((flow.gradients, metrics))
 
 
 def parameters_layout(flow: Flow) -> Layout:
-    """Returns the layout of the update group's answer."""
+    """Returns the layout of a message with parameters, the answer of the group with the update."""
     return Layout.of(flow.pick_parameters(flow.state.learner))
 
 
 def weights_layout(flow: Flow) -> Layout:
-    """Returns the layout of the edge *weights*."""
+    """Returns the layout of a message on the edge *weights*."""
     return Layout.of(flow.weights)
 
 

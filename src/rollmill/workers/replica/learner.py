@@ -1,7 +1,7 @@
-"""The learning half of an iteration, in the group that holds the gradients.
+"""The learning half of an iteration, in a replica that holds the gradients.
 
-In a single replica that holds the update too, it is one compiled program. Several replicas reduce over channels,
-and an update in another group is asked for new parameters. Then the program is cut where data leaves it, and the
+If a single replica also holds the update, learning is one compiled program. Otherwise, means over several replicas
+and updates in another group need data from other processes. The program is then cut where data leaves it, and the
 loops over epochs and minibatches run on the host.
 
 Shape letters: `T` steps, `E` environments of this replica.
@@ -56,11 +56,11 @@ from rollmill.workers.replica.pieces import CompiledPieces
 from rollmill.workers.reports import Row
 
 Exchange = Callable[[PyTree[Any]], PyTree[Any]]
-"""From the operands of a crossing to its answer."""
+"""Function from the operands of a crossing to its answer."""
 
 
 class CompiledLearner:
-    """Gradients and update in one program."""
+    """Learner that computes gradients and updates in one compiled program."""
 
     def __init__(self, graph: Graph, key: Key, index: np.ndarray, make_minibatch_loop: MakeMinibatchLoop) -> None:
         # A replay memory is changed in its place: a copy would cost more than what is learned from it.
@@ -111,8 +111,8 @@ def _learn(
 
 
 class CutLearner:
-    """Learner of a replica that computes gradients, while other processes compute the update, the mean over
-    replicas, or both.
+    """Learner that computes gradients in this replica, while other processes take part in means or compute the
+    update.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Holds the learner between iterations, in replicas that compute gradients, and the stages that use it."""
+"""The learner of a replica that computes gradients, kept between iterations, and the stages that use it."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from rollmill.workers.reports import Row
 
 
 class LearnerState:
-    """A learner and the program that updates it. Its parameters may come from a parameter server."""
+    """A learner, and the program that updates it. A parameter server may provide its parameters."""
 
     def __init__(self, context: ReplicaContext, kernels: KernelChoice) -> None:
         self._context, graph = context, context.graph
@@ -30,16 +30,18 @@ class LearnerState:
 
     @property
     def weights(self) -> Weights:
-        """The part of the learner that the policy needs."""
+        """The weights that the policy needs from the learner."""
         return self._context.graph.weights(self.tree)
 
     def fetch(self, iteration: int) -> None:
-        """Takes the parameters that an iteration begins with from the parameter server."""
+        """Takes the parameters with which an iteration begins from the parameter server."""
         assert self._parameters is not None
         self.tree = self._parameters.begin(self.tree, iteration)
 
     def learn(self, trajectory: Trajectory, iteration: int) -> Row | None:
-        """Learns for one iteration. Returns its metrics, or None if they travel with the gradients."""
+        """Learns from a trajectory for one iteration. Returns the metrics, or None if they are sent with the
+        gradients.
+        """
         self._context.control.work("learning")
         self.tree, self._rings, row = self._learn(self.tree, self._rings, trajectory, iteration)
         if self._parameters is not None and not self._context.group.synchronous:
@@ -69,26 +71,26 @@ class LearnerState:
 
 
 class FetchParameters(StageRun):
-    """Takes the parameters that an iteration begins with."""
+    """Stage that takes the parameters with which an iteration begins from the parameter server."""
 
     def __init__(self, learner: LearnerState) -> None:
         self._learner = learner
 
     def run(self, state: IterationState) -> IterationState:
-        """Replaces the learner's parameters."""
+        """Replaces the learner's parameters by those of the parameter server."""
         self._learner.fetch(state.iteration)
         return state
 
 
 class Learn(StageRun):
-    """Learns from the iteration's trajectory."""
+    """Stage that learns from the trajectory of the iteration."""
 
     def __init__(self, context: ReplicaContext, learner: LearnerState) -> None:
         self._learner, loops = learner, context.graph.loops
         self._updates = loops.epochs * loops.num_minibatches
 
     def run(self, state: IterationState) -> IterationState:
-        """Adds the metrics of learning."""
+        """Learns from the trajectory, and adds the metrics to the results of the iteration."""
         assert state.trajectory is not None
         row = self._learner.learn(state.trajectory, state.iteration)
         if row is not None and state.lags is not None:
@@ -96,5 +98,5 @@ class Learn(StageRun):
         return state._replace(metrics=row)
 
     def part(self) -> dict[str, np.ndarray]:
-        """Returns the learner and the replay memory, as far as this replica owns them."""
+        """Returns the leaves of the learner and the replay memory that this replica owns, for a snapshot."""
         return self._learner.part()

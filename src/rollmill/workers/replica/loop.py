@@ -1,4 +1,4 @@
-"""Runs one replica of one group: iteration by iteration the stages of its role (`dataflow.roles`)."""
+"""Runs one replica of a group, which performs the stages of its role (`dataflow.roles`) in every iteration."""
 
 import contextlib
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from rollmill.workers.replica.snapshots import send_part
 
 
 def run(context: ReplicaContext) -> None:
-    """Runs this replica, from its first iteration to the last."""
+    """Runs this replica from its first iteration to the last."""
     if Stage.APPLY in context.role.stages:
         run_parameter_server(context)
     elif Stage.ITERATE in context.role.stages:

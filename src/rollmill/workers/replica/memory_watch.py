@@ -1,4 +1,4 @@
-"""Growth of this process's memory while it steps environments: an environment that leaks is noticed."""
+"""Detects environments that leak, by the growth of this process's memory while it steps them."""
 
 import math
 import os
@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 MIN_STRIDE = 16
-"""Steps for each one in which the memory is looked at, at least; more where a look takes long."""
+"""Minimum number of steps per measurement of memory. More steps if a measurement takes long."""
 
 MAX_SHARE = 0.01
-"""Share of the time that looks may take: the system answers in 2 microseconds, or in 200 in some sandboxes."""
+"""Maximum share of the time that measurements may take. One takes 2 microseconds, or 200 in some sandboxes."""
 
 FIRST_MARK = 64
-"""Steps of all environments before the first mark; marks follow at twice the steps each. A large leak is told
-after the fifth, before it fills the memory."""
+"""Number of steps of all environments before the first mark. Each later mark follows after twice the steps.
+
+A large leak is reported after the fifth mark, before it fills the memory.
+"""
 
 MIN_GROWTH = 64 * 2**20
-"""Bytes between two marks below which growth is not reported."""
+"""Minimum bytes of growth between two marks. Less growth is not reported."""
 
 MIN_SHARE = 0.5
-"""Share of the growth that has to happen within steps: the rest is a replay memory, or what is compiled."""
+"""Minimum share of the growth that must happen within steps. The rest belongs to a replay memory, or to
+compilation.
+"""
 
 INTERVALS, STEADY = 4, 0.5
 """Intervals in a row that are compared, and their smallest growth a step, relative to the largest: a cache that
@@ -33,12 +37,12 @@ PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class Growth(NamedTuple):
-    """Steady growth of a process's memory."""
+    """Steady growth of a process's memory while it steps environments."""
 
     bytes_per_step: float
-    """Bytes for each step of one environment."""
+    """Bytes of growth per step of one environment."""
     resident: int
-    """Bytes that the process holds by now, shared ones left out."""
+    """Bytes that the process holds, without memory that it shares with other processes."""
 
 
 class _Mark(NamedTuple):
@@ -50,7 +54,9 @@ class _Mark(NamedTuple):
 
 
 def private_memory() -> int:
-    """Returns this process's resident bytes that it shares with no other. 0 if the system does not say."""
+    """Returns this process's resident bytes that no other process shares, or 0 if the system does not
+    report them.
+    """
     try:
         _, resident, shared, *_ = STATISTICS.read_bytes().split()
     except (OSError, ValueError):
@@ -59,7 +65,9 @@ def private_memory() -> int:
 
 
 class MemoryWatch:
-    """Looks at the memory before and after some steps, and compares intervals of twice the length each."""
+    """Measures the memory before and after some steps, and compares intervals, each twice as long as the one
+    before.
+    """
 
     def __init__(
         self,
@@ -78,12 +86,12 @@ class MemoryWatch:
         self._is_reported = False
 
     def before(self) -> int | None:
-        """Returns the memory before a step, or None if this step is not sampled."""
+        """Returns the bytes of memory before a step, or None if this step is not measured."""
         self._steps += 1
         return None if self._steps < self._next_look or self._is_reported else self._memory()
 
     def after(self, before: int | None) -> Growth | None:
-        """Measures memory after a step. Returns the growth once, if it is large and steady."""
+        """Measures the memory after a step. Returns the growth once, if it is large and steady, otherwise None."""
         if before is None:
             return None
         began, now = self._clock(), self._memory()

@@ -1,8 +1,8 @@
-"""A replica that computes whole iterations: one process of a program on a mesh of all processes' devices.
+"""A replica that computes whole iterations, as one process of a program on the devices of all processes (a mesh).
 
-Gradients are averaged inside the compiled program, by NCCL or a kernel of Rollmill between GPUs and by Gloo
-between CPUs. Processes that share GPUs may average through the host's memory (`programs.reductions`). The
-processes compute in lockstep, so when one is lost, all begin again.
+Gradients are averaged inside the compiled program: between GPUs by NCCL or a kernel of Rollmill, and between CPUs
+by Gloo. Processes that share GPUs may average through host memory (`programs.reductions`). The processes compute
+in lockstep, so if one is lost, all restart.
 """
 
 import socket
@@ -47,10 +47,11 @@ from rollmill.workers.run_spec import RunSpec
 
 
 class RendezvousPort:
-    """A rendezvous port of this host for a mesh's processes, reserved until the first process listens there.
+    """A port on this host at which the processes of a mesh connect, reserved until the first process listens on
+    it.
 
-    The socket that reserves it never listens. It shares its port (SO_REUSEPORT) with sockets of the same user that
-    ask for that, as the service of `jax.distributed` does.
+    The socket that reserves the port never listens. It shares the port (SO_REUSEPORT) with other sockets of the
+    same user that ask for this, as the service of `jax.distributed` does.
     """
 
     def __init__(self, host: str) -> None:
@@ -60,19 +61,19 @@ class RendezvousPort:
 
     @property
     def address(self) -> str:
-        """The address, such as `127.0.0.1:40123`."""
+        """Address of the port, such as `127.0.0.1:40123`."""
         return "{}:{}".format(*self._socket.getsockname())
 
     def close(self) -> None:
-        """Releases the port."""
+        """Releases the reserved port."""
         self._socket.close()
 
 
 class HostMean:
-    """Averages over processes through the host's memory, called by the compiled programs of their GPUs.
+    """Function that averages vectors over processes through host memory. Compiled GPU programs call it.
 
-    All processes compile the same program, which makes its calls in the same order, so vectors of one length can
-    share a channel.
+    All processes compile the same program, which makes its calls in the same order everywhere, so vectors of the
+    same length can share a channel.
     """
 
     def __init__(self, wire: Wire, *, rank: int, size: int) -> None:
@@ -93,9 +94,9 @@ class HostMean:
 
 
 def join_mesh(spec: RunSpec, begin: Begin, rank: int, *, host: str = "") -> None:
-    """Joins the other processes. This must be the first use of JAX devices in the process.
+    """Connects this process to the other processes of its mesh. It must not have used JAX devices before.
 
-    `host` is this host's address, if the mesh has several.
+    `host` is the address of this host, if the mesh has several hosts.
     """
     cpu = spec.platform == "cpu"
     if cpu:
@@ -118,7 +119,7 @@ def _connect_gloo_at(host: str) -> None:
 
 
 def run_on_mesh(context: ReplicaContext) -> None:
-    """Runs this process's part of the program, from its first iteration to the last."""
+    """Runs this process's part of a mesh program from its first iteration to the last."""
     begin, control, graph = context.begin, context.control, context.graph
     control.at("compiling", expect=3 * context.spec.tolerances.start_seconds)
     mesh = mesh_of(_devices(), instances=context.spec.gpus.instances)

@@ -1,8 +1,8 @@
-"""The parameter server: a group with only the update, which receives gradients and publishes parameters.
+"""The parameter server: a replica that holds only the update, receives gradients, and publishes parameters.
 
-Synchronous groups send the mean of their gradients once. Gradients of asynchronous groups are applied one by one,
-as they arrive, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
-Learning", ICML 2016). The policy lag is the number of updates since their weights were published.
+Synchronous groups send the mean of their gradients once. Gradients of asynchronous groups are applied one by one
+as they arrive, each weighted by its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
+Learning", ICML 2016). The policy lag is the number of updates since the weights of the gradients were published.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from rollmill.workers.replica.requests import SnapshotRequests, StopParticipant
 from rollmill.workers.replica.snapshots import learner_part, restored_learner, send_part
 
 POLL_SECONDS = 0.2
-"""Seconds of waiting between two looks at the snapshot requests."""
+"""Seconds to wait for gradients between two checks for snapshot requests."""
 
 
 class Ended(Exception):
-    """Raised when training is over."""
+    """Signals inside the parameter server that training is over."""
 
 
 def run_parameter_server(context: ReplicaContext) -> None:
-    """Applies gradients until the training ends."""
+    """Runs the parameter server: applies gradients and publishes parameters until training ends."""
     senders = context.role.partner("gradients")
     sources = range(senders.replicas)
     gradients = context.wire.receiver(

@@ -1,4 +1,4 @@
-"""Compiles the pieces of a program cut at its crossings."""
+"""Compiles the pieces of a program that is cut at its crossings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from rollmill.programs.compiler_options import program_options
 
 
 class CompiledPieces:
-    """A cut program. Each piece is compiled when it first runs."""
+    """A program cut at its crossings, whose pieces are compiled when they first run."""
 
     def __init__(self, program: Cut) -> None:
         self._program = program
@@ -22,11 +22,11 @@ class CompiledPieces:
         }
 
     def walk(self, *arguments: PyTree):
-        """Yields at each crossing its name and operands; see `dataflow.walk`."""
+        """Runs the program, and yields the name and operands of each crossing. See `dataflow.walk`."""
         return walk(self._program, *arguments, run=self._run)
 
     def walk_leaves(self, leaves: Sequence[Any]):
-        """Walks like `walk`, but takes and returns leaves (see `dataflow.walk_leaves`)."""
+        """Runs the program like `walk`, but takes and returns lists of leaves. See `dataflow.walk_leaves`."""
         return walk_leaves(self._program, leaves, run=self._run)
 
     def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:

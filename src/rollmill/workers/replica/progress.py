@@ -1,4 +1,4 @@
-"""A replica's connection to its coordinator, which distinguishes waiting for others, work and a hang."""
+"""A replica's connection to its coordinator, which distinguishes work, waiting for other replicas, and hangs."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from rollmill.processes.control import Control
 from rollmill.processes.messages import Seconds, WorkerMessage
 
 MAX_LENGTHENING = 10.0
-"""Work may take this many times as long as the longest that was done so far, where that is above the limit."""
+"""Factor by which work may exceed the longest work so far, if this is more than the limit for hangs."""
 
 OPERATIONS = {
     "collecting": "collect",
@@ -19,17 +19,18 @@ OPERATIONS = {
     "stepping environments": STEPPING,
     "making environments": STEPPING,
 }
-"""The operations that notes belong to, as the profiler names them."""
+"""Operations of the profiler to which reported activities belong."""
 
 
 UNRECORDED = ("compiling", "training")
-"""Notes of a mesh, where the dispatch loop records the operations itself."""
+"""Activities of a mesh for which the dispatch loop itself records operations."""
 
 
 class ReplicaControl:
-    """Control that suspends hang detection while its worker waits on a channel, since its peer may be stuck.
+    """`Control` of a replica, which suspends hang detection while the replica waits on a channel, since its peer
+    may be stuck.
 
-    It belongs to the thread that makes it. Work that starts up (building, compiling, making environments) may take
+    It belongs to the thread that creates it. Starting (building, compiling, creating environments) may take
     `start_seconds`.
     """
 
@@ -45,7 +46,7 @@ class ReplicaControl:
         self.check, self.answer = control.check, control.answer
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """Records the next act of the main thread, such as `waiting for weights`, as a sign of progress."""
+        """Reports the next activity of the main thread, such as `waiting for weights`, as a sign of progress."""
         self._measure()
         self._note, self._expect = note, float(expect)
         if note not in UNRECORDED:
@@ -53,19 +54,22 @@ class ReplicaControl:
         self._control.at(note, expect=expect)
 
     def work(self, note: str) -> None:
-        """Notes work like `at`, with a limit from earlier repetitions once all programs are compiled."""
+        """Reports an activity like `at`. Once all programs are compiled, earlier repetitions determine its time
+        limit.
+        """
         self.at(note, expect=self._start_seconds if self._starting else MAX_LENGTHENING * self._longest)
 
     def start(self, note: str) -> None:
-        """Notes work like `at`, before the first iteration."""
+        """Reports an activity before the first iteration, which may take `start_seconds`."""
         self.at(note, expect=self._start_seconds)
 
     @contextmanager
     def stepping(self, note: str, *, starts: bool = False) -> Iterator[None]:
-        """Marks the time in which a user's environments run, after which the earlier note holds again.
+        """Reports that the user's environments run while its context lasts. Afterwards, the earlier activity
+        applies again.
 
-        Making them (`starts`) may take as long as any other start. Otherwise the limit is the user's, whatever
-        else this replica does at the same time.
+        Creating environments (`starts`) may take as long as any other start. Otherwise the user's limit applies,
+        whatever else this replica does at the same time.
         """
         before, expect = self._note, self._expect
         self.at(note, expect=self._start_seconds if starts else 0.0)
@@ -74,18 +78,18 @@ class ReplicaControl:
         self.at(before, expect=expect)
 
     def started(self) -> None:
-        """Notes that the first iteration, which compiles, is over."""
+        """Records that the first iteration, which compiles the programs, is done."""
         self._starting, self._longest, self._noted_at = False, 0.0, time.monotonic()
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds."""
+        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
         with span(kind, "waiting"):
             message = self._control.wait(kind, timeout)
         self._noted_at = time.monotonic()
         return message
 
     def stopping(self) -> bool:
-        """Asked by channels while they wait."""
+        """Returns whether the coordinator wants this replica to stop. Channels call it while they wait."""
         if threading.get_ident() == self._thread:
             self.at(self._note, expect=self._expect)
         return self._control.stopping()

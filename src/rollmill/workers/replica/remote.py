@@ -1,4 +1,6 @@
-"""Remote parts of a learner's program: means over replicas, and parameters from the parameter server."""
+"""Parts of a learner's program that other processes compute: means over replicas, and parameters of a parameter
+server.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +20,7 @@ LAST, NO_UPDATE = 1, 2
 
 
 class MeanOverReplicas:
-    """Computes the mean over all replicas of a group, with one reduction for each kind of content."""
+    """Computes means over all replicas of a group, with one reduction for each kind of content."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
@@ -44,10 +46,10 @@ class MeanOverReplicas:
 
 
 class ParameterClient:
-    """Client of the parameter server: sends gradients, and receives parameters.
+    """A replica's connection to the parameter server, which sends gradients and receives parameters.
 
-    An asynchronous client delays each message of gradients until the next gradients or the iteration's metrics are
-    ready, so that an iteration's last message carries its metrics.
+    An asynchronous client sends each message of gradients only when the next gradients or the iteration's metrics
+    are ready, so that the last message of an iteration can carry its metrics.
     """
 
     def __init__(self, context: ReplicaContext) -> None:
@@ -70,7 +72,7 @@ class ParameterClient:
         self._iteration = context.begin.first
 
     def begin(self, learner: Learner, iteration: int) -> Learner:
-        """Returns the learner with the parameters that an iteration begins with."""
+        """Returns the learner with the parameters with which an iteration begins."""
         self._iteration = iteration
         return self._context.flow.put_parameters(learner, self._read(self._version if self._waits else None))
 
@@ -88,12 +90,12 @@ class ParameterClient:
         return self._read(self._version + 1)
 
     def skip(self) -> None:
-        """Lets the parameter server count an iteration in which nothing was learned."""
+        """Tells the parameter server that nothing was learned in this iteration."""
         if self._waits and self._context.replica == 0:
             self._send(self._no_gradients(), self._version, flags=LAST | NO_UPDATE)
 
     def end(self, row: Mapping[str, float]) -> None:
-        """Sends the gradients held back, with the metrics of the iteration."""
+        """Sends the last gradients of an iteration, with its metrics."""
         metrics = np.asarray([row[name] for name in self._names], np.float32)
         if self._held is None:
             self._send(self._no_gradients(), self._version, metrics, flags=LAST | NO_UPDATE)

@@ -1,8 +1,8 @@
-"""The coordinator's requests to a replica: to send its part of a snapshot, and to end.
+"""Handles the coordinator's requests to a replica: to send its part of a snapshot, and to end.
 
-A replica cannot be asked to end after a given iteration, because it may have passed it when the request arrives.
-So it is held first. It answers at once with the number of iterations that it has begun, and begins no other until
-it receives the last iteration, which no replica has passed.
+A replica cannot be told to end after a certain iteration, because it may have passed this iteration when the
+request arrives. It is therefore held first: it answers at once with the number of iterations that it has begun,
+and begins no more until it receives the last iteration, which no replica has passed.
 """
 
 import threading
@@ -22,7 +22,7 @@ from rollmill.workers.protocol import (
 
 
 class SnapshotRequests:
-    """The newest request for a snapshot."""
+    """Tracks the coordinator's newest request for a snapshot."""
 
     def __init__(self, control: MessageLine) -> None:
         self._control = control
@@ -30,7 +30,9 @@ class SnapshotRequests:
         self._final = False
 
     def wants(self, iteration: int) -> bool:
-        """Returns whether a snapshot before this iteration is requested. Reports an earlier request as missed."""
+        """Returns whether a snapshot before this iteration is requested. A request for an earlier iteration is
+        reported as missed.
+        """
         self._read()
         if self._snapshot is not None and iteration > self._snapshot:
             send(self._control, MissedSnapshot(self._snapshot))
@@ -38,7 +40,7 @@ class SnapshotRequests:
         return self._snapshot == iteration
 
     def pending(self) -> int | None:
-        """Returns the iteration of the request that was not answered yet."""
+        """Returns the iteration of the request that has not been answered yet, or None."""
         self._read()
         return self._snapshot
 
@@ -48,11 +50,11 @@ class SnapshotRequests:
 
     @property
     def final(self) -> bool:
-        """Whether the requested snapshot is the last."""
+        """True if the requested snapshot is the last one of the run."""
         return self._final
 
     def answered(self) -> None:
-        """Notes that the requested part was sent."""
+        """Records that the requested part of the snapshot has been sent."""
         self._snapshot = None
 
     def _read(self) -> None:
@@ -64,7 +66,9 @@ class SnapshotRequests:
 
 
 class StopParticipant:
-    """Decides which iterations a replica still does: the planned ones, or fewer if the coordinator has all end."""
+    """Decides how many iterations a replica still performs: the planned ones, or fewer if the coordinator ends the
+    run.
+    """
 
     def __init__(self, control: Control, *, begun: int, planned: int) -> None:
         """`begun` iterations came before, by any worker. The training ends after the `planned` ones."""
@@ -75,10 +79,10 @@ class StopParticipant:
         control.answer(Hold.__name__, self._hold)
 
     def admit(self, first: int, count: int = 1) -> int:
-        """Returns the number of iterations, up to `count`, that may begin after the first `first` iterations.
+        """Returns how many further iterations, up to `count`, may begin after the first `first` iterations.
 
-        Returns 0 at the end of training. Waits while this replica is held. Raises `Abandoned` if the coordinator
-        stops it.
+        Returns 0 at the end of training, and waits while this replica is held. Raises `Abandoned` if the
+        coordinator stops the replica.
         """
         if (end := latest(self._control, End)) is not None:
             self._release(end)

@@ -1,8 +1,8 @@
-"""Collecting rollouts, in the group that holds the policy.
+"""Collects rollouts in a replica that holds the policy.
 
-With the environment in the same group a rollout is one compiled program. Otherwise it is a loop on the host
-that sends actions and waits for replies, over as many links as there are groups of environments: while the
-environments of one link are stepped, the policy decides for another.
+If the environments are in the same group, a rollout is one compiled program. Otherwise, it is a loop on the host
+that sends actions and waits for replies, over one link per replica of the environment group. While the
+environments of one link are stepped, the policy chooses actions for another link.
 
 Shape letters: `T` steps, `E` environments of this replica.
 """
@@ -38,11 +38,11 @@ from rollmill.workers.replica.env_client import EnvLink
 from rollmill.workers.replica.pieces import CompiledPieces
 
 ALIGNMENT = 64
-"""Bytes; JAX's CPU backend copies an array of NumPy that begins elsewhere."""
+"""Alignment in bytes that NumPy arrays need so that the CPU backend of JAX uses them without a copy."""
 
 
 class CompiledRollout:
-    """Policy and environment in one program."""
+    """Collects rollouts with policy and environments in one compiled program."""
 
     def __init__(self, graph: Graph, key: Key, collector: Collector, collect: Collect) -> None:
         self.collector = collector
@@ -66,9 +66,10 @@ def _step(graph: Graph, *arguments: PyTree):
 
 
 class RemoteEnvsRollout:
-    """A loop on the host over the policy's steps, with environments behind links; each link has its own collector.
+    """Collects rollouts in a loop on the host, from environments behind links. Each link has its own collector.
 
-    Weights and collectors are kept as leaves: taking modules apart at every step would cost more than deciding.
+    Weights and collectors are kept as lists of leaves, because flattening modules in every step would take longer
+    than choosing actions.
     """
 
     def __init__(self, graph: Graph, key: Key, links: Sequence[EnvLink], collectors: Sequence[Collector]) -> None:
@@ -82,7 +83,7 @@ class RemoteEnvsRollout:
 
     @property
     def collector(self) -> Collector:
-        """The collector of all links together."""
+        """The collectors of all links, concatenated."""
         if len(self._collectors) == 1:  # nothing to join, and so nothing to fetch from the device
             return jax.tree.unflatten(self._structure, self._collectors[0])
         joined = [np.concatenate(leaves) for leaves in zip(*self._collectors, strict=True)]
@@ -179,7 +180,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:
-    """Makes a reply for lost environments: their episodes end, truncated, at the last observation."""
+    """Returns the reply for environments that were lost: their episodes are truncated at the last observation."""
     info = reply.info
     if last is not None:  # returns and lengths as they stood, or none where an episode had just ended
         done = np.asarray(last.terminated) | np.asarray(last.truncated)
@@ -198,9 +199,9 @@ def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
 
 
 def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
-    """Makes the policy's part of the collector of remote environments that have just been reset.
+    """Creates the policy's part of a collector, for remote environments that have just been reset.
 
-    It contains only the action mask of their state (`RemoteEnvironment`).
+    The only part of the environment state that it contains is the action mask (`RemoteEnvironment`).
     """
     memory = jax.vmap(lambda _: graph.start_memory())(jnp.zeros(len(index)))
     opening = jax.tree.map(jnp.asarray, opening)
@@ -208,6 +209,6 @@ def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Colle
 
 
 def collector_from_checkpoint(collector: Collector, positions: np.ndarray) -> Collector:
-    """Makes the policy's part of the collector of remote environments that are resumed from a checkpoint."""
+    """Creates the policy's part of a collector, for remote environments that are resumed from a checkpoint."""
     part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[positions]), collector)
     return replace(part, environment=part.action_mask)

@@ -1,7 +1,7 @@
-"""Snapshots: each replica's part of the training state as named arrays, and the state assembled from all parts.
+"""Each replica's part of a snapshot as named arrays, and the training state assembled from all parts.
 
-A role says which parts of the state its replicas own (`dataflow.Owned`), whatever runs them. The assembled state
-does not depend on the placement, so a run can be resumed under another distribution policy.
+A role says which parts of the state its replicas own (`dataflow.Owned`). The assembled state does not depend on
+the placement, so a run can be resumed under another distribution policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ ENVIRONMENT = "collector.environment"
 
 
 class StatePart(NamedTuple):
-    """One replica's part of a snapshot."""
+    """One replica's part of a snapshot of the training state."""
 
     lowest: int
-    """The first of its environments."""
+    """Global index of the replica's first environment."""
     arrays: Mapping[str, np.ndarray]
     replica: str
     """Name of the replica, such as `actor/0`."""
     owned: frozenset[Owned]
-    """The parts of the state that its group owns."""
+    """The parts of the training state that the replica's group owns."""
 
 
 def state_part(context: ReplicaContext, state: State) -> dict[str, np.ndarray]:
-    """Returns the leaves that this replica owns of a state with its own environments."""
+    """Returns the leaves that this replica owns, from a state that contains only the replica's environments."""
     return (
         collector_part(context, state.collector)
         | rings_part(context, state.rings)
@@ -44,12 +44,12 @@ def state_part(context: ReplicaContext, state: State) -> dict[str, np.ndarray]:
 
 
 def send_part(context: ReplicaContext, iteration: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Sends this replica's part of the state before an iteration."""
+    """Sends this replica's part of the state before an iteration to the coordinator."""
     send(context.control, SnapshotPart(iteration, int(context.index[0]), arrays))
 
 
 def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
-    """Returns the leaves of the collector that this replica owns."""
+    """Returns the leaves of a collector that this replica owns, for a snapshot."""
     owned = context.role.owned
     if Owned.POLICY_INPUTS not in owned:
         return {}
@@ -59,7 +59,9 @@ def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, n
 
 
 def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> dict[str, np.ndarray]:
-    """Returns environment states, joined in the order of their indices, if this replica owns them."""
+    """Returns environment states for a snapshot, in the order of the environments' indices, if this replica owns
+    them.
+    """
     if Owned.ENVIRONMENTS not in context.role.owned:
         return {}
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
@@ -67,7 +69,9 @@ def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> 
 
 
 def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
-    """Returns the leaves of the learner that this replica owns, and the leaves that no fragment writes."""
+    """Returns the leaves of the learner that this replica owns, and leaves that no fragment writes, for a
+    snapshot.
+    """
     owned = context.role.owned
     if context.replica or not owned:
         return {}  # all replicas hold the same learner, and the first one sends it
@@ -81,15 +85,15 @@ def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndar
 
 
 def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndarray]:
-    """Returns the replay memory of this replica's environments, if it owns one."""
+    """Returns the replay memory of this replica's environments for a snapshot, if the replica owns one."""
     return to_host({"rings": rings}) if Owned.REPLAY in context.role.owned else {}
 
 
 def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
-    """Assembles the whole state after `iteration` iterations from the parts of all replicas that own some.
+    """Assembles the training state after `iteration` iterations from the parts of all replicas.
 
-    The `blank` state gives the root key, and the environments if no group owns them because they begin anew. A
-    part with an owner is never filled from it: a `CheckpointError` names one that is missing or has another shape.
+    `blank` provides the root key, and the environments if no group owns them because they begin anew. All other
+    parts must come from their owners. A `CheckpointError` names a part that is missing or has another shape.
     """
     whole = to_host(blank)
     _check_whole(whole, iteration, parts)
@@ -151,7 +155,7 @@ def _unusable(iteration: int, problem: str) -> str:
 def share_of(
     state: State, index: range, *, learner: bool, environments: bool, rings: bool = False
 ) -> dict[str, np.ndarray]:
-    """Returns the leaves of a restored state that a replica with these environments begins with."""
+    """Returns the leaves of a restored state with which a replica begins, for the environments in `index`."""
     arrays = to_host({"learner": state.learner}) if learner else {}
     if learner and environments:
         arrays |= to_host({"key": state.key, "iteration": state.iteration})
@@ -161,7 +165,7 @@ def share_of(
 
 
 def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector | None:
-    """Returns this replica's collector from the checkpoint, or None if it begins anew."""
+    """Returns this replica's collector from the checkpoint, or None if the replica begins without one."""
     return _restored(context, COLLECTOR, shapes)
 
 
@@ -171,7 +175,7 @@ def restored_rings(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]
 
 
 def restored_learner(context: ReplicaContext) -> Learner | None:
-    """Returns the learner from the checkpoint, or None at the beginning."""
+    """Returns the learner from the checkpoint, or None at the beginning of a run."""
     return _restored(context, LEARNER, context.flow.state.learner)
 
 
