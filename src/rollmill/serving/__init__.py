@@ -1,4 +1,6 @@
-"""A trained policy behind a local HTTP server, which computes the requests of many clients in common batches."""
+"""Serves a trained policy over HTTP on this machine, and computes the requests of many clients in common
+batches.
+"""
 
 from rollmill.serving.address import LOOPBACK, Address, listen, read_token, url_of
 from rollmill.serving.batching import BatchingRule, check_rule

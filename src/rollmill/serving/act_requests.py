@@ -1,4 +1,4 @@
-"""Bodies of requests for actions: JSON checked against the policy's spaces, and turned into arrays.
+"""Reads requests for actions: checks JSON bodies against the policy's spaces, and converts them to arrays.
 
 Shape letter: `N` observations of one request.
 """
@@ -19,7 +19,7 @@ UNSET: Any = msgspec.UNSET
 
 
 class ActRequest(NamedTuple):
-    """A request for actions."""
+    """A request for the actions of one or several observations."""
 
     observation: PyTree[np.ndarray]
     """Leaves `[N, ...]`."""
@@ -34,12 +34,12 @@ class ActRequest(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of observations."""
+        """Number of observations in the request."""
         return len(self.sessions)
 
 
 class RequestSchema(NamedTuple):
-    """The form of requests that a policy can answer."""
+    """The form of the requests that a served policy can answer."""
 
     observation_space: spaces.Space
     action_space: spaces.Space
@@ -52,7 +52,7 @@ class RequestSchema(NamedTuple):
 
 
 class ActRequestReader:
-    """Reads the bodies of `POST /act` by the policy's schema."""
+    """Reads the bodies of `POST /act` according to the policy's schema."""
 
     def __init__(self, schema: RequestSchema) -> None:
         self._schema = schema

@@ -1,4 +1,4 @@
-"""Where a server listens, and who may ask it."""
+"""The address on which a server listens, and the token that clients must send."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ MAX_TOKEN_FILE = 4096
 
 @dataclass(frozen=True)
 class Address:
-    """A host and port, or the path of a Unix socket."""
+    """The address of a server: a host and port, or the path of a Unix socket."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -27,7 +27,7 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """True if only processes of this machine can connect."""
+        """True if only processes on this machine can connect to the address."""
         if self.path is not None or self.host == "localhost":
             return True
         with contextlib.suppress(ValueError):
@@ -36,9 +36,9 @@ class Address:
 
 
 def listen(address: Address) -> socket.socket:
-    """Returns a socket that listens there. Only this user can open a Unix socket.
+    """Returns a socket that listens on an address. A Unix socket can be opened only by this user.
 
-    Raises a `UsageError` if the address is in use, not this machine's, or not permitted.
+    Raises a `UsageError` if the address is in use, belongs to another machine, or is not permitted.
     """
     shown = str(address.path) if address.path is not None else f"{address.host}:{address.port}"
     try:
@@ -99,7 +99,7 @@ def _is_served(path: Path) -> bool:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Returns the address that clients connect to."""
+    """Returns the URL at which clients reach a listening socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -107,7 +107,9 @@ def url_of(listener: socket.socket) -> str:
 
 
 def read_token(path: Path | None, address: Address) -> bytes | None:
-    """Returns the token that clients have to send, from a file that only its owner can read, or None."""
+    """Reads the token that clients must send from a file that only its owner can read. Returns None without a
+    file.
+    """
     if path is None:
         if address.local:
             return None

@@ -1,4 +1,4 @@
-"""The paths of a server, with their answers."""
+"""Answers the requests of a server by their path."""
 
 import hmac
 from collections.abc import Callable, Sequence
@@ -23,9 +23,9 @@ SESSION_PATH = "/sessions/"
 
 
 class PolicyApplication:
-    """Answers requests by a compiled policy, in batches gathered by `rule`.
+    """Answers HTTP requests with a compiled policy, in batches gathered according to `rule`.
 
-    Clients have to send the `token` unless it is None. `clock` returns the time in seconds.
+    Clients have to send `token`, unless it is None. `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -50,25 +50,27 @@ class PolicyApplication:
 
     @property
     def unanswered(self) -> int:
-        """Requests for actions that wait or are computed."""
+        """Number of action requests that are queued or in progress."""
         return self._engine.unanswered
 
     @property
     def failures(self) -> int:
-        """Number of batches that failed since the last success."""
+        """Number of batches that have failed since the last successful batch."""
         return self._engine.failures
 
     def close(self) -> None:
-        """Ends the engine's thread."""
+        """Ends the thread that computes batches."""
         self._engine.close()
 
     def count(self) -> None:
-        """Brings the counts of this moment up to date."""
+        """Updates the statistics that describe the present state, such as the length of the queue."""
         self._statistics.set("queued", self._batcher.rows)
         self._statistics.set("sessions", len(self._sessions))
 
     def admit(self, method: str, path: str, authorization: bytes) -> None:
-        """Rejects requests without the token, with an unknown path, or with another method."""
+        """Rejects a request that has no valid token, an unknown path, or a method that the path does not
+        support.
+        """
         if self._authorization is not None and not hmac.compare_digest(
             _scheme_in_lower_case(authorization), self._authorization
         ):
@@ -171,14 +173,14 @@ def _scheme_in_lower_case(authorization: bytes) -> bytes:
 
 
 def schema_of(policy: BatchedPolicy) -> RequestSchema:
-    """Returns the form of requests that a policy can answer."""
+    """Returns the form of the requests that a policy can answer."""
     return RequestSchema(
         policy.observation_space, policy.action_space, policy.mask_struct, policy.recurrent, policy.max_batch
     )
 
 
 def describe(policy: BatchedPolicy, rule: BatchingRule, limits: ServerLimits) -> dict[str, Any]:
-    """Returns the description of a server for its clients: spaces, shapes and limits, as JSON."""
+    """Describes a server for its clients as JSON: spaces, shapes and limits."""
     settings = policy.graph.settings
     return {
         "algorithm": settings.get("algorithm"),

@@ -1,4 +1,6 @@
-"""When a batch begins, which requests it holds, and the size that it is padded to. Pure: time is an argument."""
+"""Decides when a batch begins, which requests it contains, and to what size it is padded. Pure: time is an
+argument.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ MAX_ROWS = 2**16
 
 
 class BatchingRule(NamedTuple):
-    """How requests are gathered into batches."""
+    """Settings of how requests are gathered into batches."""
 
     max_batch: int
     """Most observations of a batch: a power of two."""
@@ -33,10 +35,10 @@ class _Waiting(NamedTuple, Generic[T]):
 
 
 class Batcher(Generic[T]):
-    """Queues requests in the order of their arrival, until a batch is due by `rule`.
+    """Queues requests in order of arrival, until a batch is due according to `rule`.
 
-    A request holds one observation or several, which stay together. A batch holds no session twice: the later
-    request needs the memory left by the earlier request.
+    The observations of one request stay together. A batch contains at most one request of a session, since a later
+    request needs the memory that the earlier request leaves.
     """
 
     def __init__(self, rule: BatchingRule) -> None:
@@ -45,12 +47,12 @@ class Batcher(Generic[T]):
         self._waiting: deque[_Waiting[T]] = deque()
 
     def add(self, request: T, *, rows: int, slots: Sequence[int] = (), now: float) -> None:
-        """Appends a request of `rows` observations, at most `max_batch`, of the sessions in `slots`."""
+        """Appends a request with `rows` observations, at most `max_batch`, for the sessions in `slots`."""
         self._waiting.append(_Waiting(request, rows, slots, now))
         self.rows += rows
 
     def due_at(self) -> float | None:
-        """Returns the time at which the next batch begins if the device is idle, or None while nothing waits."""
+        """Returns the time at which the next batch begins if the device is idle, or None if the queue is empty."""
         if not self._waiting:
             return None
         oldest = self._waiting[0].arrived
@@ -59,7 +61,8 @@ class Batcher(Generic[T]):
     def take(self) -> list[T]:
         """Removes and returns the requests of the next batch.
 
-        They are the oldest ones that fit, without a later request of a session that the batch holds already.
+        These are the oldest requests that fit. Later requests of a session that is already in the batch are
+        skipped.
         """
         taken: list[T] = []
         left: deque[_Waiting[T]] = deque()
@@ -77,7 +80,7 @@ class Batcher(Generic[T]):
         return taken
 
     def take_all(self) -> list[T]:
-        """Removes and returns all requests."""
+        """Removes and returns all queued requests."""
         taken = [waiting.request for waiting in self._waiting]
         self._waiting.clear()
         self.rows = 0
@@ -85,9 +88,9 @@ class Batcher(Generic[T]):
 
 
 def check_rule(rule: BatchingRule) -> BatchingRule:
-    """Returns the rule.
+    """Checks a batching rule and returns it.
 
-    Raises a `UsageError` unless the largest batch is a power of two and the wait at most a minute.
+    Raises a `UsageError` unless the largest batch is a power of two and the maximum wait is at most a minute.
     """
     size = rule.max_batch
     if not 1 <= size <= MAX_ROWS or size & (size - 1):
@@ -101,12 +104,12 @@ def check_rule(rule: BatchingRule) -> BatchingRule:
 
 
 def padded_size(rows: int) -> int:
-    """Returns the least power of two that holds `rows`."""
+    """Returns the smallest power of two that is at least `rows`."""
     return 1 << (rows - 1).bit_length()
 
 
 def padded_sizes(max_batch: int) -> list[int]:
-    """Returns all sizes of batches: the log2(max_batch) + 1 powers of two up to `max_batch`."""
+    """Returns all possible batch sizes: the log2(max_batch) + 1 powers of two up to `max_batch`."""
     return [1 << power for power in range(max_batch.bit_length())]
 
 

@@ -1,4 +1,4 @@
-"""One connection: HTTP/1.1 requests, which may be pipelined, and their answers in the same order."""
+"""An HTTP/1.1 connection: reads requests, which may be pipelined, and sends their answers in the same order."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ MAX_FRAMING = 8
 
 
 class HttpConnection(asyncio.Protocol):
-    """Serves one client, within all limits. A `refusal` is answered at once, instead of reading a request."""
+    """Serves one client within all limits. If there is a `refusal`, it is sent at once, and no request is read."""
 
     def __init__(self, context: ConnectionContext, refusal: Refusal | None = None) -> None:
         self._context, self._limits = context, context.limits
@@ -61,7 +61,7 @@ class HttpConnection(asyncio.Protocol):
     # --- asyncio's callbacks --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begins to read."""
+        """Starts reading from a new connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._context.opening.discard(self)
@@ -72,7 +72,7 @@ class HttpConnection(asyncio.Protocol):
             self._context.strangers.add(self, transport.get_extra_info("peername"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection. Answers that are still computed go nowhere."""
+        """Forgets a closed connection. Answers that are still being computed are discarded."""
         self._ended = True
         self._context.connections.discard(self)
         self._context.strangers.discard(self)
@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
             self._receiving = None
 
     def data_received(self, data: bytes) -> None:
-        """Stores data until this connection has its turn, and pauses reading until then."""
+        """Stores received data until it is this connection's turn, and pauses reading until then."""
         if self._ended:
             return
         self._data += data
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
             self._pause()
 
     def take_turn(self) -> bool:
-        """Parses a piece of what has been read, and starts the requests that are complete. See `Waiting`."""
+        """Parses part of the received data, and starts the requests that are complete. See `Waiting`."""
         size = max(PIECE, min(self._body_left, len(self._data)))
         piece = bytes(memoryview(self._data)[:size])
         del self._data[:size]
@@ -121,7 +121,7 @@ class HttpConnection(asyncio.Protocol):
             self._context.turns.ask(self)
 
     def eof_received(self) -> bool:
-        """Answers a request that the client broke off, and keeps the connection open for answers."""
+        """Answers a request that the client did not complete, and keeps the connection open for answers."""
         if self._data and not self._ended:
             self._at_end = True
             return True
@@ -143,12 +143,12 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """Stops reading from a client that does not take its answers."""
+        """Stops reading from a client that does not read its answers."""
         self._blocked = self._loop.time()
         self._pause()
 
     def resume_writing(self) -> None:
-        """Goes on."""
+        """Reads again from a client that has read its answers."""
         self._blocked = None
         self._ask_for_turn()
         self._pause()
@@ -156,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
     # --- the parser's callbacks -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begins a request."""
+        """Starts a new request when the parser finds its first byte."""
         self._receiving, self._in_head = Exchange(), True
         self._head_bytes = self._headers = self._received = self._body_left = 0
         self._unparsed = self._piece  # all of it may be this head's
@@ -165,12 +165,12 @@ class HttpConnection(asyncio.Protocol):
         self._began = self._loop.time()
 
     def on_url(self, url: bytes) -> None:
-        """Appends to the target of the request."""
+        """Appends a parsed part of the URL to the target of the request."""
         self._url += url
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keeps the headers that matter."""
+        """Stores a parsed header if the server uses it."""
         self._headers += 1
         self._count_head(len(name) + len(value))
         match name.lower():
@@ -182,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
                 self._length = value
 
     def on_headers_complete(self) -> None:
-        """Refuses by the head what can be refused by it, before the body is read."""
+        """Rejects a request, before its body is read, if its headers are sufficient reason."""
         self._in_head = False
         exchange = self._receiving
         assert exchange is not None
@@ -206,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
             self._continue()
 
     def on_body(self, body: bytes) -> None:
-        """Stores a part of the body within the limits. Bodies of refused requests are dropped."""
+        """Stores a part of the body within the limits. Bodies of rejected requests are discarded."""
         exchange, context = self._receiving, self._context
         assert exchange is not None
         self._owes_continue = False
@@ -227,7 +227,7 @@ class HttpConnection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Passes a complete request to the application."""
         exchange = self._receiving
         assert exchange is not None
         self._receiving = None
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
     # --- answers --------------------------------------------------------------------------------------------
 
     def check_time(self, now: float) -> None:
-        """Ends the connection if its client is too slow, or has been silent for too long."""
+        """Closes the connection if its client is too slow, or has been silent for too long."""
         limits = self._limits
         if self._blocked is not None and now - self._blocked > limits.send_seconds:
             self._transport.abort()
@@ -276,12 +276,12 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def give_up(self) -> None:
-        """Closes the connection at once, to make room for another."""
+        """Closes the connection at once to make room for another."""
         self._ended = True
         self._transport.abort()
 
     def close(self) -> None:
-        """Ends the connection as the server ends: answers on their way are sent."""
+        """Closes the connection when the server stops, after pending answers have been sent."""
         if not self._ended and self._receiving is not None:
             self._end_with(Refusal(503, "the server is stopping.", retry_after=1))
         elif not self._unanswered:

@@ -1,5 +1,5 @@
-"""The parts shared by all connections of a server: requests, the application that answers them, and resources in
-use.
+"""What all connections of a server share: requests, the application that answers them, and the resources
+in use.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from rollmill.serving.turns import Turns
 
 
 class Request(NamedTuple):
-    """A whole request."""
+    """A complete HTTP request."""
 
     method: str
     path: str
@@ -22,19 +22,19 @@ class Request(NamedTuple):
 
 @runtime_checkable
 class Application(Protocol):
-    """Answers requests."""
+    """Interface of objects that answer HTTP requests."""
 
     def admit(self, method: str, path: str, authorization: bytes) -> None:
-        """Raises `Refusal` for a request rejected by its head."""
+        """Raises `Refusal` if a request is rejected because of its method, path or authorization."""
         ...
 
     def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
-        """Calls `respond` once, now or later, or raises `Refusal` instead."""
+        """Answers a request by calling `respond` once, now or later, or raises `Refusal`."""
         ...
 
 
 class ConnectionContext:
-    """Holds the parts of a server that its connections share."""
+    """The parts of a server that its connections share."""
 
     def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
         self.application, self.limits, self.statistics = application, limits, statistics
@@ -49,12 +49,12 @@ class ConnectionContext:
 
     @property
     def taken(self) -> int:
-        """Number of connections, including those about to open."""
+        """Number of connections in use, including those about to open."""
         return len(self.connections) + len(self.opening)
 
 
 class Exchange:
-    """A request of a connection and its answer, which is sent after all earlier answers."""
+    """A request on a connection and its answer, which is sent after all earlier answers."""
 
     __slots__ = ("answer", "body_bytes", "held", "keep_alive", "old", "request", "without_body")
 

@@ -1,6 +1,6 @@
-"""A policy compiled for batches of every padded size, with the memories of its sessions on the device.
+"""A policy compiled for batches of every padded size. The memories of its sessions stay on the device.
 
-Shape letters: `N` observations of a batch, padding included, and `S` sessions.
+Shape letters: `N` observations of a batch, including padding, and `S` sessions.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ from rollmill.serving.batching import padded_sizes
 
 
 class PolicyRows(NamedTuple):
-    """Observations to decide for, with their memories and legal actions, with leaves `[N, ...]`."""
+    """A batch of observations with their memories and legal actions, with leaves `[N, ...]`."""
 
     observation: PyTree[np.ndarray]
     mask: PyTree[np.ndarray]
@@ -39,11 +39,11 @@ class PolicyRows(NamedTuple):
 
 
 class BatchedPolicy:
-    """A run's policy as a function of batches of at most `max_batch` rows, a power of two.
+    """The policy of a run, compiled for batches of at most `max_batch` observations, a power of two.
 
-    A recurrent policy has at most this number of sessions. A `stochastic` one draws its actions by the seed, as in
-    training, instead of taking the most likely ones. Raises a `UsageError` if the policy needs more than
-    observations and legal actions, as a search does.
+    `sessions` is the number of sessions of a recurrent policy. A `stochastic` policy samples its actions with the
+    seed, instead of taking the most likely ones. Raises a `UsageError` if the policy needs more than observations
+    and legal actions, as a search does.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BatchedPolicy:
         self._programs: dict[int, Any] = {}
 
     def compile(self) -> None:
-        """Compiles the program of every size, and runs each once."""
+        """Compiles the program for every batch size, and runs each once."""
         enable_compilation_cache()
         decide = jax.jit(self._decide, donate_argnums=2, compiler_options=program_options())
         for size in padded_sizes(self.max_batch):
@@ -91,7 +91,7 @@ class BatchedPolicy:
 
     @property
     def numbers(self) -> int:
-        """Numbers of one observation and its legal actions."""
+        """Number of scalars in one observation and its action mask."""
         return sum(leaf.size for leaf in jax.tree.leaves((struct(self.observation_space), self.mask_struct)))
 
     def forget(self) -> None:

@@ -1,4 +1,6 @@
-"""Computes batches in a thread of its own, one after the other, while the event loop receives and answers."""
+"""Computes batches one after another in a separate thread, while the event loop receives requests and sends
+answers.
+"""
 
 import asyncio
 import threading
@@ -23,7 +25,7 @@ Answer = list[Any] | Refusal
 
 
 class QueuedRequest(NamedTuple):
-    """One request as the engine sees it."""
+    """A request for actions that waits in the engine's queue."""
 
     rows: PolicyRows
     done: Callable[[Answer], None]
@@ -31,9 +33,9 @@ class QueuedRequest(NamedTuple):
 
 
 class Engine:
-    """Computes the batches of a server on its device.
+    """Computes the batches of a server on its device, in a separate thread.
 
-    `lost_memories` is called in the event loop when a failure has destroyed the memories of all sessions.
+    `lost_memories` is called in the event loop if a failure has destroyed the memories of all sessions.
     """
 
     def __init__(
@@ -57,14 +59,14 @@ class Engine:
         threading.Thread(target=self._work, name="rollmill-serve", daemon=True).start()
 
     def submit(self, job: QueuedRequest) -> None:
-        """Appends a request, which is computed in a batch with others."""
+        """Appends a request to the queue. It is computed in a batch with others."""
         slots = job.rows.slot.tolist() if self._policy.recurrent else ()
         self._batcher.add(job, rows=job.rows.slot.size, slots=slots, now=self._loop.time())
         self.unanswered += 1
         self._schedule()
 
     def close(self) -> None:
-        """Ends the thread after the batch that it computes."""
+        """Ends the thread after the current batch."""
         self._batches.put(None)
 
     def _schedule(self) -> None:

@@ -1,4 +1,4 @@
-"""Limits of a server on sizes and times."""
+"""Limits of a server on sizes, counts and times."""
 
 import contextlib
 import resource
@@ -18,7 +18,7 @@ DESCRIPTORS_BESIDES = 1024
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server. A request beyond one of them is answered with an error that names it."""
+    """Limits of a server. A request that exceeds one is answered with an error that names the limit."""
 
     body_bytes: Count
     """Most bytes of a request's body."""
@@ -48,9 +48,7 @@ class ServerLimits:
     """Most seconds that the requests in flight have when the server is stopped."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
-        """Returns these limits with another number of sessions, which are closed after `seconds` without a
-        request.
-        """
+        """Returns these limits with another number of sessions, which end after `seconds` without a request."""
         return replace(self, sessions=sessions, session_seconds=seconds)
 
 
@@ -65,8 +63,8 @@ def limits_of(max_batch: int, numbers: int) -> ServerLimits:
 
 
 def allow_descriptors(connections: int) -> None:
-    """Raises this process's limit on file descriptors, as far as permitted, to the number needed for
-    `connections`.
+    """Raises this process's limit on file descriptors to the number needed for `connections`, as far as
+    permitted.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + DESCRIPTORS_BESIDES

@@ -1,4 +1,4 @@
-"""Answers as bytes of HTTP/1.1, and refusals: errors of one request, which no other request notices."""
+"""Encodes answers as HTTP/1.1. A refusal is the error response to one request, and affects no other request."""
 
 import time
 from email.utils import formatdate
@@ -14,8 +14,8 @@ from rollmill.serving.limits import ServerLimits
 class Refusal(Exception):
     """An error response to a request, with its HTTP `status` and headers.
 
-    `retry_after` has the seconds after which the same request may succeed, or None if it never will. `allow` has
-    the methods of the path, for status 405.
+    `retry_after` is the number of seconds after which the same request may succeed, or None if it never will.
+    `allow` lists the methods of the path, for status 405.
     """
 
     def __init__(self, status: int, message: str, *, retry_after: int | None = None, allow: str = "") -> None:
@@ -24,12 +24,12 @@ class Refusal(Exception):
 
 
 def long_head(limits: ServerLimits) -> Refusal:
-    """Returns the refusal of a request whose first line and headers have too many bytes."""
+    """Returns the refusal for a request whose first line and headers are too long."""
     return Refusal(431, f"the request line and the headers exceed the limit of {limits.head_bytes:,} bytes.")
 
 
 def long_body(limits: ServerLimits, length: int) -> Refusal:
-    """Returns the response that rejects a body of at least `length` bytes as too large."""
+    """Returns the refusal for a body of at least `length` bytes, which is too large."""
     return Refusal(
         413, f"the body has at least {length:,} bytes, which exceeds the limit of {limits.body_bytes:,}."
     )
@@ -39,7 +39,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Response(NamedTuple):
-    """An answer: a JSON document and its status."""
+    """An answer to a request: a JSON document and an HTTP status."""
 
     body: bytes
     status: int = 200
@@ -48,12 +48,12 @@ class Response(NamedTuple):
 
 
 def json_response(document: Any) -> Response:
-    """Returns a successful answer."""
+    """Returns a successful answer with a JSON document."""
     return Response(msgspec.json.encode(document))
 
 
 def error_response(refusal: Refusal) -> Response:
-    """Returns the answer to a refused request: `{"error": message}`."""
+    """Returns the answer to a rejected request: `{"error": message}`."""
     headers = b""
     if refusal.retry_after is not None:
         headers += b"Retry-After: %d\r\n" % refusal.retry_after
@@ -65,9 +65,10 @@ def error_response(refusal: Refusal) -> Response:
 
 
 def encode(response: Response, *, keep_alive: bool, old: bool, without_body: bool) -> bytes:
-    """Returns the bytes of a response.
+    """Encodes an answer as bytes of HTTP/1.1.
 
-    An HTTP/1.0 client (`old`) needs a header to keep the connection open. `HEAD` is answered `without_body`.
+    `old` marks an HTTP/1.0 client, which needs a header to keep the connection open. `without_body` is for `HEAD`
+    requests.
     """
     connection = b"" if keep_alive and not old else b"keep-alive" if keep_alive else b"close"
     line = b"Connection: %s\r\n" % connection if connection else b""

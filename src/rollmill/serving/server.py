@@ -1,4 +1,4 @@
-"""A server from its first connection to the answer of its last request."""
+"""Runs a server from its first connection to the answer to its last request."""
 
 import asyncio
 import contextlib
@@ -30,9 +30,9 @@ CLOSED_AT_ONCE = 64
 
 
 class Server:
-    """Serves a compiled policy on a listening socket, in batches gathered by `rule`.
+    """Serves a compiled policy on a listening socket, in batches gathered according to `rule`.
 
-    Clients have to send the `token` unless it is None.
+    Clients have to send `token`, unless it is None.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Server:
     def run(
         self, listener: socket.socket, stop: Callable[[], StopRequest | bool], *, ready: Callable[[], None]
     ) -> bool:
-        """Serves until `stop()` is true, then answers what is in flight, and closes the listener.
+        """Serves until `stop()` is true, then answers the requests in flight and closes the listener.
 
-        `stop` is called ten times a second, `ready` once connections are accepted. Returns False if the server
-        gave up because batches failed one after the other.
+        `stop` is called ten times a second, and `ready` once connections are accepted. Returns False if the server
+        gave up because several batches failed in a row.
         """
         return asyncio.run(self._run(listener, stop, ready))
 

@@ -1,4 +1,4 @@
-"""Sessions of a recurrent policy: which row of the memories on the device belongs to which episode."""
+"""Maps the sessions of a served recurrent policy to rows of the memories on the device."""
 
 import secrets
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from rollmill.serving.responses import Refusal
 
 @dataclass
 class Session:
-    """One episode of one client."""
+    """An episode of one client, with a memory on the server."""
 
     name: str
     """The opaque id that the client sends with each request."""
@@ -25,7 +25,7 @@ class Session:
 
 
 class Sessions:
-    """Holds the sessions of a server, at most one for each slot."""
+    """The sessions of a server, at most one for each slot of the memories."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
@@ -36,7 +36,7 @@ class Sessions:
         return len(self._by_name)
 
     def open(self, now: float) -> Session:
-        """Opens a session. Refuses if all slots are in use."""
+        """Opens a session in a free slot. Raises `Refusal` if all slots are in use."""
         self._give_up_unused(now)
         if not self._free:
             raise Refusal(
@@ -51,7 +51,7 @@ class Sessions:
         return session
 
     def find(self, name: str, now: float) -> Session:
-        """Returns a session by name, and marks it as used. Refuses if there is none."""
+        """Returns the session with a name, and marks it as used. Raises `Refusal` if it does not exist."""
         session = self._by_name.get(name)
         if session is None:
             raise Refusal(
@@ -66,7 +66,7 @@ class Sessions:
     def end(self, name: str, now: float) -> None:
         """Ends a session and frees its slot.
 
-        Raises `Refusal` for an unknown session or pending requests.
+        Raises `Refusal` if the session is unknown or has pending requests.
         """
         session = self.find(name, now)
         if session.in_flight:
@@ -76,7 +76,7 @@ class Sessions:
         self._remove(session)
 
     def clear(self) -> None:
-        """Ends all sessions, as after a loss of the memories."""
+        """Ends all sessions, for example after their memories were lost."""
         for session in list(self._by_name.values()):
             self._remove(session)
 

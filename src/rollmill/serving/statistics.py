@@ -1,6 +1,6 @@
-"""Counts of a server's work, in memory that all workers of a server share.
+"""Counts the work of a server in memory that all of its workers share.
 
-Each worker writes a row of its own, so no lock is needed. The queried worker sums the rows.
+Each worker writes its own row, so no lock is needed. The worker that is asked for the counts sums the rows.
 """
 
 import math
@@ -40,13 +40,16 @@ _FIRST_BUCKET = len(COUNTS) + len(STATUSES)
 
 
 def bucket_of(seconds: float) -> int:
-    """Returns the bucket in which a latency is counted."""
+    """Returns the histogram bucket in which a latency is counted."""
     place = math.ceil(BUCKETS_PER_OCTAVE * math.log2(max(seconds, SHORTEST) / SHORTEST))
     return min(place, BUCKETS - 1)
 
 
 def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None:
-    """Returns the seconds of a share of all requests, rounded up by at most 4.4 %, or None without requests."""
+    """Returns a quantile of latencies in seconds, rounded up by at most 4.4 %, or None without requests.
+
+    `share` is the fraction of requests, such as 0.99.
+    """
     total = int(buckets.sum())
     if not total:
         return None
@@ -55,10 +58,10 @@ def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None
 
 
 class ServerStatistics:
-    """The counts of worker `index`, and the sums over all workers.
+    """The counts of worker `index` of a server, and the sums over all workers.
 
-    `descriptor` belongs to a file of `bytes_of(workers)` zeros opened by all workers, or is -1 for memory of this
-    process only.
+    `descriptor` belongs to a file of `bytes_of(workers)` zeros that all workers have opened. If it is -1, the
+    counts are private to this process.
     """
 
     def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:
@@ -67,32 +70,32 @@ class ServerStatistics:
         self._own = memoryview(self._memory).cast("q")[index * WIDTH : (index + 1) * WIDTH]
 
     def add(self, name: str, number: int = 1) -> None:
-        """Adds to a count."""
+        """Adds `number` to a count."""
         self._own[_COUNT[name]] += number
 
     def set(self, name: str, number: int) -> None:
-        """Sets a count of this moment."""
+        """Sets a count that describes the present state, such as open connections."""
         self._own[_COUNT[name]] = number
 
     def answered(self, status: int) -> None:
-        """Counts an answer."""
+        """Counts an answer by its HTTP status."""
         self._own[_STATUS[status]] += 1
         if status >= 400:
             self.add("errors")
 
     def took(self, seconds: float) -> None:
-        """Counts the latency of a request for actions."""
+        """Counts the latency of a request for actions, in seconds."""
         self._own[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
     def batch(self, rows: int, size: int) -> None:
-        """Counts a batch of `rows` observations padded to `size`."""
+        """Counts a batch of `rows` observations that was padded to `size`."""
         self.add("batches")
         self.add("decisions", rows)
         self.add("padding", size - rows)
         self.set("largest_batch", max(rows, self._own[_COUNT["largest_batch"]]))
 
     def report(self) -> dict[str, Any]:
-        """Returns all counts of all workers as JSON."""
+        """Returns the counts, summed over all workers, as JSON."""
         sums = self._rows.sum(axis=0)
         counts = {name: int(sums[index]) for name, index in _COUNT.items()}
         largest = int(self._rows[:, _COUNT["largest_batch"]].max())
@@ -112,7 +115,7 @@ SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 def bytes_of(workers: int) -> int:
-    """Returns the bytes of all workers' counts."""
+    """Returns the number of bytes that the counts of all workers need."""
     return workers * WIDTH * 8
 
 

@@ -1,4 +1,4 @@
-"""Connections that have not yet sent an admitted request, which make room for others when a server is full."""
+"""Tracks connections without an admitted request, which make room for new connections when a server is full."""
 
 import ipaddress
 from typing import Any, Protocol, runtime_checkable
@@ -9,17 +9,17 @@ IPV6_HOST = 64
 
 @runtime_checkable
 class Closable(Protocol):
-    """A connection."""
+    """Interface of a connection that can be closed."""
 
     def give_up(self) -> None:
-        """Closes it at once, without an answer."""
+        """Closes the connection at once, without an answer."""
         ...
 
 
 class Strangers:
-    """Unauthenticated connections by host, the oldest of each host first.
+    """Connections without an admitted request, grouped by host, with the oldest of each host first.
 
-    A host with many connections loses only its own connections. It cannot keep out clients of other hosts or
+    A host with many connections loses only its own connections, so it cannot keep out clients on other hosts or
     authenticated clients.
     """
 
@@ -31,13 +31,13 @@ class Strangers:
         return len(self._hosts)
 
     def add(self, connection: Closable, peer: Any) -> None:
-        """Adds a new connection, with the address of its other end as a socket gives it."""
+        """Adds a new connection. `peer` is the address of its other end, as returned by the socket."""
         host = host_of(peer)
         self._hosts[connection] = host
         self._of_host.setdefault(host, {})[connection] = None
 
     def discard(self, connection: Closable) -> None:
-        """Removes a connection that is authenticated now, or closed."""
+        """Removes a connection that has been authenticated or closed."""
         if (host := self._hosts.pop(connection, None)) is None:
             return
         del self._of_host[host][connection]
@@ -45,7 +45,9 @@ class Strangers:
             del self._of_host[host]
 
     def close_one(self) -> bool:
-        """Closes the oldest connection of the host with the most connections. Returns False if there are none."""
+        """Closes the oldest connection of the host with the most connections. Returns False if there are no
+        connections.
+        """
         if not self._hosts:
             return False
         oldest = next(iter(max(self._of_host.values(), key=len)))

@@ -1,4 +1,4 @@
-"""Schedules connections with data to parse: each in turn, for a short time."""
+"""Lets connections with received data take turns, so that each is parsed for a short time only."""
 
 import asyncio
 from collections import deque
@@ -10,15 +10,15 @@ SECONDS = 0.005
 
 @runtime_checkable
 class Waiting(Protocol):
-    """A connection that has data to parse."""
+    """Interface of a connection that has data to parse."""
 
     def take_turn(self) -> bool:
-        """Parses part of the data, and returns whether more is left."""
+        """Parses part of the received data, and returns whether more remains."""
         ...
 
 
 class Turns:
-    """A queue of connections that have data. Those that have just sent some come before those with a backlog."""
+    """A queue of connections with data to parse. Connections with new data come before those with a backlog."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -27,7 +27,7 @@ class Turns:
         self._scheduled = False
 
     def ask(self, connection: Waiting) -> None:
-        """Gives a connection that is in no queue a turn."""
+        """Adds a connection that is not in the queue yet."""
         self._fresh.append(connection)
         self._schedule()
 

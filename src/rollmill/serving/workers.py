@@ -1,4 +1,6 @@
-"""Several workers of one server: processes that share its listening socket, each with a policy of its own."""
+"""Runs several workers of one server: processes that share its listening socket, each with its own copy of the
+policy.
+"""
 
 import os
 import selectors
@@ -25,7 +27,7 @@ SETTLED_SECONDS = 60.0
 
 
 class WorkersLost(RollmillError):
-    """Workers of a server ended again and again."""
+    """Raised if workers of a server end again and again."""
 
     exit_code = 1
 
@@ -122,15 +124,15 @@ def run_workers(
     ready: Callable[[], None],
     patience: float,
 ) -> int:
-    """Starts workers, replaces lost workers, and stops them on request.
+    """Starts the workers of a server, replaces lost workers, and stops all workers on request.
 
-    The first worker starts before the others: it reports errors of the run once, and fills the compilation cache.
-    Each runs Python with the arguments of `command`, its index, its cores and the descriptor of its pipe, and
-    inherits `descriptors`. `stop` is called ten times a second, and `ready` once all workers serve. Workers have
-    `patience` seconds to answer what is in flight.
+    The first worker starts before the others, so that errors of the run are reported only once and the compilation
+    cache is filled. Each worker runs Python with the arguments of `command`, its index, its cores and the
+    descriptor of its pipe, and inherits `descriptors`. `stop` is called ten times a second, and `ready` once all
+    workers serve. When the server stops, workers have `patience` seconds to answer the requests in flight.
 
-    Returns the exit code: of a worker that could not start, or 0. Raises `WorkersLost` if workers ended again and
-    again, or one before it served.
+    Returns the exit code: 0, or that of a worker that could not start. Raises `WorkersLost` if workers end again
+    and again, or if a worker ends before it has served.
     """
 
     def launch(index: int, pipe: int) -> subprocess.Popen:

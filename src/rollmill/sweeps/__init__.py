@@ -1,1 +1,1 @@
-"""Sweeps: ordinary runs with different options, several at a time."""
+"""Sweeps: ordinary runs with different option values, several at a time."""

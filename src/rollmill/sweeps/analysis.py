@@ -1,4 +1,4 @@
-"""What a sweep tells about its options: configurations over their seeds, and the importance of each option."""
+"""Analyses the results of a sweep: its configurations over their seeds, and the importance of each option."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ MAX_BINS = 5
 
 
 class Configuration(NamedTuple):
-    """A combination of values and its results over seeds."""
+    """A combination of option values in a sweep, with its results over seeds."""
 
     point: tuple
     """Its values, in the order of the options without the seed."""
@@ -32,7 +32,7 @@ class Configuration(NamedTuple):
 
 
 class Importance(NamedTuple):
-    """How much of the differences between trials an option explains."""
+    """The share of the differences between trials that one option explains."""
 
     option: str
     share: float
@@ -40,7 +40,7 @@ class Importance(NamedTuple):
 
 
 def configurations(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> list[Configuration]:
-    """Returns the configurations that have a result, those with all seeds first, the highest mean in front."""
+    """Returns the configurations that have a result, sorted by their mean. Those with all seeds come first."""
     results: dict[tuple, list[Any]] = {}
     for row in rows:
         results.setdefault(point_of(row, options), []).append(row[metric])
@@ -55,10 +55,10 @@ def configurations(rows: Sequence[Mapping[str, Any]], options: Sequence[str], me
 
 
 def importances(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> list[Importance]:
-    """Returns the share of a metric's variance explained by each option, most important first.
+    """Returns the share of a metric's variance that each option explains, the most important option first.
 
-    The share is corrected for chance, and at least 0. Options with many numbers are divided into bins with equal
-    numbers of trials. There are none with too few trials, or if all are alike.
+    The share is corrected for chance, and at least 0. Numeric options with many values are divided into bins with
+    equal numbers of trials. The result is empty if there are too few trials, or if all have the same result.
     """
     known = [row for row in rows if row[metric] is not None]
     values = np.array([row[metric] for row in known], np.float64)
@@ -95,5 +95,5 @@ def _explained(values: np.ndarray, groups: np.ndarray) -> float:
 
 
 def without_seed(options: Sequence[str]) -> list[str]:
-    """Returns the options that make a configuration."""
+    """Returns the options that make up a configuration, which are all but the seed."""
     return [option for option in options if option != SEED]

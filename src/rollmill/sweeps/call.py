@@ -27,7 +27,7 @@ from rollmill.training.request import NETWORK, TrainingRequest, coerced_setting,
 
 
 class Sweep(NamedTuple):
-    """A sweep that ended or was stopped."""
+    """A sweep that has ended or was stopped, as returned by `rollmill.sweep`."""
 
     directory: Path
     rows: list[dict[str, Any]]
@@ -67,45 +67,44 @@ def sweep(
     quiet: bool = False,
     **options: Any,
 ) -> Sweep:
-    """Trains with combinations of some options' values, several at a time, as `rollmill sweep` does.
+    """Trains a run for each combination of option values, several at a time, like the command `rollmill sweep`.
 
     `rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(5)})`
 
-    Trials are separate processes, so environments and algorithms are given by name. Trials import the modules that
-    register them, which must be found by `PYTHONPATH`. A stopped or killed sweep continues with
+    Trials are separate processes, so environments and algorithms are passed by name. Trials import the modules
+    that register these names, which must be on `PYTHONPATH`. To continue a stopped or killed sweep, use
     `rollmill sweep --resume`.
 
     Args:
         algorithm: name of the algorithm.
         environment: id of the environment.
-        over: values to try, by option: a list, or with a sampler a range as a string, such as `"log:1e-5..1e-2"`.
-            In addition to hyperparameters and options of a run, `environment` and `env_option.KEY` may vary.
-        sampler: `grid` (all combinations), `random`, or a sampler of Optuna: `tpe`, `multivariate-tpe`.
+        over: values to try for each option: a list, or with a sampler also a range as a string, such as
+            `"log:1e-5..1e-2"`. Hyperparameters, options of a run, `environment` and `env_option.KEY` can vary.
+        sampler: `grid` (all combinations), `random`, or an Optuna sampler: `tpe` or `multivariate-tpe`.
         trials: number of trials of a sampler.
         random: number of trials, short for `sampler="random"` with `trials`.
-        sweep_seed: seed of draws and proposals.
+        sweep_seed: seed of random and proposed values.
         stop_early: `asha` stops trials whose return at a rung is not among the best.
         reduction_factor: one in this many trials continues at each rung.
         grace_steps: environment steps of the first rung.
-        pbt_every: environment steps after which the worst trials take over from the best, in population-based
-            training.
-        pbt_share: share of the trials that take over.
-        group_seeds: train all seeds of `over["seed"]`, integers in a row, in one program.
-        at_once: maximum number of trials at a time. Default: as many as suit the machine.
+        pbt_every: environment steps after which the worst trials copy the best, in population-based training.
+        pbt_share: share of the trials that copy others.
+        group_seeds: train all seeds of `over["seed"]`, which must be consecutive integers, in one program.
+        at_once: maximum number of trials at a time. By default, it depends on the machine.
         gpu_sharing: how trials share a GPU.
-        together: `auto` lets trials that differ only in seeds and hyperparameters share a program; with `off` each
-            trial is a separate process.
+        together: with `auto`, trials that differ only in seeds and hyperparameters share a program. With `off`,
+            each trial is a separate process.
         metric: result by which trials are compared. The largest is the best.
-        sweep_dir: directory of the sweep; named by algorithm, environment and time under runs/ if left out.
-        env_options: options of the environment of all trials.
-        imports: modules that register the environment, the network or the algorithm, in addition to modules that
-            this program has imported.
+        sweep_dir: directory of the sweep. By default, it is named after algorithm, environment and time, in runs/.
+        env_options: options of the environment, for all trials.
+        imports: modules that register the environment, the network or the algorithm, in addition to the modules
+            that this program has imported.
         quiet: print nothing.
         **options: hyperparameters and options of `rollmill train` for all trials: `total_timesteps=100_000`,
             `network={"hidden_sizes": (64, 64)}`, `recipe="cartpole-two-cores"`.
 
     Raises:
-        UsageError: an argument is invalid. Nothing was started.
+        UsageError: an argument is invalid. No trial was started.
         Interrupted: Ctrl-C was pressed. Running trials have stopped with a checkpoint, and the exception's
             `result` is the `Sweep`.
 

@@ -1,4 +1,4 @@
-"""Checks what a sweep is to try, and creates its directory: for the command and for `rollmill.sweep`."""
+"""Checks a requested sweep and creates its directory, for the command line and for `rollmill.sweep`."""
 
 import re
 import sys
@@ -50,7 +50,7 @@ DEFAULT_FACTOR = 3
 
 @dataclass(frozen=True)
 class NewSweep:
-    """The request for a new sweep."""
+    """A request for a new sweep."""
 
     request: TrainingRequest
     """What all trials have in common."""
@@ -70,9 +70,9 @@ class NewSweep:
 
 
 def create_sweep(asked: NewSweep) -> SweepDirectory:
-    """Creates the directory of a sweep whose trials have all been checked.
+    """Checks all trials of a requested sweep, and creates the directory of the sweep.
 
-    Raises a `UsageError`, with nothing written, if something cannot be used.
+    Raises a `UsageError`, without writing anything, if the request is invalid.
     """
     _check_request(asked)
     if asked.group_seeds:
@@ -99,16 +99,18 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
 
 
 def code_of(sweep: SweepDirectory) -> NamedCode:
-    """Returns the code that the trials of a sweep name, those included that a sampler has not proposed yet."""
+    """Returns the modules, clusters and stores that the trials of a sweep name, including trials that a sampler
+    has not proposed yet.
+    """
     spec = sweep.spec
     alone = [spec.request_at({axis.option: value}) for axis in spec.axes for value in axis.choices]
     return named_by([*(trial.request for trial in sweep.trials()), *alone])
 
 
 def typed_axis(algorithm: str, axis: Axis) -> Axis:
-    """Returns an axis with its strings parsed as values of its option.
+    """Parses the strings of an axis as values of its option.
 
-    A `UsageError` names a missing option or a wrong value.
+    Raises a `UsageError` if the option does not exist or a value does not fit.
     """
     if not axis.values:
         return axis

@@ -1,10 +1,14 @@
-"""The directory of a sweep: ordinary runs with different options.
+"""The directory of a sweep, which contains ordinary runs with different options and the files of the sweep.
 
-It holds `sweep.json`, which says what was asked for and never changes; `proposals.json` with the values that a
-sampler has proposed; `early_stopping.json` with the results at rungs and the trials that were stopped there;
-`failures.json` with the trials that failed, until they are tried again; `trials/`, with a run and a log for each
-trial; `table.csv`; and `report.html`. The rest of a trial's state is read from its run, so a killed sweep
-continues from its runs.
+    sweep.json             the request, which never changes
+    proposals.json         values that a sampler has proposed
+    early_stopping.json    results at rungs, and the trials that were stopped there
+    failures.json          trials that failed, until they are tried again
+    trials/                a run and a log for each trial
+    table.csv              the results as a table
+    report.html            the results as a page
+
+All other information about a trial is read from its run, so a killed sweep continues from its runs.
 """
 
 import csv
@@ -62,7 +66,7 @@ class _Failures:
 
 @dataclass(frozen=True)
 class SweepDirectory:
-    """Paths of a sweep, and the outcomes of its trials."""
+    """The files of a sweep, and the outcomes of its trials."""
 
     root: Path
     spec: SweepSpec
@@ -71,7 +75,8 @@ class SweepDirectory:
     def create(cls, root: Path, spec: SweepSpec) -> "SweepDirectory":
         """Creates the directory of a new sweep.
 
-        Raises a `UsageError` if it holds other files already, and a `StorageError` if it cannot be written.
+        Raises a `UsageError` if the directory already contains other files, and a `StorageError` if it cannot be
+        written.
         """
         check_is_text("--sweep-dir", root)
         if (root / SPECIFICATION).exists():
@@ -93,9 +98,10 @@ class SweepDirectory:
 
     @classmethod
     def open(cls, root: Path) -> "SweepDirectory":
-        """Opens a sweep.
+        """Opens the directory of an existing sweep.
 
-        Raises a `UsageError` if the directory holds none, and a `CheckpointError` if a file is damaged.
+        Raises a `UsageError` if the directory is not a sweep, and a `CheckpointError` if one of its files is
+        damaged.
         """
         if not root.is_dir() or not Folder(root).has(SPECIFICATION):
             raise UsageError(f"{root} is not a sweep: it does not contain {SPECIFICATION}.")
@@ -108,7 +114,7 @@ class SweepDirectory:
         return sweep
 
     def trials(self) -> list[Trial]:
-        """Returns the trials so far, in the order in which they were given or proposed.
+        """Returns the trials so far, in the order in which they were listed or proposed.
 
         Raises a `CheckpointError` if their values are damaged.
         """
@@ -126,7 +132,9 @@ class SweepDirectory:
         return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
 
     def propose(self, failed: Collection[str]) -> Trial:
-        """Returns the next trial of a sampler, given the failed trials, and records it before it begins."""
+        """Returns the next trial of a sampler, and records it before it begins. `failed` names the failed
+        trials.
+        """
         past = [self._past(trial, failed) for trial in self.trials()]
         point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
         points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
@@ -134,7 +142,7 @@ class SweepDirectory:
         return self.trials()[-1]
 
     def stopping(self) -> HalvingState:
-        """Returns the results at rungs, and the trials stopped early.
+        """Reads the results at rungs and the trials that were stopped early.
 
         Raises a `CheckpointError` if the file is damaged.
         """
@@ -146,11 +154,11 @@ class SweepDirectory:
         return HalvingState({int(steps): found for steps, found in read.rungs.items()}, read.stopped, read.ended)
 
     def write_stopping(self, state: HalvingState) -> None:
-        """Writes the results at rungs, and the trials stopped early."""
+        """Writes the results at rungs and the trials that were stopped early."""
         write_json(Folder(self.root), STOPPING, asdict(state))
 
     def failed(self) -> frozenset[str]:
-        """Returns the names of trials that failed and were not tried again.
+        """Returns the names of trials that failed and have not been tried again.
 
         Raises a `CheckpointError` if the file is damaged.
         """
@@ -158,7 +166,7 @@ class SweepDirectory:
         return frozenset(_read(self.root, FAILURES, _Failures).trials if there else ())
 
     def note_failure(self, trial: Trial, *, failed: bool) -> None:
-        """Records that a trial failed, or that it is tried again."""
+        """Records that a trial failed, or that it is being tried again."""
         before = self.failed()
         after = before | {trial.name} if failed else before - {trial.name}
         if after != before:
@@ -170,18 +178,18 @@ class SweepDirectory:
 
     @property
     def trials_folder(self) -> Folder:
-        """The folder of the trials' runs and logs."""
+        """The folder with the runs and logs of all trials."""
         return Folder(self.root).inner(TRIALS)
 
     def log(self, trial: Trial) -> Path:
-        """Returns the file that holds all that a trial's process prints."""
+        """Returns the path of the file with the output of a trial's process."""
         return self.root / TRIALS / f"{trial.name}.log"
 
     def open_log(self, trial: Trial) -> int:
-        """Opens the file with the output of a trial's process, for appending; returns the descriptor.
+        """Opens the file with the output of a trial's process for appending, and returns its descriptor.
 
-        Raises a `CheckpointError` if the file is a link, or no regular file, and a `StorageError` if it cannot be
-        opened.
+        Raises a `CheckpointError` if the file is a link or not a regular file, and a `StorageError` if it cannot
+        be opened.
         """
         try:
             return self.trials_folder.open_to_append(self.log(trial).name)
@@ -189,14 +197,16 @@ class SweepDirectory:
             raise StorageError(f"{self.log(trial)} cannot be opened: {error.strerror or error}.") from error
 
     def summary(self, trial: Trial) -> dict[str, Any]:
-        """Returns the summary of a trial's run; empty before the run has ended, or if it cannot be read."""
+        """Returns the summary of a trial's run. It is empty if the run has not ended or the summary cannot be
+        read.
+        """
         try:
             return self.run(trial).read_summary() or {}
         except CheckpointError:
             return {}
 
     def is_finished(self, trial: Trial) -> bool:
-        """Returns whether the trial came to its end, or to a return at which it was to stop."""
+        """Returns whether a trial has trained for all of its steps or reached its target return."""
         return _has_ended(self.summary(trial))
 
     def unfinished(self) -> list[Trial]:
@@ -205,14 +215,14 @@ class SweepDirectory:
         return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
 
     def has_begun(self, trial: Trial) -> bool:
-        """Returns whether the trial has a run, possibly an incomplete one."""
+        """Returns whether a trial has a run directory, possibly an incomplete one."""
         return self.trials_folder.has(trial.name)
 
     def order(self, trial: Trial) -> Order:
-        """Returns the order to begin a trial, or to resume it if there is a checkpoint.
+        """Returns the order to begin a trial, or to resume it if it has a checkpoint.
 
-        Raises a `CheckpointError` if its run is a link or a file, and a `StorageError` if the rest of a run
-        without a checkpoint cannot be deleted.
+        Raises a `CheckpointError` if the trial's run directory is a link or a file, and a `StorageError` if the
+        remains of a run without a checkpoint cannot be deleted.
         """
         run, trials = self.run(trial), self.trials_folder
         if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
@@ -224,11 +234,11 @@ class SweepDirectory:
         return Order(train=trial.request.changed({"run_dir": str(run.root)}))
 
     def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:
-        """Returns a row for each trial: values and results, the largest `metric` first, trials without one last.
+        """Returns a table row with values and results for each trial, sorted by `metric`, the largest first.
 
-        Of trials that train several seeds in one program there is a row for each seed. A sweep over seeds is
-        sorted by the mean over the seeds of each point (`ranked`). The summary of a `running` trial comes from an
-        earlier stop.
+        Trials without a result come last. If a trial trains several seeds in one program, each seed has a row. If
+        a sweep varies seeds, rows are sorted by the mean over the seeds of each configuration (`ranked`). The
+        results of a `running` trial come from an earlier stop.
         """
         rows, stopped, failed = [], self.stopping().stopped, self.failed()
         for trial in self.trials():
@@ -247,7 +257,7 @@ class SweepDirectory:
         return ranked(rows, self.spec.options_varied, metric)
 
     def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Writes rows as CSV. Raises a `StorageError` if the file cannot be written."""
+        """Writes the rows of the table to table.csv. Raises a `StorageError` if the file cannot be written."""
         text = io.StringIO(newline="")
         more = OVER_SEEDS if SEED in self.spec.options_varied else ()
         writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS, *more])

@@ -1,4 +1,4 @@
-"""Stops trials of a sweep early, by what their runs have come to at the rungs of successive halving."""
+"""Stops trials of a sweep early, based on their returns at the rungs of successive halving."""
 
 from rollmill.record.metric_curves import LineFollower
 from rollmill.sweeps.directory import SweepDirectory
@@ -7,10 +7,10 @@ from rollmill.sweeps.spec import Trial
 
 
 class EarlyStopping:
-    """Follows the learning curves of running trials, and judges them at the rungs of a rule.
+    """Follows the learning curves of running trials, and judges each trial when it reaches a rung.
 
-    Results at rungs and decisions are written to a file before a trial is stopped, so they outlive this process.
-    The curves read so far need not, as no trial is judged twice at a rung.
+    Results at rungs and decisions are written to a file before a trial is stopped, so they are kept if this
+    process is killed. Learning curves are not stored, since no trial is judged twice at the same rung.
     """
 
     def __init__(self, sweep: SweepDirectory, rule: HalvingRule) -> None:
@@ -19,7 +19,7 @@ class EarlyStopping:
         self._followers: dict[str, LineFollower] = {}
 
     def look(self, trial: Trial) -> Judgement | None:
-        """Reads the new metrics of a running trial. Returns the judgement that stops it, or None."""
+        """Reads the new metrics of a running trial. Returns the judgement that stops the trial, or None."""
         if trial.name not in self._followers:
             self._followers[trial.name] = LineFollower(self._sweep.run(trial).folder)
         curve = [
@@ -32,13 +32,13 @@ class EarlyStopping:
 
 
 def goes_on(sweep: SweepDirectory) -> None:
-    """Lets stopped trials continue, and stops none from now on."""
+    """Lets all stopped trials of a sweep continue, and turns early stopping off."""
     state = sweep.stopping()
     state.stopped, state.ended = {}, True
     sweep.write_stopping(state)
 
 
 def described(judgement: Judgement) -> str:
-    """Returns the reason why a trial was stopped, for the user."""
+    """Returns a description, for the user, of why a trial was stopped."""
     place = f"number {judgement.place} of {judgement.trials}"
     return f"at {judgement.steps:,} steps, where its return of {judgement.result:.4g} was {place}"

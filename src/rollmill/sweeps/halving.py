@@ -1,11 +1,11 @@
-"""Asynchronous successive halving: which trials of a sweep are stopped early. Pure.
+"""Asynchronous successive halving: decides which trials of a sweep are stopped early. Pure.
 
 Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. A trial that reaches a rung is
 compared with the trials that reached it earlier, and continues if it is among the best `1 / reduction_factor`.
 
-In the paper a trial pauses at each rung and is promoted later, when enough others are worse. Here, as in Ray Tune
-and in Optuna, a trial is judged once and at once, and either continues without a pause or is stopped: to continue
-after a pause costs the start of a process and a compilation.
+In the paper, a trial pauses at each rung and is promoted later, once enough other trials are worse. Here, as in
+Ray Tune and Optuna, a trial is judged only once, and either continues without a pause or is stopped. To continue a
+paused trial, a process would have to start and compile again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,9 @@ Rungs = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class HalvingRule:
-    """The rungs lie at `grace_steps * reduction_factor**k` environment steps, k = 0, 1, ..."""
+    """Settings of successive halving, whose rungs are at `grace_steps * reduction_factor**k` environment steps, k
+    = 0, 1, ...
+    """
 
     grace_steps: int
     """No trial is stopped before it has made these steps."""
@@ -35,7 +37,7 @@ class HalvingRule:
 
 
 class CurvePoint(NamedTuple):
-    """The result of a trial after some steps."""
+    """The mean return of a trial after a number of environment steps."""
 
     steps: int
     result: float
@@ -57,16 +59,18 @@ class Judgement:
 
 
 def default_grace_steps(total_steps: int, reduction_factor: int) -> int:
-    """Returns the default first rung: three rungs before the end of the run."""
+    """Returns the default number of steps of the first rung, such that there are three rungs before the end of the
+    run.
+    """
     return max(1, total_steps // reduction_factor**3)
 
 
 def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
-    """Judges a trial at all rungs that it has come to and was not judged at, up to one at which it has to stop.
+    """Judges a trial at all rungs that it has newly reached, up to the first rung at which it must stop.
 
-    The same trials with the same results in the same order are judged alike. The rungs hold the results so far,
-    and where the trial itself was judged. Its curve has results by increasing steps; points from before a rung may
-    be left out.
+    The same trials with the same results in the same order are judged alike. `rungs` contain the results so far,
+    and the rungs at which the trial itself was judged. `curve` has the trial's results in order of steps. Points
+    before the rungs may be left out.
     """
     judgements: list[Judgement] = []
     steps = rule.grace_steps
@@ -88,7 +92,7 @@ def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[flo
 
 @dataclass
 class HalvingState:
-    """The results at all rungs, and the stopped trials, as stored in a file."""
+    """The results at all rungs and the stopped trials of a sweep, as stored in a file."""
 
     rungs: dict[int, dict[str, float]] = field(default_factory=dict)
     stopped: dict[str, Judgement] = field(default_factory=dict)
@@ -96,8 +100,8 @@ class HalvingState:
     """Whether early stopping has ended: from then on no further trial is stopped."""
 
     def judge(self, rule: HalvingRule, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
-        """Judges a trial and records the results. Does nothing for stopped trials, or after the end of the
-        sweep.
+        """Judges a trial and records the results. Does nothing if the trial is already stopped, or if the sweep
+        stops no trials any more.
         """
         if self.ended or trial in self.stopped:
             return []

@@ -15,9 +15,9 @@ MAX_OF_RANGE = 3
 def bootstrap_interval(
     values: Float[np.ndarray, "N P"],
 ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
-    """Returns lower and upper ends of the 95 % confidence interval for the mean over `N`, by bootstrap.
+    """Returns the lower and upper end of the 95 % bootstrap confidence interval for the mean over `N`.
 
-    The resamples are always the same, so that equal values have equal intervals.
+    The resamples are always the same, so equal values have equal intervals.
     """
     number = len(values)
     if number <= MAX_OF_RANGE:

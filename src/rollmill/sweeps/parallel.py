@@ -1,4 +1,6 @@
-"""Parallel coordinates: an axis for each option and one for the metric, and a line for each configuration."""
+"""Draws parallel coordinates, with an axis for each option, an axis for the metric, and a line for each
+configuration.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ class _Axis(NamedTuple):
 
 
 def parallel_coordinates(found: Sequence[Configuration], options: Sequence[str], metric: str) -> str:
-    """Draws configurations as SVG, the best one on top. `options` names the values of each configuration.
+    """Draws the configurations of a sweep as SVG, with the best one on top. `options` names the values of each
+    configuration.
 
     Returns an empty string for fewer than two configurations.
     """

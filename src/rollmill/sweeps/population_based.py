@@ -1,4 +1,4 @@
-"""Runs a sweep whose trials take over from each other: all of them in one process, from rung to rung."""
+"""Runs a sweep with population-based training, whose trials train in one process and copy each other."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -45,7 +45,9 @@ def run_population(
 
 
 def check_shares(at_once: int | None, together: Together) -> None:
-    """Raises a `UsageError` if the trials of population-based training are not to share one program."""
+    """Raises a `UsageError` if the options keep the trials of population-based training from sharing one
+    program.
+    """
     if together == "off" or at_once is not None:
         raise UsageError(
             "the trials of population-based training all run at the same time in one program. hint: leave "

@@ -1,7 +1,7 @@
-"""Proposes values for the next trial of a sweep by an Optuna sampler, from the results so far.
+"""Proposes values for the next trial of a sweep with an Optuna sampler, based on the results so far.
 
-A proposal depends only on the axes, the trials so far and a seed. The sampler is created anew for each, so only
-values and results are stored. So only samplers that carry no state of their own are offered.
+A proposal depends only on the axes, the trials so far and a seed. The sampler is created again for each proposal,
+so only values and results are stored. Samplers that have their own state are therefore not supported.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ MAX_ATTEMPTS = 20
 
 
 class PastTrial(NamedTuple):
-    """A trial as samplers see it."""
+    """An earlier trial of a sweep, in the form that samplers need."""
 
     point: dict[str, Any]
     state: Literal["finished", "stopped", "running", "failed"]
@@ -34,17 +34,17 @@ class PastTrial(NamedTuple):
 
 
 def check_sampler(name: str) -> None:
-    """Raises a `UsageError` for an unknown sampler, or if Optuna is needed and not installed."""
+    """Raises a `UsageError` if a sampler is unknown, or needs Optuna and Optuna is not installed."""
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler {name!r}. Known: grid, random, {', '.join(SAMPLERS)}.")
     _optuna()
 
 
 def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, seed: int) -> dict[str, Any]:
-    """Returns the values of the next trial. Equal arguments give equal values.
+    """Proposes the values of the next trial. Equal arguments give equal values.
 
-    It depends on all trials so far, in the order in which they were proposed. Tried values are not proposed again
-    while untried ones remain. Raises a `UsageError` if Optuna is not installed.
+    The proposal depends on all trials so far, in the order in which they were proposed. Values that have been
+    tried are not proposed again as long as others remain. Raises a `UsageError` if Optuna is not installed.
     """
     tried = [trial.point for trial in trials]
     for attempt in range(MAX_ATTEMPTS):

@@ -21,10 +21,11 @@ class _Point(NamedTuple):
 
 
 def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) -> list[dict[str, Any]]:
-    """Returns rows, one for each trial or seed, with the best point first; of a point, the largest `metric` first.
+    """Returns rows, one for each trial or seed, sorted so that those of the best configuration come first.
 
-    Points with a result of every seed come before those that lack some, and these before points without any.
-    Columns in `options` have the values that vary. If seeds do, each row has the columns `OVER_SEEDS` besides.
+    Within a configuration, the largest `metric` comes first. Configurations with a result for every seed come
+    first, then those that lack some results, and then those without results. Columns in `options` contain the
+    values that vary. If seeds vary, each row also has the columns `OVER_SEEDS`.
     """
     varies = SEED in options
     points = _points(rows, options, metric) if varies else {}
@@ -46,7 +47,7 @@ def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) 
 
 
 def count_best(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> int:
-    """Returns the number of leading rows that belong to the best point, or 0 without results."""
+    """Returns the number of leading rows that belong to the best configuration, or 0 without results."""
     if not rows or rows[0][metric] is None:
         return 0
     if SEED not in options:
@@ -56,7 +57,7 @@ def count_best(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric
 
 
 def point_of(row: Mapping[str, Any], options: Sequence[str]) -> tuple:
-    """Returns the values of a row that vary, without its seed."""
+    """Returns the values of a row that define its configuration, without the seed."""
     return tuple(row[option] for option in options if option != SEED)
 
 

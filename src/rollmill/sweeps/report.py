@@ -1,4 +1,4 @@
-"""`report.html` of a sweep: learning curves of its trials and a table, in one file that loads nothing else."""
+"""The page `report.html` of a sweep: learning curves of its trials and a table, in one self-contained file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class LabelledCurve(NamedTuple):
 
 
 def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Writes the report of a sweep, whose rows are sorted by `metric`, the best trial first."""
+    """Writes the report page of a sweep. The rows are sorted by `metric`, with the best trial first."""
     spec, trials = sweep.spec, {trial.name: trial for trial in sweep.trials()}
     shown = rows[:MAX_ROWS]
     each = min(MAX_OF_CURVE, max(MIN_OF_CURVE, MAX_POINTS // max(1, len(shown))))
@@ -77,9 +77,9 @@ def report(
     metric: str,
     all_rows: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Returns the page of a sweep, with the learning curve of each row.
+    """Returns the report page of a sweep, with the learning curve of each row.
 
-    Rows are sorted by the column `metric`, the best first, and only the first of `all_rows` may be shown.
+    Rows are sorted by the column `metric`, the best first. `all_rows` may contain further rows that are not shown.
     `options` are the columns with the settings of a trial.
     """
     best = count_best(rows, options, metric)
@@ -100,7 +100,9 @@ def _trials_shown(shown: int, total: int) -> str:
 
 
 def learning_curves(curves: Sequence[LabelledCurve], *, num_best: int) -> list[str]:
-    """Draws learning curves: the first `num_best`, up to eight, in colours and on top, and the others in grey."""
+    """Draws learning curves. The first `num_best`, up to eight, are coloured and on top, and the others
+    are grey.
+    """
     lines = [line for line in (_line(curve, index, num_best) for index, curve in enumerate(curves)) if line]
     if not lines:
         return ['<p class="how">No episode has ended yet.</p>']

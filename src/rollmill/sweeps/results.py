@@ -1,4 +1,4 @@
-"""The table and the report of a sweep, which are brought up to date while its trials run."""
+"""Keeps the table and the report of a sweep up to date while its trials run."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ HIGHEST_SHARE = 0.01
 
 @dataclass
 class SweepResults:
-    """The results of a sweep as files."""
+    """Writes the table and the report of a sweep."""
 
     sweep: SweepDirectory
     metric: str
@@ -28,7 +28,7 @@ class SweepResults:
     def write(self, running: Collection[str] = ()) -> None:
         """Updates the table and the report. `running` names the trials that are still running.
 
-        Raises a `StorageError` if one cannot be written, and a `CheckpointError` if the result of a trial is
+        Raises a `StorageError` if a file cannot be written, and a `CheckpointError` if the result of a trial is
         damaged.
         """
         rows = self.sweep.rows(self.metric, running=running)
@@ -36,7 +36,9 @@ class SweepResults:
         write_report(self.sweep, rows, self.metric)
 
     def write_if_due(self, running: Collection[str]) -> None:
-        """Updates the table and the report if that is due. Errors are left to the last `write`."""
+        """Updates the table and the report if enough time has passed. Errors are ignored here, since the last
+        `write` raises them.
+        """
         if (began := time.monotonic()) < self.due:
             return
         with contextlib.suppress(RollmillError):

@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep in processes, several at a time. Trials that are alike may share a process."""
+"""Runs the trials of a sweep in processes, several at a time. Similar trials may share a process."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -55,18 +55,18 @@ def run_sweep(
     together: Together = "auto",
     also_stopped: bool = False,
 ) -> int:
-    """Runs the trials that are neither finished nor stopped early; returns the exit code.
+    """Runs the trials that are neither finished nor stopped early, and returns the exit code.
 
-    At most `at_once` run at a time, by default the number that suits the machine. A trial that fails does not stop
-    the others. One with a killed process is resumed. Trials that ran out of GPU memory run again at the end, half
-    as many at a time, and finally one at a time. A sampler proposes a trial when a slot is free. With `together`,
-    trials that differ only in seeds and hyperparameters may share a program. With `also_stopped`, stopped trials
-    continue, and no more are stopped. Trials may import the modules in `imports` by their names. `say` prints a
-    line. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+    At most `at_once` trials run at a time, by default a number that depends on the machine. If a trial fails, the
+    others continue. If its process is killed, the trial is resumed. Trials that ran out of GPU memory run again at
+    the end, at first half as many at a time, and finally one at a time. A sampler proposes a trial when a slot is
+    free. With `together`, trials that differ only in seeds and hyperparameters may share a program. With
+    `also_stopped`, stopped trials continue, and early stopping is off. Trials may import the modules named in
+    `imports`. `say` prints a line. On SIGINT or SIGTERM, all running trials stop with a checkpoint.
 
-    Returns 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of a signal.
-    Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as requested, and a
-    `StorageError` if the table or the report cannot be written at the end.
+    Returns 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of the signal
+    after a signal. Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as
+    requested, and a `StorageError` if the table or the report cannot be written at the end.
     """
     if sweep.spec.evolution is not None:
         return run_population(

@@ -1,4 +1,4 @@
-"""Values of settings that a sweep tries: axes, grids of them, and random draws. Pure."""
+"""The values that a sweep tries: axes of options, grids, and random draws. Pure."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ MAX_NUMBERED = 2**62
 
 
 class Axis(NamedTuple):
-    """The values of one option."""
+    """The values that a sweep tries for one option."""
 
     option: str
     """Name of the option, without its dashes."""
@@ -66,7 +66,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def option_name(text: str) -> str:
-    """Returns the name of an option as axes have it: `learning_rate` and `--learning-rate` are `learning-rate`."""
+    """Normalises the name of an option: `learning_rate` and `--learning-rate` become `learning-rate`."""
     words = text.strip().lstrip("-")
     holder, dot, name = words.partition(".")
     holder = holder.replace("_", "-")
@@ -75,9 +75,9 @@ def option_name(text: str) -> str:
 
 
 def listed_axis(option: str, values: Sequence[Any]) -> Axis:
-    """Returns the axis of an option with these values.
+    """Returns an axis with a list of values for an option.
 
-    Raises a `UsageError` without values, or if one comes twice.
+    Raises a `UsageError` if there are no values, or if a value occurs twice.
     """
     axis = Axis(option, tuple(values))
     if not values or len(set(axis.choices)) < len(values):
@@ -111,11 +111,11 @@ def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) ->
 
 
 def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-    """Returns the combinations of values that a sweep tries, each with a value for every axis.
+    """Returns the points that a sweep tries. A point has a value for every axis.
 
-    With `draws`, it is this number of random combinations. If all values are listed, the draws differ, and there
-    may be fewer. Raises a `UsageError` if an option has two axes, if a range would have to be listed in full, or
-    if there are too many combinations.
+    By default, these are all combinations. With `draws`, they are this many random combinations. If all axes are
+    lists, random combinations are distinct, so there may be fewer. Raises a `UsageError` if an option has two
+    axes, if a continuous range would have to be listed in full, or if there are too many combinations.
     """
     names = [axis.option for axis in axes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -139,7 +139,7 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
 
 
 def combinations(axes: Sequence[Axis]) -> int | None:
-    """Returns the number of combinations, or None if an axis is a continuous range."""
+    """Returns the number of combinations of values, or None if an axis is a continuous range."""
     return math.prod(len(axis.values) for axis in axes) if all(axis.values for axis in axes) else None
 
 
@@ -168,7 +168,7 @@ def _drawn(axis: Axis, source: random.Random) -> Any:
 
 
 def rounded(axis: Axis, number: float) -> float:
-    """Returns a number of a range with six digits, or with all of them where rounding would leave the range."""
+    """Rounds a value of a range to six digits, unless the rounded value would be outside the range."""
     short = float(f"{number:.6g}")
     return short if axis.low <= short <= axis.high else min(max(number, axis.low), axis.high)
 

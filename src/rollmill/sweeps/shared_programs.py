@@ -1,4 +1,4 @@
-"""Trials that share a program: those that differ in seeds and hyperparameters that are data."""
+"""Finds trials that can share a program, since they differ only in seeds and numeric hyperparameters."""
 
 import math
 from collections import Counter
@@ -35,10 +35,10 @@ def trials_together(
     places: int,
     most: int = MAX_TRIALS,
 ) -> list[Trial]:
-    """Returns the trials that can start in one program, the first waiting one among them, or an empty list.
+    """Returns the trials that can start now in one program, including the first waiting trial, or an empty list.
 
-    Trials with names in `alone` need a program of their own, because one that they shared has failed. Trials are
-    divided among the `places` parts of the machine that are free, at most `most` to each.
+    Trials named in `alone` need their own program, because a program that they shared has failed. Trials are
+    divided among the `places` free parts of the machine, at most `most` to each.
     """
     if not waiting or not _is_fresh(sweep, waiting[0], alone) or not _may_share(waiting[0]):
         return []
@@ -50,7 +50,7 @@ def trials_together(
 
 
 def num_programs(sweep: SweepDirectory, waiting: Sequence[Trial], alone: Collection[str]) -> int:
-    """Returns the minimum number of programs for the queued trials. See `trials_together` for `alone`."""
+    """Returns the minimum number of programs for the waiting trials. See `trials_together` for `alone`."""
     looked_at = waiting[:LOOKED_AT]
     shared = [trial for trial in looked_at if _is_fresh(sweep, trial, alone) and _may_share(trial)]
     alike = Counter(repr(_constants(trial)) for trial in shared)
@@ -90,7 +90,7 @@ def _may_share(trial: Trial) -> bool:
 
 
 def follows_one_training(options: RunOptions) -> bool:
-    """Returns whether a tracker needs a process per run."""
+    """Returns whether a run has a tracker that requires a separate process for each run."""
     return any(name in ONE_OF_A_PROCESS for name in options.track)
 
 

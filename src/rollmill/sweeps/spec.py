@@ -16,7 +16,7 @@ QUIETLY = {"tensorboard": False, "quiet": True}
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One trial of a sweep, with its name and its values."""
 
     name: str
     point: dict[str, Any]
@@ -26,7 +26,7 @@ class Trial:
 
     @property
     def seeds(self) -> range | None:
-        """The seeds trained in one program, if seeds are grouped."""
+        """The seeds that the trial trains in one program, if seeds are grouped."""
         return seeds_of(self.point.get("seed"))
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ default."""
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """The specification of a sweep, which never changes."""
+    """The specification of a sweep: the request of all trials and the varied options. It never changes."""
 
     request: TrainingRequest
     """What all trials have in common."""
@@ -63,11 +63,11 @@ class SweepSpec:
 
     @property
     def options_varied(self) -> tuple[str, ...]:
-        """Names of the options that differ from trial to trial."""
+        """Names of the options that differ between trials."""
         return tuple(axis.option for axis in self.axes)
 
     def trials(self, points: Sequence[Sequence[Any]]) -> list[Trial]:
-        """Returns the trials with these values, which are all trials so far."""
+        """Returns the trials with these values, in the same order."""
         width = len(str(self.num_trials - 1))
         named = [dict(zip(self.options_varied, hashable(point), strict=True)) for point in points]
         return [Trial(f"{index:0{width}}", point, self.request_at(point)) for index, point in enumerate(named)]
@@ -79,17 +79,17 @@ class SweepSpec:
         return self.request.changed(QUIETLY).at(point)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the description as a JSON object."""
+        """Returns the specification as a JSON object."""
         return writable(asdict(self)) | {"axes": [writable(axis) for axis in self.axes]}
 
 
 def hashable(value: Any) -> Any:
-    """Returns a value of JSON with tuples in place of lists, as points are compared."""
+    """Converts a JSON value to a hashable value, with tuples instead of lists, in order to compare points."""
     return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def text_of(value: Any) -> str:
-    """Returns a value as a table shows it: `64 64` for the sizes of layers."""
+    """Returns a value as tables show it: `64 64` for a list of layer sizes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return " ".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)

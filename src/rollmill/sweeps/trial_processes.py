@@ -1,4 +1,4 @@
-"""Processes of trials: how one is started, how it ended, and how all are stopped."""
+"""Starts and stops the processes of trials, and finds out how they ended."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ MAX_KILLS = 3
 
 @dataclass
 class RunningTrial:
-    """A trial with a process, possibly shared."""
+    """A running process with one trial, or with several trials that share a program."""
 
     trial: Trial
     """The first one, whose log the process writes."""
@@ -38,22 +38,23 @@ class RunningTrial:
 
     @property
     def trials(self) -> Sequence[Trial]:
-        """All trials of the process."""
+        """All trials that the process trains."""
         return (self.trial, *self.beside)
 
     @property
     def seconds(self) -> float:
-        """Time since the process was started."""
+        """Seconds since the process was started."""
         return time.monotonic() - self.began
 
 
 def start_trials(
     sweep: SweepDirectory, trials: Sequence[Trial], part: MachinePart, imports: Collection[str]
 ) -> Child:
-    """Starts the process of a trial, or of several in one program, in its part of the machine.
+    """Starts a process for one trial, or for several trials in one program, on its part of the machine.
 
-    It writes the first trial's log, and may import the modules in `imports`. Raises a `CheckpointError` if the log
-    or a run is a link or has another type, and a `StorageError` if the log cannot be opened.
+    Its output goes to the first trial's log. The process may import the modules in `imports`. Raises a
+    `CheckpointError` if the log or a run is a link or has another file type, and a `StorageError` if the log
+    cannot be opened.
     """
     orders = [sweep.order(trial) for trial in trials]
     order = orders[0] if len(orders) == 1 else Order(together=tuple(each.trained for each in orders))
@@ -93,7 +94,9 @@ def _start(
 
 
 def how_lost(code: int) -> str | None:
-    """Returns how a process was lost by no fault of its trial, for the user, or None if it failed by itself."""
+    """Describes how a process was lost if that was not the fault of its trial. Returns None if the trial itself
+    failed.
+    """
     if code < 0 or code - 128 in CAUGHT:
         return ending(code if code < 0 else 128 - code)
     if code == DeviceLostError.exit_code:
