@@ -1,1 +1,1 @@
-"""Profiles a run: windows with and without the profiler take turns, and become a `Profile`."""
+"""Profiles a run: alternates windows with and without the JAX profiler, and turns them into a `Profile`."""

@@ -1,10 +1,10 @@
 """Suggests changes that would make a profiled run faster. Each rule turns a profile into one suggestion.
 
-A rule applies only if its subject takes at least a tenth of the time. Its prediction is that time multiplied by a
-fraction stated here. No rule knows the speed of any machine. The fractions are chosen so that at least half of a
-prediction is gained. If the gain depends on something that a profile does not measure, the rule predicts nothing,
-and says how to measure it. For example, time saved in one of several processes may only make it wait longer for
-the others, and one more process does not bring one more core.
+A rule applies only to something that takes at least a tenth of the time. Its prediction is this time multiplied by
+a fraction stated in this module. The fractions are chosen so that at least half of a prediction is gained, and do
+not depend on the machine. If a gain depends on something that a profile does not measure, the rule predicts
+nothing and says how to measure it. For example, time saved in one of several processes may only make that process
+wait longer for the others.
 """
 
 from collections.abc import Callable
@@ -62,26 +62,28 @@ LEARNING = frozenset({"gradients", "update"})
 
 
 def advise(profile: Profile) -> tuple[Advice, ...]:
-    """All advice for a profile, the largest predicted saving first, or none if no rule applies."""
+    """Returns all advice for a profile, the largest predicted saving first."""
     profile = replace(profile, processes=working_processes(profile.processes))
     found = [advice for rule in RULES if (advice := rule(profile)) is not None]
     return tuple(sorted(found, key=lambda advice: -advice.saves))
 
 
 def with_advice(profile: Profile) -> Profile:
-    """Returns the profile with advice."""
+    """Returns the profile with its advice added."""
     return replace(profile, advice=advise(profile))
 
 
 def fuse_rollouts(profile: Profile) -> Advice | None:
-    """Many kernels of environment and policy with idle time between them, without fusion."""
+    """Suggests fusion if environment and policy consist of many kernels with idle time between them."""
     if _on_cpu(profile) or not _fusion_is(profile, "off") or profile.training.possible_fusion == "off":
         return None
     return _fuse(profile, ROLLOUT, "environment and policy", f"--fusion {profile.training.possible_fusion}")
 
 
 def fuse_gradients(profile: Profile) -> Advice | None:
-    """Many kernels of gradients and update with idle time between them, where only rollouts are fused."""
+    """Suggests full fusion if only rollouts are fused, and gradients and update consist of many kernels with idle
+    time between them.
+    """
     if _on_cpu(profile) or not _fusion_is(profile, "rollout") or profile.training.possible_fusion != "full":
         return None
     return _fuse(profile, LEARNING, "gradients and update", "--fusion full")
@@ -121,7 +123,9 @@ def _has_short_kernels(operation: OperationTime) -> bool:
 
 
 def fuse_on_cpu(profile: Profile) -> Advice | None:
-    """Suggests kernels for rollouts, or rollouts and gradients, that a CPU computes one instruction at a time."""
+    """Suggests CPU kernels for rollouts, or for rollouts and gradients, that XLA computes one instruction at a
+    time.
+    """
     if not _on_cpu(profile) or not _fusion_is(profile, "off") or profile.training.possible_fusion == "off":
         return None
     depth = profile.training.possible_fusion
@@ -165,7 +169,9 @@ def _beyond_arithmetic(profile: Profile, names: frozenset[str]) -> float:
 
 
 def add_actors(profile: Profile) -> Advice | None:
-    """The device waits while one process steps environments of the host, and they wait, or cores are idle."""
+    """Suggests actors if the device waits while one process steps host environments, and these wait or cores are
+    idle.
+    """
     stepping = fsum(map(_stepping_alone, profile.processes))
     share = whole_time(profile).share(stepping)
     use, numbers = profile.cores, profile.training.possible_actors
@@ -224,8 +230,8 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 
 def wait_less(profile: Profile) -> Advice | None:
-    """Suggests fewer or asynchronous workers if they wait, send and receive for much of the time. Predicts no
-    saving.
+    """Suggests fewer or asynchronous workers if workers spend much of the time waiting, sending and receiving.
+    Predicts no saving.
     """
     workers = profile.processes
     if len(workers) < 2 or profile.training.replicas < 2:
@@ -261,7 +267,7 @@ def _waiting_for_workers(process: ProcessTime) -> float:
 
 
 def write_less(profile: Profile) -> Advice | None:
-    """Metrics and checkpoints are written for much of the time, in which the device waits."""
+    """Suggests writing metrics or checkpoints less often if the device waits for files much of the time."""
     activities = [one for process in profile.processes for one in process.host if one.category == "storage"]
     names = {one.activity for one in activities}
     waited_for = fsum(one.host for one in profile.operations if "/".join(one.path) in names)
@@ -289,7 +295,7 @@ def _rarer_checkpoints(profile: Profile) -> str:
 
 
 def enlarge_batches(profile: Profile) -> Advice | None:
-    """Suggests larger batches if starting programs takes longer than computing them."""
+    """Suggests more environments if launching programs takes longer than computing them."""
     dispatching = fsum(map(_dispatching_alone, profile.processes))
     share = whole_time(profile).share(dispatching)
     computing = fsum(operation.device for operation in profile.operations)
@@ -314,7 +320,7 @@ def _dispatching_alone(process: ProcessTime) -> float:
 
 
 def reduce_traffic(profile: Profile) -> Advice | None:
-    """Suggests less memory traffic if gradients are limited by memory bandwidth."""
+    """Suggests moving less data if the computation of gradients is limited by memory bandwidth."""
     if profile.ceilings is None or profile.ceilings.bytes_per_second <= 0:
         return None
     operations = [one for one in _named(profile, GRADIENTS) if one.bytes > 0 and one.device > 0]
@@ -350,7 +356,9 @@ def reduce_traffic(profile: Profile) -> Advice | None:
 
 
 def distrust_utilisation(profile: Profile) -> Advice | None:
-    """The driver's utilisation is far above the time that a device was at work: a fact, without an option."""
+    """Points out that the utilisation reported by the driver is far above the share of time in which the device
+    worked.
+    """
     gaps = [(one.utilisation - _true_work(one.sm_activity, one.occupied), one) for one in profile.devices]
     if not gaps:
         return None

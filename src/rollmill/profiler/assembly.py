@@ -1,4 +1,4 @@
-"""Makes the profile of a run from its windows."""
+"""Builds the profile of a run from its recorded windows."""
 
 import statistics
 import sys
@@ -27,10 +27,10 @@ def profile_of(
     error: Exception | None,
     command: str,
 ) -> results.Profile:
-    """Returns a run's profile, with advice, from its windows. At least one window must have been read.
+    """Builds a run's profile, with advice, from its windows. At least one window must have been read.
 
-    `calibrate` measures the machine again. `error` is the error that ended training, if any. `command` is the
-    command line that profiles the run again. An empty one means the command line of this process.
+    `calibrate` repeats the calibration of the machine. `error` is the error that ended training, if any. `command`
+    is the command line for profiling the run again. If it is empty, the command line of this process is used.
     """
     notes = [f"Training ended with an error: {first_line(error)}"] if error else []
     notes += _notes(prepared, windows)

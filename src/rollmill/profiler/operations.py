@@ -1,4 +1,4 @@
-"""Finds the operations of a profiled training, with kernels divided that are of several operations."""
+"""Computes the operations of a profiled run, and divides kernels that belong to several operations."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,11 +27,11 @@ def operations_of(
     iteration: float,
     notes: list[str],
 ) -> list[OperationTime]:
-    """Returns the operations, with library kernels and a rollout kernel divided among the operations they compute.
+    """Returns the operations of a run, with library kernels and rollout kernels divided among the operations that
+    they compute.
 
-    With workers, the process that coordinates them waits, and does not count in the time of an iteration.
-    `iteration` is its duration without the profiler, in seconds. Sentences about coarse figures are added to
-    `notes`.
+    With workers, the coordinating process only waits, and is left out. `iteration` is the duration of an iteration
+    without the profiler, in seconds. Sentences about approximate figures are appended to `notes`.
     """
     found = operations(working_processes(processes), costs, iteration)
     if prepared.program is None:

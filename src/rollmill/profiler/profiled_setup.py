@@ -1,4 +1,4 @@
-"""Describes the profiled training for reports and advice."""
+"""Describes a profiled run for reports and advice."""
 
 import math
 import shlex
@@ -20,7 +20,9 @@ MAX_ACTORS = 8
 
 
 def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:
-    """Describes the profiled training. An empty `command` stands for the command line of this process."""
+    """Describes a profiled run for reports and advice. An empty `command` stands for the command line of this
+    process.
+    """
     loops, described, options = prepared.algorithm.loops, prepared.config["graph"], prepared.options
     plan = prepared.spec.read_plan()
     return ProfiledSetup(

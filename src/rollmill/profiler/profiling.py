@@ -1,4 +1,4 @@
-"""Profiles a run for a bounded time."""
+"""Profiles a run for a limited time."""
 
 import contextlib
 import signal
@@ -32,7 +32,7 @@ REPORT_SECONDS = 0.02
 @with_field_help
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Settings of profiling."""
+    """Settings of profiling: the number and duration of time windows, and whether to calibrate again."""
 
     windows: Annotated[int, Range(1, 1000)] = 3
     """Windows of time with the profiler. Before and after each there is one without it."""
@@ -52,14 +52,14 @@ class ProfileOptions:
 
 
 class NothingProfiled(RollmillError):
-    """Training ended before the end of the first window with the profiler."""
+    """Raised if training ends before the end of the first window with the profiler."""
 
 
 class ProfilingStopped(RollmillError):
-    """A signal or an error ended the training before all windows were done.
+    """Raised if a signal or an error ends training before all windows are complete.
 
-    `reason` names it, `code` is the exit code (128 plus the number of a signal), and `found` the profile by the
-    windows that were done, or None.
+    `reason` names the signal or error. `code` is the exit code, which is 128 plus the number of a signal. `found`
+    is the profile of the completed windows, or None.
     """
 
     def __init__(self, reason: str, code: int, found: results.Profile | None) -> None:
@@ -80,24 +80,25 @@ def profile(
     command: str = "",
     show: Callable[[str], None] = lambda line: None,
 ) -> results.Profile:
-    """Trains for a limited time, and returns where that time was spent.
+    """Trains for a limited time, and returns where the time was spent.
 
-    The run is an ordinary one, in a temporary run directory. Windows with and without the profiler alternate until
+    The run is an ordinary run in a temporary run directory. Windows with and without the profiler alternate until
     there are enough, or until training ends.
 
     Args:
-        algorithm: a graph, such as `rollmill.ppo(env)`. It should train for longer than the windows take.
+        algorithm: a graph, such as `rollmill.ppo(env)`. It should train for longer than all windows take together.
         options: options of the run, as for `rollmill.train`, but without a run directory.
         how: number and duration of the windows.
         imports: modules that registered the environment, network or algorithm.
         recipe: the recipe that the hyperparameters come from.
-        command: the command line that profiles it again, shown in reports.
+        command: the command line for profiling the run again, which reports show.
         show: prints a line for the user.
 
     Raises:
-        UsageError: for options that cannot be used.
-        NothingProfiled: the training ended before anything was measured.
-        ProfilingStopped: a signal or an error ended the training. It has the profile of what was measured.
+        UsageError: the options cannot be used.
+        NothingProfiled: training ended before anything was measured.
+        ProfilingStopped: a signal or an error ended training. The exception contains the profile of what was
+            measured.
 
     Examples:
         >>> profile = rollmill.profile(rollmill.ppo("CartPole-v1", total_timesteps=500_000))

@@ -1,4 +1,4 @@
-"""Alternates windows with and without the profiler until there are enough."""
+"""Alternates windows of time with and without the profiler during a run."""
 
 import statistics
 import time
@@ -39,7 +39,7 @@ REPLY_SECONDS, FORGET_SECONDS = 300.0, 30.0
 
 @runtime_checkable
 class RecordsWorkers(Protocol):
-    """A training in worker processes that can be recorded."""
+    """Interface of a training session whose worker processes can be recorded."""
 
     def start_recording(self) -> Sequence[str]:
         """Starts recording in every worker, and returns their names."""
@@ -50,19 +50,19 @@ class RecordsWorkers(Protocol):
         ...
 
     def abandon_recording(self, number: int) -> None:
-        """Stops recording in every worker and discards the events. Each replies with a `Recorded` too."""
+        """Stops recording in every worker and discards the events. Each worker still replies with a `Recorded`."""
         ...
 
 
 class ReportedProgress(NamedTuple):
-    """The number of completed iterations at a time of the monotonic clock, in nanoseconds."""
+    """The number of iterations completed at a time of the monotonic clock, in nanoseconds."""
 
     now: int
     iteration: int
 
 
 class WindowSpan(NamedTuple):
-    """A window of time, from one report to another."""
+    """The beginning and end of a window, at two reports of a run."""
 
     begin: ReportedProgress
     end: ReportedProgress
@@ -74,12 +74,12 @@ class WindowSpan(NamedTuple):
 
     @property
     def per_iteration(self) -> float:
-        """Nanoseconds of an iteration."""
+        """Mean duration of an iteration in the window, in nanoseconds."""
         return (self.end.now - self.begin.now) / self.iterations
 
 
 class PlainWindow(NamedTuple):
-    """A window without the profiler."""
+    """A window of time without the profiler."""
 
     span: WindowSpan
     activity: list[dict[str, Any]]
@@ -89,7 +89,7 @@ class PlainWindow(NamedTuple):
 
 
 class ProfiledWindow(NamedTuple):
-    """A window with the profiler, in all processes."""
+    """A window of time with the profiler, in all processes."""
 
     span: WindowSpan
     processes: dict[str, RecordedWindow]
@@ -101,17 +101,17 @@ class ProfiledWindow(NamedTuple):
 
     @property
     def program_events(self) -> float:
-        """Events of compiled programs in an iteration, in all processes."""
+        """Number of events of compiled programs per iteration, in all processes."""
         return sum(each.times.program_events for each in self.processes.values()) / self.span.iterations
 
     @property
     def span_events(self) -> float:
-        """Events of the host in an iteration, in all processes."""
+        """Number of host events per iteration, in all processes."""
         return sum(each.times.span_events for each in self.processes.values()) / self.span.iterations
 
     @property
     def waiting(self) -> float | None:
-        """Nanoseconds of an iteration in which an accelerator waits for the host, or None if that is not known."""
+        """Nanoseconds per iteration in which a GPU waits for the host, or None if that is not known."""
         if self.use is None:
             return None
         return max(0.0, self.span.per_iteration - self.use.working / self.span.iterations)
@@ -123,17 +123,18 @@ Steps: TypeAlias = Generator[None, ReportedProgress, T]
 
 
 class Windows:
-    """The windows of a run, advanced by its reports.
+    """The windows of a profiled run, which advance whenever the run reports metrics.
 
     Args:
         count: number of windows with the profiler whose events are read.
-        unread: number of windows with it after each of them whose events are not. They show how much longer an
-            iteration takes, and on an accelerator how long it waits for the host.
-        seconds: shortest duration of a window without it.
-        profiled_seconds: shortest duration of a window with it.
+        unread: number of further windows with the profiler after each of these. Their events are not read. They
+            show how much longer an iteration takes and, on a GPU, how long it waits for the host.
+        seconds: shortest duration of a window without the profiler.
+        profiled_seconds: shortest duration of a window with the profiler.
         workers: records the workers, if they are processes.
-        activity: the driver's figures of GPUs.
-        learns_from: first iteration that learns, because a replay memory is filled first. No window begins before.
+        activity: the driver's figures for GPUs.
+        learns_from: first iteration with learning, after a replay memory has been filled. No window begins before
+            it.
         show: shows a line to the user.
     """
 
@@ -169,7 +170,7 @@ class Windows:
         next(self._steps)
 
     def advance(self, iteration: int) -> None:
-        """Advances by a report of metrics after this many iterations."""
+        """Advances the windows at a report of metrics. `iteration` is the number of iterations completed."""
         if not self.done:
             try:
                 self._steps.send(ReportedProgress(time.monotonic_ns(), iteration))
@@ -177,15 +178,15 @@ class Windows:
                 self.done = True
 
     def receive(self, worker: str, number: int, window: RecordedWindow | None) -> None:
-        """Receives a worker's window, or None if it discarded the events.
+        """Receives the window that a worker recorded, or None if the worker discarded its events.
 
-        Replies to earlier requests come too late, and are ignored.
+        Replies to earlier requests are late, and are ignored.
         """
         if number == self._number:
             self._received[worker] = window
 
     def close(self) -> None:
-        """Ends a running recording without a window."""
+        """Ends a recording in progress without turning it into a window."""
         self._steps.close()
         self._recorder.abandon()
 
@@ -198,37 +199,37 @@ class Windows:
 
     @property
     def activities(self) -> list[list[dict[str, Any]]]:
-        """The driver's figures of each GPU, in each window without the profiler."""
+        """The driver's figures for each GPU, in each window without the profiler."""
         return [window.activity for window in self._unprofiled]
 
     @property
     def cores(self) -> CoreUse | None:
-        """The cores at work in the windows without the profiler, or None if that is not known."""
+        """How many cores were at work in the windows without the profiler, or None if that is not known."""
         return core_use([window.processors for window in self._unprofiled])
 
     @property
     def profiled(self) -> list[ProfiledWindow]:
-        """Returns the windows with the profiler whose events were read."""
+        """The windows with the profiler whose events were read."""
         return [window for window in self.recorded if window.processes]
 
     @property
     def iterations(self) -> int:
-        """Number of iterations in all windows read."""
+        """Number of iterations in all windows whose events were read."""
         return sum(window.span.iterations for window in self.profiled)
 
     @property
     def planned(self) -> int:
-        """Number of windows with the profiler, if the training does not end before."""
+        """Number of windows with the profiler if training does not end earlier."""
         return self._count * (1 + self._unread)
 
     @property
     def lost_workers(self) -> list[str]:
-        """Workers without a recording in some window."""
+        """Names of workers whose recording of at least one window is missing."""
         return sorted({name for window in self.incomplete for name in window.missing})
 
     @property
     def waits(self) -> float:
-        """Times that the accelerator waits for the host in an iteration with the profiler, or 0 if not known."""
+        """How often per iteration the GPU waits for the host under the profiler, or 0 if that is not known."""
         measured = [
             (window.use.waits, window.span.iterations) for window in self.recorded if window.use is not None
         ]
@@ -237,8 +238,8 @@ class Windows:
     def pairs(self) -> list[PairedWindow]:
         """Pairs each window with the profiler with the preceding window without it.
 
-        No two pairs share a window, so that the profiler's cost in some of them can be tested with others. For a
-        window not read, the number of events is the mean of the others.
+        No two pairs share a window, so the cost of the profiler in some pairs can be tested on the others. If the
+        events of a window were not read, the mean number of events in the other windows is used.
         """
         programs = statistics.fmean(window.program_events for window in self.profiled)
         spans = statistics.fmean(window.span_events for window in self.profiled)
@@ -249,7 +250,7 @@ class Windows:
         return pairs
 
     def by_process(self) -> list[ProcessWindows]:
-        """Returns the windows of each process: a worker may have started later, or ended early."""
+        """Returns the windows of each process. A worker may lack windows if it started late or ended early."""
         processes = []
         for name in dict.fromkeys(name for window in self.profiled for name in window.processes):
             windows = [window for window in self.profiled if name in window.processes]
@@ -405,14 +406,16 @@ def _is_steady(before: WindowSpan | None, now: WindowSpan) -> bool:
 
 
 class ProfiledTraining:
-    """A `Training` that advances windows with its reports, and ends with the last window."""
+    """A training session that advances the profiler's windows with its reports, and ends with the last window."""
 
     def __init__(self, training: Training, windows: Windows) -> None:
         self._training, self._windows = training, windows
         self.request_snapshot = training.request_snapshot
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
-        """Yields reports until the training ends, the last of them with its last state."""
+        """Yields the reports of the session until training ends. The last reports contain the final training
+        state.
+        """
         for report in self._training.run(lambda: self._windows.done or stopping()):
             yield report
             match report:
@@ -424,10 +427,10 @@ class ProfiledTraining:
 
     @property
     def out_of_reach(self) -> str:
-        """The workers on unreachable hosts, and these hosts."""
+        """Names of workers on unreachable hosts, with these hosts."""
         return self._training.out_of_reach
 
     @property
     def waited_for(self) -> str:
-        """The workers that delay the end of the run."""
+        """Names of workers that delay the end of the run."""
         return self._training.waited_for

@@ -1,1 +1,1 @@
-"""The profiler: time by operation, on hosts and devices, with the profiler's own cost taken out."""
+"""Reduces recordings of the JAX profiler to the time of each operation, without the profiler's own cost."""

@@ -1,8 +1,8 @@
-"""Divides the time of a traced window among operations and activities.
+"""Divides the time of a recorded window among operations and activities.
 
-Each instant of a thread belongs to the innermost event that says what is done. An instant in which several threads
-or streams compute is divided among them equally, so that the durations of all operations, and of the host alone,
-sum to the window.
+At each instant, a thread's time belongs to the innermost event that has a meaning. If several threads or streams
+compute at the same instant, it is divided among them equally. The durations of all operations, of the host, and of
+idle time therefore add up to the window.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ graphs, and the profiler, take some microseconds for each kernel. In a longer ga
 
 
 class StateSegment(NamedTuple):
-    """A time in which a lane's state does not change."""
+    """A period in which the state of a thread or stream does not change."""
 
     start: int
     end: int
@@ -106,7 +106,7 @@ class WindowTimes(NamedTuple):
     """Number of activities of each category that begin in another one."""
 
     def longer(self, factor: float) -> "WindowTimes":
-        """Scales all times and counts to a window that is longer by `factor`."""
+        """Scales all durations and counts to a window that is longer by `factor`."""
         if factor == 1.0:
             return self
         scaled = {name: _scaled(value, factor) for name, value in self._asdict().items()}
@@ -124,7 +124,9 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
-    """Yields the states of a lane from nanosecond `begin` to `end` of the trace's clock, without gaps."""
+    """Yields the successive states of a thread or stream from nanosecond `begin` to `end` of the trace's clock,
+    without gaps.
+    """
     open_events = _OpenEvents(lane)
     now = begin
     for event in lane.events:
@@ -202,7 +204,9 @@ def _after(work: DeviceWork) -> DeviceWork:
 
 
 def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> WindowTimes:
-    """Returns the times of one process from nanosecond `begin` to `end` of the trace's clock."""
+    """Divides the time of one process from nanosecond `begin` to `end` of the trace's clock among operations and
+    activities.
+    """
     changes: list[tuple[int, int, LaneState]] = []
     host: dict[HostActivity, float] = defaultdict(float)
     kernel_time = 0.0

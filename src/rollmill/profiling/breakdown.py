@@ -1,4 +1,4 @@
-"""Sums over a profile that reports and advice share."""
+"""Sums over the operations and processes of a profile, used by reports and advice."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ MAX_DEPTH = 16
 
 
 class OperationNode(NamedTuple):
-    """An operation with those inside it. Its figures are sums of both, for an iteration."""
+    """An operation in a tree of operations. Its figures include the operations inside it, per iteration."""
 
     path: tuple[str, ...]
     device: float
@@ -29,22 +29,25 @@ class OperationNode(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Device and host together."""
+        """Device and host time of the operation together, in seconds per iteration."""
         return self.device + self.host
 
     @property
     def name(self) -> str:
-        """The operation's own name."""
+        """The last part of the operation's path."""
         return self.path[-1]
 
     @property
     def depth(self) -> int:
-        """Number of operations around it."""
+        """Number of operations that enclose this one."""
         return len(self.path) - 1
 
 
 def operation_tree(operations: Sequence[OperationTime]) -> tuple[OperationNode, ...]:
-    """Returns the outermost operations, the longest first. Operations named only by their parts are added."""
+    """Builds a tree of operations, and returns the outermost ones, the longest first.
+
+    Operations that occur only as parts of paths are added.
+    """
     named = [replace(one, path=one.path[:MAX_DEPTH]) for one in operations if one.path]
     return _nodes_below((), named)
 
@@ -73,7 +76,7 @@ def _summed(path: tuple[str, ...], operations: Sequence[OperationTime]) -> Opera
 
 
 def in_order(nodes: Iterable[OperationNode]) -> Iterator[OperationNode]:
-    """Yields every operation of a tree, each before those inside."""
+    """Yields every operation of a tree, each before the operations inside it."""
     for node in nodes:
         yield node
         yield from in_order(node.inside)
@@ -89,8 +92,8 @@ class ShownOperations(NamedTuple):
 
 
 def longest_operations(profile: Profile, *, least: float, most: int | None = None) -> ShownOperations:
-    """Returns the longest operations of a profile, at most `most`, with at least the share `least` of the whole
-    time.
+    """Returns the longest operations of a profile: at most `most`, each with at least the share `least` of the
+    whole time.
     """
     whole = whole_time(profile)
     nodes = [node for node in in_order(operation_tree(profile.operations)) if whole.share(node.seconds) >= least]
@@ -100,7 +103,7 @@ def longest_operations(profile: Profile, *, least: float, most: int | None = Non
 
 
 class WholeTime(NamedTuple):
-    """Returns the seconds of an iteration, summed over the processes that train, and the seconds outside any
+    """Seconds of an iteration, summed over the processes that train, and the seconds that belong to no
     operation.
     """
 
@@ -111,13 +114,13 @@ class WholeTime(NamedTuple):
     """Time of no operation in which host or device are at work."""
 
     def share(self, seconds: float) -> float:
-        """Returns the part of the whole, from 0 to 1."""
+        """Returns the fraction of the whole time, from 0 to 1."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
 
 @runtime_checkable
 class HasName(Protocol):
-    """Something with a name: a process or its recording."""
+    """Interface of an object with a process name: a process, or its recording."""
 
     @property
     def name(self) -> str:
@@ -129,12 +132,12 @@ Process = TypeVar("Process", bound=HasName)
 
 
 def working_processes(processes: Sequence[Process]) -> tuple[Process, ...]:
-    """Returns the processes that train. A process that coordinates workers only waits for them."""
+    """Returns the processes that train, without a coordinating process, which only waits for workers."""
     return tuple(process for process in processes if process.name != THIS_PROCESS) or tuple(processes)
 
 
 def whole_time(profile: Profile) -> WholeTime:
-    """Returns the time of an iteration of each process that trains, which shares are relative to."""
+    """Returns the total time of an iteration in all processes that train. Shares are relative to it."""
     named = fsum(operation.seconds for operation in profile.operations)
     overlap = total_overlap(working_processes(profile.processes))
     measured = duration_of(overlap)
@@ -144,12 +147,14 @@ def whole_time(profile: Profile) -> WholeTime:
 
 
 def duration_of(overlap: Overlap) -> float:
-    """Returns the duration of the iteration, the sum of the four parts."""
+    """Returns the duration of an iteration, which is the sum of the four parts of `overlap`."""
     return overlap.host_only + overlap.device_only + overlap.both + overlap.neither
 
 
 class DeviceKinds(NamedTuple):
-    """Seconds of an iteration by the devices' work, summed over the processes that train."""
+    """Seconds per iteration in which devices compute, copy, exchange data or are idle, summed over the processes
+    that train.
+    """
 
     kernels: float
     """Instructions that compute, and the time between them without any other."""
@@ -159,7 +164,7 @@ class DeviceKinds(NamedTuple):
 
 
 def device_kinds(profile: Profile) -> DeviceKinds:
-    """Returns the time of the devices in an iteration, by their work."""
+    """Returns the device time of an iteration by kind of work."""
     device = fsum(operation.device for operation in profile.operations)
     copies = fsum(operation.copies for operation in profile.operations)
     collectives = fsum(operation.collectives for operation in profile.operations)
@@ -171,23 +176,25 @@ OVERLAPS = {"both at work": "both", "only the device": "device", "only the host"
 
 
 def overlap_values(overlap: Overlap) -> tuple[float, float, float, float]:
-    """Returns the parts of an overlap in the order of `OVERLAPS`."""
+    """Returns the four parts of an overlap in the order of `OVERLAPS`."""
     return overlap.both, overlap.device_only, overlap.host_only, overlap.neither
 
 
 def total_overlap(processes: Sequence[ProcessTime]) -> Overlap:
-    """Sums over processes."""
+    """Sums the overlap of host and device over processes."""
     names = ("host_only", "device_only", "both", "neither")
     return Overlap(**{name: fsum(getattr(one.overlap, name) for one in processes) for name in names})
 
 
 def category_seconds(process: ProcessTime, category: str) -> float:
-    """Returns the seconds of a process's activities of one category."""
+    """Returns the seconds per iteration of a process's host activities in one category."""
     return fsum(one.seconds for one in process.host if one.category == category)
 
 
 def stepping_seconds(process: ProcessTime) -> float:
-    """Returns the seconds of a process's environment steps: simulators, and Python code around them."""
+    """Returns the seconds per iteration in which a process steps host environments, including the Python code
+    around simulators.
+    """
     is_step = lambda name: name == STEPPING or name.startswith(f"{STEPPING}/")
     return fsum(
         one.seconds
@@ -197,7 +204,7 @@ def stepping_seconds(process: ProcessTime) -> float:
 
 
 def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
-    """Returns the spans of each lane of a timeline by their start, without impossible ones."""
+    """Returns the valid spans of each lane in a process's timeline, sorted by their start."""
     lanes: dict[str, list[TimelineSpan]] = {}
     for span in sorted(process.timeline, key=lambda one: one.start):
         if 0.0 <= span.start <= span.end < inf:
@@ -206,7 +213,9 @@ def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
 
 
 def first_of_each_kind(processes: Sequence[ProcessTime], most: int) -> list[ProcessTime]:
-    """Returns at most `most` processes in their order, the first of each kind, such as `actor`."""
+    """Selects at most `most` processes in their order, preferring the first process of each kind, such as
+    `actor`.
+    """
     rank: dict[str, int] = {}
     order = []
     for index, process in enumerate(processes):

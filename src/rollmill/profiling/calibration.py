@@ -1,4 +1,4 @@
-"""Properties of a machine that profiles need, measured once and cached."""
+"""Measures properties of a machine that profiles need, and caches them."""
 
 import json
 import time
@@ -28,7 +28,7 @@ METHOD = 2
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measured properties of one machine with one version of the compiler."""
+    """Measured properties of one machine with one version of JAX."""
 
     machine: str
     inside: float
@@ -40,7 +40,9 @@ class Calibration:
 
 
 def calibrated(*, fresh: bool = False) -> Calibration:
-    """Returns the calibration of this machine, from the cache or, if `fresh`, by a measurement of some seconds."""
+    """Returns the calibration of this machine, from the cache or, if `fresh`, from a measurement of some
+    seconds.
+    """
     file, machine = cache_root() / "profiling" / "calibration.json", _machine()
     if not fresh and (kept := _read(file)) is not None and kept.machine == machine:
         return kept

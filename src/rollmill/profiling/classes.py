@@ -1,4 +1,4 @@
-"""Classifies events of a trace: work of a compiled program, an activity of the host, or neither."""
+"""Classifies the events of a trace: an instruction of a compiled program, an activity of the host, or neither."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -50,19 +50,19 @@ OWN_KERNELS = {
 
 
 class DeviceWork(NamedTuple):
-    """The work of a compiled program's instruction."""
+    """State of a thread or stream that computes an instruction of a compiled program."""
 
     instruction: Instruction
 
 
 class KernelStart(NamedTuple):
-    """The launch of a kernel: the short time between it and the kernel before on its stream."""
+    """State of a stream in the short gap before a kernel, while the kernel is being launched."""
 
     instruction: Instruction
 
 
 class HostActivity(NamedTuple):
-    """An activity of the host."""
+    """State of a thread during an activity of the host."""
 
     name: str
     """An operation, such as `collect/environment`, or a call, such as `dispatch`."""
@@ -70,14 +70,14 @@ class HostActivity(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """The operation it belongs to."""
+        """The path of the operation that the activity belongs to."""
         return tuple(self.name.split("/"))
 
     def inside(self, around: "HostActivity | None") -> "HostActivity":
-        """Returns the activity as a part of another activity.
+        """Returns this activity as a part of an enclosing activity.
 
-        The user's operations are parts of the operation around them. A call that starts an operation's work
-        belongs to the operation.
+        The user's operations are parts of the enclosing operation. A call that launches work of an operation
+        belongs to that operation.
         """
         if self.category == INNER:
             return self._part_of(around)
@@ -90,7 +90,7 @@ class HostActivity(NamedTuple):
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call into the framework or the driver, and not an operation."""
+        """True for a call into JAX or the driver, and False for an operation."""
         return (self.name, self.category) in CALLS
 
     def _part_of(self, around: "HostActivity | None") -> "HostActivity":
@@ -104,7 +104,7 @@ PYTHON = HostActivity("python", "python")
 
 
 def is_span(event: Event) -> bool:
-    """Returns whether an event is a span of Rollmill's own Python code."""
+    """Returns whether an event is a span recorded by Rollmill itself."""
     return event.name.startswith(f"{SPAN_MARK}:") and not event.name.startswith(f"{SPAN_MARK}:{CLOCK}:")
 
 
@@ -115,9 +115,9 @@ LaneState: TypeAlias = EventClass | KernelStart
 
 
 class Classifier:
-    """Classifies events of a process's programs, with a cache by name.
+    """Classifies the events of a process's compiled programs, with a cache by name.
 
-    On an accelerator (`accelerated`), events of the host with names of instructions are launches.
+    On an accelerator (`accelerated`), host events that are named after instructions are launches.
     """
 
     def __init__(self, programs: Programs, *, accelerated: bool = False) -> None:
@@ -131,11 +131,11 @@ class Classifier:
         self._known: dict[tuple[str, str, str, bool], EventClass] = {}
 
     def is_instruction(self, name: str) -> bool:
-        """Returns whether a program has the instruction `name`."""
+        """Returns whether any program has an instruction called `name`."""
         return bool(self._modules_with(name))
 
     def is_ambiguous(self, name: str) -> bool:
-        """Returns whether several programs have the instruction `name`."""
+        """Returns whether several programs have an instruction called `name`."""
         return len(self._modules_with(name)) > 1
 
     def _modules_with(self, name: str) -> Sequence[str]:
@@ -167,11 +167,11 @@ class Classifier:
         return None
 
     def device_instruction(self, event: Event) -> Instruction:
-        """Returns the instruction that the device reports for an event, or else the instruction with the name of
-        its kernel.
+        """Returns the instruction that the device reports for an event, or else the instruction that the event's
+        kernel is named after.
 
-        XLA compiles equal instructions into one kernel with the name of one of them, so the name may belong to
-        another operation. In a CUDA graph nothing else is known.
+        XLA compiles equal instructions into one kernel, which is named after one of them, so the name may belong
+        to another operation. In a CUDA graph, only the name is known.
         """
         if (own := OWN_KERNELS.get(event.name)) is not None:
             return own
@@ -191,9 +191,9 @@ class Classifier:
 
 
 def kernel_name(name: str) -> str:
-    """Returns the name of a library kernel without its namespaces, template arguments and parameters.
+    """Shortens the name of a library kernel by removing namespaces, template arguments and parameters.
 
-    All copies have the same name: they are kernels in a CUDA graph, and transfers of the driver otherwise.
+    All copies get the same name, whether they are kernels of a CUDA graph or transfers by the driver.
     """
     if re.match(r"memcpy\d|MemcpyD2D", name):
         return COPIES_ON_DEVICE

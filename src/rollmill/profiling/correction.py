@@ -1,14 +1,14 @@
-"""Takes the profiler's own cost out of what it measured (Gleeson et al., "RL-Scope", MLSys 2021, section 3.4).
+"""Removes the profiler's own cost from its measurements (Gleeson et al., "RL-Scope", MLSys 2021, section 3.4).
 
-Recording an event costs time, part of it inside the event, the rest after it. Within a run, windows with and
-without the profiler take turns. Their difference, divided by the number of events, is an event's cost. The
-reported error is a prediction error: every second window is corrected by costs from the others. The part that lies
-inside events is measured on a program of known duration (`measure_event`).
+Recording an event costs time, partly inside the event and partly after it. Within a run, windows with and without
+the profiler alternate. Their difference, divided by the number of events, is the cost of an event. The share of
+the cost that falls inside events is measured with a program of known duration (`measure_event`). The reported
+error is a prediction error: every second window is corrected with the costs in the other windows.
 
-On an accelerator there are two costs. A kernel, and the start of the next kernel, take longer by about the same
-time in every recording. The host, too, takes longer to start kernels. If that makes the host late, the device
-waits, for a time that varies between recordings. So this waiting is measured in each window. It is limited to the
-time that windows without the profiler leave for it, and to its minimum over the windows.
+On an accelerator, there are two costs. A kernel, and the launch of the next kernel, take longer by about the same
+time in every recording. The host also takes longer to launch kernels. If it falls behind, the device waits, for a
+time that differs between recordings. The waiting time is therefore measured in each window. Without the profiler,
+it is at most the time that the rest of an iteration leaves, and at most the minimum over the windows.
 """
 
 import math
@@ -51,7 +51,7 @@ class PairedWindow(NamedTuple):
 
 
 class EventCosts(NamedTuple):
-    """Nanoseconds that recording an event adds to an iteration."""
+    """The cost of recording one event, in nanoseconds."""
 
     program: float
     span: float
@@ -68,19 +68,19 @@ class EventCosts(NamedTuple):
 
     @property
     def bounded(self) -> float:
-        """The cost of a program's event that is taken from its operation, within a factor of the calibrated one.
+        """Cost of a program event that is subtracted from its operation, limited to within a factor of the
+        calibrated cost.
 
-        On a machine with other work, windows differ by more than the profiler's cost, and that belongs to no
-        events. With several processes, which disturb each other, the difference of iterations is not the cost
-        of events either.
+        The limit is needed because other work on the machine makes windows differ by more than the profiler's
+        cost. Several processes also disturb each other, so their difference is not the cost of events.
         """
         if not self.calibrated:
             return self.program
         return min(max(self.program, self.calibrated / MAX_FACTOR), self.calibrated * MAX_FACTOR)
 
     def on(self, *, accelerated: bool) -> "EventCosts":
-        """Returns the costs in a process on an accelerator, or on a CPU. A calibration is valid for one of
-        them.
+        """Returns the costs in a process on an accelerator, or in a process on a CPU. A calibration is valid for
+        one of the two.
         """
         if accelerated == self.in_idle_time:
             return self
@@ -90,11 +90,11 @@ class EventCosts(NamedTuple):
 def costs(
     pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, calibrated: float = 0.0
 ) -> EventCosts:
-    """Returns the costs of events, estimated from all these windows.
+    """Estimates the cost of events from pairs of windows.
 
-    Spans of the host cost the extra time of an iteration, up to a limit, and events of programs the rest. If the
-    waiting time of an accelerator is known, it includes the cost of spans. The other arguments are fields of
-    `EventCosts`.
+    Host spans are taken to cause the additional time of an iteration up to a limit, and program events the rest.
+    If the waiting time of an accelerator is known, it includes the cost of spans. The other arguments are fields
+    of `EventCosts`.
     """
     if _know_waiting(pairs):
         program, kept = _costs_beside_waiting(pairs, calibrated)
@@ -133,23 +133,24 @@ def _cost(by_window: Sequence[float]) -> float:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """Returns the interquartile mean, which ignores outliers as a median does, and varies less."""
+    """Returns the interquartile mean, which ignores outliers like a median, but varies less."""
     outer = (len(values) + 1) // 4
     return statistics.fmean(sorted(values)[outer : len(values) - outer])
 
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
-    """Predicts nanoseconds of an iteration without the profiler, for a window with it."""
+    """Predicts the duration of an iteration without the profiler, in nanoseconds, from a window with it."""
     late = 0.0 if found.waiting_kept is None else max(0.0, (pair.waiting or 0.0) - found.waiting_kept)
     return pair.profiled - late - pair.program_events * found.program - pair.span_events * found.span
 
 
 def held_out_ratio(pairs: Sequence[PairedWindow], *, calibrated: float = 0.0) -> float:
-    """Returns the corrected duration of an iteration over that without the profiler: 1 if the correction is right.
+    """Returns the ratio of the corrected duration of an iteration to the duration without the profiler. It should
+    be 1.
 
-    Every second pair is corrected by the costs of the others, with which it shares no window, so this is the
-    error of a prediction. Each window is compared with the one before it, because the speed of a machine with
-    other work changes. A single pair is corrected by its own costs.
+    Every second pair is corrected with the costs in the other pairs, with which it shares no window, so this tests
+    a prediction. Each window is compared with the window before it, because the speed of a busy machine changes. A
+    single pair is corrected with its own costs.
     """
     if not _know_waiting(pairs):
         pairs = [pair._replace(waiting=None) for pair in pairs]
@@ -158,7 +159,7 @@ def held_out_ratio(pairs: Sequence[PairedWindow], *, calibrated: float = 0.0) ->
 
 
 class WithoutCost(NamedTuple):
-    """The times of a process without the profiler's cost, in nanoseconds of its windows."""
+    """The times of a process after the profiler's cost has been removed, in nanoseconds of its windows."""
 
     device: Mapping[Path, float]
     """Nanoseconds of each operation on the device."""
@@ -180,21 +181,21 @@ class IdleTime(NamedTuple):
 
     @property
     def waiting(self) -> float:
-        """The rest, in which the device waits."""
+        """Nanoseconds in which the device waits, which excludes the time of kernel launches."""
         return max(0.0, self.host_only + self.neither - self.starts)
 
 
 def without_cost(
     device: Mapping[Path, DeviceTime], found: EventCosts, *, idle: IdleTime, target: float, accelerators: int = 1
 ) -> WithoutCost:
-    """Returns the times of a process in windows that would have taken `target` nanoseconds without the profiler.
+    """Removes the profiler's cost from the times of a process, whose windows would have taken `target` nanoseconds
+    without it.
 
-    On an accelerator, most of the cost lies between kernels. Only the part inside kernels is subtracted from their
-    times, and the remainder from the time in which kernels are being started. The device waits for the remaining
-    time of the target. On a CPU, the cost is subtracted from the operations of its events. A remaining difference
-    from the target, caused by spans of the host or by other work on the machine, counts as waiting time. If there
-    is too little or too much of it, all times are scaled in proportion. With several `accelerators`, idle time is
-    the time in which none of them computes.
+    On an accelerator, most of the cost falls between kernels. Only the part inside kernels is subtracted from the
+    time of kernels, and the remainder from the time of launches. The rest of the target counts as waiting. On a
+    CPU, the cost is subtracted from the operations of its events. Any remaining difference from the target, caused
+    by host spans or other work on the machine, counts as waiting. If waiting cannot account for it, all times are
+    scaled in proportion. With several `accelerators`, idle time is the time in which none of them computes.
     """
     corrected = {path: _corrected(times, found) for path, times in device.items()}
     busy = math.fsum(corrected.values())
@@ -235,11 +236,11 @@ class MeasuredEvent(NamedTuple):
 
 
 def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
-    """Measures the cost of recording an event, and the share of it that lies inside the event.
+    """Measures the cost of recording an event, and the share of the cost that falls inside the event.
 
-    A program of many short instructions in a row runs with and without the profiler. The time by which its
-    kernels exceed the program without it is the cost inside. Time in which an accelerator waits for the host
-    belongs to no event.
+    A program of many short instructions runs with and without the profiler. The time by which its recorded kernels
+    exceed the duration of the program without the profiler is the cost inside events. Time in which an accelerator
+    waits for the host counts for no event.
     """
     on_cpu = jax.default_backend() == "cpu"
     argument = jnp.zeros(512) if on_cpu else jnp.zeros((512, 512))

@@ -1,6 +1,7 @@
-"""Measures how long an accelerator works in a window, only from the times of its kernels.
+"""Measures how long an accelerator works in a window, using only the times of its kernels.
 
-Reading the kernels' names takes longer, so only some windows are read in full, but all are read here.
+Reading the names of kernels takes longer than reading their times. Only some windows are therefore read in full,
+but the kernel times of all windows are read.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ Times: TypeAlias = Float64[np.ndarray, "2 n"]
 
 
 class DeviceUse(NamedTuple):
-    """The accelerators of a process in a window. An instant counts once, however many are at work."""
+    """How long the accelerators of a process worked in a window. An instant counts once, even if several work."""
 
     computing: float
     """Nanoseconds in which a kernel or a copy runs."""
@@ -33,12 +34,12 @@ class DeviceUse(NamedTuple):
 
     @property
     def working(self) -> float:
-        """Nanoseconds in which a kernel or a copy runs or is being started."""
+        """Nanoseconds in which a kernel or a copy was running or being launched."""
         return self.computing + self.starting
 
 
 def device_use(data: Any, begin: int, end: int) -> DeviceUse:
-    """Returns the use of accelerators in a `ProfileData`, from `begin` until before `end`.
+    """Measures the use of accelerators in a `ProfileData`, from `begin` until before `end`.
 
     Both are nanoseconds of the host's monotonic clock.
     """

@@ -1,8 +1,8 @@
 """Attributes the instructions of a compiled program to operations, and counts their FLOPs and bytes.
 
-XLA keeps for an instruction the scopes that it was traced in (`op_name`). Many instructions come from several
-traced ones (fusions), or from none (copies that loops need). A fusion is divided among the operations of its
-parts by their cost. An instruction without a scope belongs to the loop or branch around it.
+XLA stores with an instruction the scopes in which it was traced (`op_name`). Many instructions combine several
+traced ones (fusions), or come from none (copies that loops need). A fusion is divided among the operations of its
+parts by cost. An instruction without a scope belongs to the enclosing loop or branch.
 """
 
 import math
@@ -39,17 +39,17 @@ def module_name(text: str) -> str:
 
 
 def program_key(name: str, number: int) -> str:
-    """Returns a name that differs between compiled programs with the same name."""
+    """Returns a key that distinguishes compiled programs with the same name by their number."""
     return f"{name}/{number}" if number else name
 
 
 def program_number(module: bytes) -> int:
-    """Returns the number of a serialized `HloModuleProto` in traces, or 0 if it has none."""
+    """Returns the number that a serialized `HloModuleProto` has in traces, or 0 if it has none."""
     return number_in(module, 5)
 
 
 def read_instructions(text: str) -> dict[str, Instruction]:
-    """Returns the instructions of a compiled program's HLO text that run by themselves, by name."""
+    """Reads the instructions that run separately from a compiled program's HLO text, by name."""
     computations, entry = read_computations(text)
     lines = {line.name: line for computation in computations.values() for line in computation}
     read: dict[str, Instruction] = {}

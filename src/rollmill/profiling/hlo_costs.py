@@ -1,8 +1,8 @@
-"""Counts the FLOPs and the bytes of a compiled program's instructions, from their shapes.
+"""Counts the FLOPs and bytes of a compiled program's instructions from their shapes.
 
-An element of an element-wise instruction counts as one floating-point operation, and moving data as none.
-Caches do not count: all reads and writes are bytes of memory. An instruction that indexes a buffer reads or
-writes only the part that it picks or replaces, as in the cost analysis of XLA.
+An element of an element-wise instruction counts as one floating-point operation, and moving data as none. Caches
+are ignored: all reads and writes count as memory traffic. As in XLA's cost analysis, an instruction that indexes a
+buffer reads or writes only the selected or replaced part.
 """
 
 import math
@@ -38,7 +38,9 @@ LIBRARY_OPCODES = frozenset({"dot", "convolution", "custom-call"})
 
 
 def flops_of(line: HloLine, lines: Lines) -> float:
-    """Returns floating-point operations, or 0 of a library call without attributes that tell its computation."""
+    """Returns the floating-point operations of an instruction, or 0 for a library call whose attributes do not
+    show what it computes.
+    """
     if line.opcode in LIBRARY_OPCODES:
         return 2.0 * line.result_elements * _products_of_an_element(line, lines)
     if line.opcode in MOVES or not _is_float(line):
@@ -49,7 +51,7 @@ def flops_of(line: HloLine, lines: Lines) -> float:
 
 
 def weight_of(line: HloLine, lines: Lines) -> float:
-    """Returns the relative cost of an instruction within a fusion. Broadcasts are free."""
+    """Returns the cost of an instruction relative to others in the same fusion. Broadcasts cost nothing."""
     if line.opcode == "broadcast":
         return 0.0
     return max(float(_changed_elements(line, lines)), flops_of(line, lines))

@@ -28,7 +28,7 @@ _OPERATION = re.compile(re.escape(SCOPE_MARK) + r'([^/()":]+)')
 
 
 class HloLine(NamedTuple):
-    """An instruction of a computation."""
+    """One line of HLO text: an instruction of a computation."""
 
     name: str
     opcode: str
@@ -47,24 +47,24 @@ class HloLine(NamedTuple):
 
     @property
     def result_elements(self) -> int:
-        """Elements of the first result. Further results of a library call are its workspace."""
+        """Number of elements in the first result. Further results of a library call are its workspace."""
         return math.prod(self.shapes[0][1]) if self.shapes else 0
 
     @property
     def elements(self) -> int:
-        """Elements of all results."""
+        """Number of elements in all results."""
         return sum(math.prod(dims) for _, dims in self.shapes)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all results."""
+        """Size of all results in bytes."""
         return sum(math.prod(dims) * BYTES_OF.get(kind, 4) for kind, dims in self.shapes)
 
 
 def operations_in(op_name: str) -> Path:
-    """Returns the operations in an instruction's `op_name`, the outermost first.
+    """Returns the operations named in an instruction's `op_name`, the outermost first.
 
-    XLA joins the names of instructions that it merges. Only the first one counts.
+    If XLA merges instructions, it joins their names. Only the first name counts.
     """
     path: list[str] = []
     for name in _OPERATION.findall(op_name.partition(";")[0]):
@@ -74,7 +74,9 @@ def operations_in(op_name: str) -> Path:
 
 
 def read_computations(text: str) -> tuple[dict[str, list[HloLine]], str]:
-    """Returns the lines of each computation by its name, and the name of the entry computation."""
+    """Parses HLO text. Returns the lines of each computation by its name, and the name of the entry
+    computation.
+    """
     computations: dict[str, list[HloLine]] = {}
     entry, lines = "", list[HloLine]()
     for row in text.splitlines():

@@ -1,6 +1,7 @@
 """Starts and stops the JAX profiler, and keeps its events in memory.
 
-Before version 0.12, the functions of JAX write them to files, also as JSON, which takes longer than reading them.
+Before version 0.12, JAX's own functions write the events to files, in several formats, which takes longer than
+reading them.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 class JaxTrace:
-    """A running trace of this process. JAX runs only one profiler at a time."""
+    """A running JAX profiler trace of this process. Only one can run at a time."""
 
     def __init__(self) -> None:
         options = jax.profiler.ProfileOptions()
@@ -35,16 +36,17 @@ class JaxTrace:
         return session.stop_and_get_profile_data()
 
     def abandon(self) -> None:
-        """Ends the trace without its events, in a small part of the time that collecting them takes."""
+        """Ends the trace without collecting its events, which is much faster."""
         if self._folder is not None:
             _stopped_to_file(self._folder, _profile_data)
         self._session = None
 
 
 def trace_of_programs() -> bytes:
-    """Returns a serialized `XSpace` without host events, whose metadata are the compiled programs of this process.
+    """Returns a serialized `XSpace` without host events, whose metadata contain the compiled programs of this
+    process.
 
-    Needs the profiler, so no trace may be running.
+    This uses the profiler, so no trace may be running.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0

@@ -1,9 +1,9 @@
-"""Attributes temporary memory to operations, from the buffer assignment of XLA.
+"""Attributes temporary memory to operations, based on XLA's buffer assignment.
 
-XLA plans a program's memory when it compiles it: it goes through the instructions in their order, and gives
-each buffer a place in an allocation, from the instruction that writes it first to the one that reads it last.
-It goes through a loop's instructions once. A buffer is for the operation of the instruction that writes it
-first. If a loop carries it, it is for the operation that wrote it before the loop, if there is one.
+XLA plans the memory of a program when it compiles it. It visits the instructions in order, those in a loop once,
+and gives each buffer a place in an allocation, from the instruction that first writes it to the last one that
+reads it. A buffer belongs to the operation whose instruction first writes it. A buffer carried by a loop belongs
+to the operation that wrote it before the loop, if there is one.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ NO_OPERATION: Shares = {(): 1.0}
 
 
 class Place(NamedTuple):
-    """The place of a buffer."""
+    """The position of a buffer in an allocation, in bytes."""
 
     allocation: int
     offset: int
@@ -40,14 +40,14 @@ class Place(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A buffer that is live at some moment."""
+    """A buffer that is live at some point of a program."""
 
     size: int
     shares: Shares
 
 
 class HeapEvent(NamedTuple):
-    """The beginning or the end of the time in which a buffer is needed."""
+    """The point of a program at which a buffer begins or ceases to be live."""
 
     buffer: int
     is_end: bool
@@ -60,10 +60,11 @@ class HeapEvent(NamedTuple):
 def memory_by_operation(
     program: AssignedProgram, instructions: Mapping[str, Instruction]
 ) -> tuple[OperationMemory, ...]:
-    """Returns the temporary memory of each operation, the largest at the fullest moment first.
+    """Returns the temporary memory of each operation, sorted by its size at the point of peak memory, the largest
+    first.
 
-    Nothing is returned if the compiler does not report it. For a program from the JAX compilation cache it reports
-    only the moment of peak memory, so operations have no course.
+    The result is empty if the compiler does not report memory. For a program from the JAX compilation cache, it
+    reports only the point of peak memory, so operations have no course over the program.
     """
     places = _places(program.assignment)
     events = _events(program.assignment, places)

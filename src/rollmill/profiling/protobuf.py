@@ -1,10 +1,10 @@
-"""Reads fields of serialized protocol buffers: a few numbers in XLA messages, without a schema."""
+"""Reads fields of serialized protocol buffers without a schema, as needed for some XLA messages."""
 
 from collections.abc import Iterator
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the number and the value of each field: an integer, or the bytes of anything else."""
+    """Yields the number and value of each field of a message: an integer, or bytes for any other type."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -21,24 +21,24 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def parts_of(message: bytes, number: int) -> Iterator[bytes]:
-    """Yields the messages in a repeated field."""
+    """Yields the submessages in the repeated field `number`."""
     for field, value in fields_of(message):
         if field == number and isinstance(value, bytes):
             yield value
 
 
 def part_in(message: bytes, number: int) -> bytes:
-    """Returns the message or string in a field, empty if missing."""
+    """Returns the submessage or string in the field `number`, or empty bytes if it is missing."""
     return next(parts_of(message, number), b"")
 
 
 def number_in(message: bytes, number: int) -> int:
-    """Returns the integer in a field, or 0 if it is missing."""
+    """Returns the integer in the field `number`, or 0 if it is missing."""
     return next((value for field, value in fields_of(message) if field == number and isinstance(value, int)), 0)
 
 
 def numbers_in(message: bytes, number: int) -> Iterator[int]:
-    """Yields the integers of a repeated field, packed or not."""
+    """Yields the integers in the repeated field `number`, packed or not."""
     for field, value in fields_of(message):
         if field == number and isinstance(value, int):
             yield value

@@ -1,6 +1,6 @@
-"""Records windows of one process with the JAX profiler, and reduces each to sums at once.
+"""Records windows of one process with the JAX profiler, and reduces each of them to sums at once.
 
-A trace of a second may have a million events. Only sums are kept and sent to other processes.
+A trace of one second may contain a million events, so only sums are kept and sent to other processes.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ MAX_TEXT = 64 * 2**20
 
 
 class RecordedWindow(NamedTuple):
-    """The recording of one process in one window."""
+    """What one process did in one window, as sums over events."""
 
     times: WindowTimes
     spans: tuple[TimelineSpan, ...]
@@ -43,7 +43,7 @@ class RecordedWindow(NamedTuple):
     """Accelerators that computed for the process, or 0 if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns values that JSON can hold."""
+        """Returns the window in values that JSON can hold."""
         times = self.times._asdict() | {"overlap": asdict(self.times.overlap), "calls": dict(self.times.calls)}
         times |= {name: [[list(key), value] for key, value in times[name].items()] for name in BY_PATH}
         spans = [list(asdict(span).values()) for span in self.spans]
@@ -52,7 +52,7 @@ class RecordedWindow(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RecordedWindow":
-        """Reads the values of `to_json`."""
+        """Restores a window from the values that `to_json` returns."""
         by_path = {name: {tuple(key): value for key, value in values["times"][name]} for name in BY_PATH}
         times = WindowTimes(**{**values["times"], **by_path, "overlap": Overlap(**values["times"]["overlap"])})
         times = times._replace(
@@ -66,7 +66,7 @@ class RecordedWindow(NamedTuple):
 
 
 class TraceRecorder:
-    """Records windows of this process one at a time, as the JAX profiler does.
+    """Records windows of this process, one at a time, with the JAX profiler.
 
     If a window has more than `most_events` events, only some intervals of it are read.
     """
@@ -79,11 +79,11 @@ class TraceRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """True between `start` and `stop`."""
+        """True after `start`, until the recording is stopped or abandoned."""
         return self._running is not None
 
     def start(self) -> None:
-        """Starts recording events."""
+        """Starts recording the events of this process."""
         self._running = JaxTrace()
         set_recording(True)
         self._simulators.start()
@@ -91,21 +91,25 @@ class TraceRecorder:
             pass
 
     def stop(self, begin: int, end: int) -> RecordedWindow:
-        """Stops recording, and returns the window between two nanoseconds of `time.monotonic_ns`."""
+        """Stops recording, and returns the window between `begin` and `end`, in nanoseconds of
+        `time.monotonic_ns`.
+        """
         return self._window(self._ended().stop(), begin, end)
 
     def stop_with_use(self, begin: int, end: int, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse]:
-        """Stops recording a process on accelerators. Returns their use, and the window if `read`."""
+        """Stops recording a process that uses accelerators. Returns how long they worked, and the window if
+        `read`.
+        """
         recorded = self._ended().stop()
         window = self._window(recorded, begin, end) if read else None
         return window, device_use(recorded, begin, end)
 
     def stop_and_read(self, names: Naming) -> Trace:
-        """Stops recording, and returns the trace."""
+        """Stops recording, and returns the whole trace."""
         return read_trace(self._ended().stop(), names)
 
     def abandon(self) -> None:
-        """Stops a running recording without its events."""
+        """Stops a recording in progress and discards its events."""
         if self.is_recording:
             self._ended().abandon()
 

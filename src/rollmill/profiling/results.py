@@ -1,8 +1,8 @@
-"""The result of profiling a run, stored in profile.json and shown by reports.
+"""The result of profiling a run, which profile.json stores and reports show.
 
-All durations are seconds of one iteration of training, unless a field says otherwise, without the profiler's
-own cost. The questions and the correction follow RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack
-Profiling for Deep Reinforcement Learning Workloads", MLSys 2021).
+Unless a field says otherwise, durations are seconds per training iteration, without the profiler's own cost. The
+questions and the correction follow RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack Profiling for Deep
+Reinforcement Learning Workloads", MLSys 2021).
 """
 
 import json
@@ -27,7 +27,7 @@ THIS_PROCESS = "training"
 
 @dataclass(frozen=True)
 class ProfiledSetup:
-    """The profiled run."""
+    """What was profiled: the algorithm, environment and options of the run."""
 
     algorithm: str
     environment: str
@@ -60,7 +60,7 @@ class ProfiledSetup:
 
 @dataclass(frozen=True)
 class ProfiledMachine:
-    """The hardware and software."""
+    """The hardware and software on which a run was profiled."""
 
     device: str
     """Name and number of devices, such as `1 x NVIDIA H200`, or `2 x cpu`."""
@@ -91,7 +91,7 @@ class IterationTime:
 
 @dataclass(frozen=True)
 class WindowDuration:
-    """Seconds of an iteration in a window with the profiler, and in the one without it before."""
+    """Seconds per iteration in a window with the profiler, and in the preceding window without it."""
 
     profiled: float
     unprofiled: float
@@ -105,7 +105,7 @@ class WindowDuration:
 
 @dataclass(frozen=True)
 class BookKeeping:
-    """The cost of a kind of event recorded or prolonged by the profiler."""
+    """The total cost of one kind of event that the profiler records or prolongs."""
 
     kind: str
     events: float
@@ -117,13 +117,13 @@ class BookKeeping:
 
     @property
     def seconds(self) -> float:
-        """Cost of all events in an iteration."""
+        """Cost of all such events, in seconds per iteration."""
         return self.events * self.nanoseconds * 1e-9
 
 
 @dataclass(frozen=True)
 class OperationTime:
-    """Durations of one operation in all processes."""
+    """Time of one operation, summed over all processes, in seconds per iteration."""
 
     path: tuple[str, ...]
     """The operation and those around it, the outermost first, such as `("collect", "policy")`."""
@@ -146,13 +146,13 @@ class OperationTime:
 
     @property
     def seconds(self) -> float:
-        """Device and host together."""
+        """Device and host time of the operation together, in seconds per iteration."""
         return self.device + self.host
 
 
 @dataclass(frozen=True)
 class HostTime:
-    """Durations of a process's host threads by activity."""
+    """Time of one host activity, summed over all threads of a process, in seconds per iteration."""
 
     activity: str
     """Name of the activity, such as `dispatch` or `environment step`."""
@@ -172,7 +172,9 @@ workers; `waiting`: for the device or another worker.
 
 @dataclass(frozen=True)
 class Overlap:
-    """Durations in which host and device are at work. Their sum is an iteration."""
+    """Seconds per iteration in which the host, the device, both or neither are at work. The sum is an
+    iteration.
+    """
 
     host_only: float
     device_only: float
@@ -182,7 +184,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TimelineSpan:
-    """A span on one lane of a process's timeline, in seconds from the window's beginning. It is not per
+    """A span on a lane of a process's timeline, in seconds since the beginning of the window, not per
     iteration.
     """
 
@@ -196,7 +198,7 @@ class TimelineSpan:
 
 @dataclass(frozen=True)
 class ProcessTime:
-    """The durations of one process."""
+    """The times of one process in a profiled run."""
 
     name: str
     """`training`, or a worker's name, such as `actor/0`."""
@@ -212,7 +214,7 @@ class ProcessTime:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured limits of the machine."""
+    """Measured peak rates of the machine."""
 
     flops_per_second: float
     bytes_per_second: float
@@ -220,7 +222,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class OperationMemory:
-    """Temporary memory of one operation."""
+    """Temporary memory that one operation uses in a compiled program."""
 
     path: tuple[str, ...]
     bytes: int
@@ -232,7 +234,7 @@ class OperationMemory:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a compiled program."""
+    """Memory that a compiled program uses."""
 
     program: str
     arguments: int
@@ -245,8 +247,8 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """The driver's figures of a GPU over the windows without the profiler, and the share of time in which it
-    was really at work in those with it, all from 0 to 1.
+    """The driver's figures for a GPU in the windows without the profiler, and the share of time in which it
+    computed in the windows with the profiler, all from 0 to 1.
     """
 
     device: str
@@ -259,7 +261,7 @@ class DeviceActivity:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that would make the training faster."""
+    """A suggested change that would make the run faster, with its predicted saving."""
 
     title: str
     text: str
@@ -273,7 +275,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profiled training."""
+    """The result of profiling a run."""
 
     training: ProfiledSetup
     machine: ProfiledMachine
@@ -296,23 +298,23 @@ class Profile:
 
     @property
     def steps_per_second(self) -> float:
-        """Environment steps a second without the profiler."""
+        """Environment steps per second without the profiler."""
         return self.training.env_steps / self.iteration.unprofiled
 
     def to_json(self) -> str:
-        """Returns the document of profile.json."""
+        """Returns the profile as the document that profile.json contains."""
         return json.dumps(asdict(self), indent=1)
 
 
 def read_profile(data: bytes | str, *, where: str) -> Profile:
-    """Reads a document of `Profile.to_json`.
+    """Reads a profile from the document that `Profile.to_json` returns.
 
     Args:
         data: the document.
-        where: its source, for messages.
+        where: source of the document, for messages.
 
     Raises:
-        DataError: it is another document or version, or a number in it is too large.
+        DataError: it is another kind of document or another version, or a number in it is too large.
     """
     document: Any = parse_json(data, where=where, limit=MAX_BYTES)
     version = document.get("version") if isinstance(document, dict) else None

@@ -1,7 +1,8 @@
-"""Distinguishes a simulator's compiled code from the Python code around it in recordings.
+"""Distinguishes the compiled code of a simulator from the Python code around it in recordings.
 
-As in RL-Scope (Gleeson et al., MLSys 2021), calls from Python into compiled code are intercepted, here by
-`sys.monitoring`, which exists since Python 3.12 (PEP 669). Before that the whole step counts as the simulator's.
+As in RL-Scope (Gleeson et al., MLSys 2021), calls from Python into compiled code are intercepted. This uses
+`sys.monitoring`, which exists since Python 3.12 (PEP 669). In earlier versions, a whole environment step counts as
+the simulator.
 """
 
 import sys
@@ -20,7 +21,7 @@ NOT_SIMULATORS = frozenset({"builtins", "jax", "jaxlib", "numpy", "rollmill"}) |
 
 
 class SimulatorCalls:
-    """Records a span for each call of a simulator, in threads that step environments."""
+    """Records a span for each call of a simulator, in all threads that step environments."""
 
     def __init__(self) -> None:
         self._open: dict[int, list[Any]] = {}
@@ -29,7 +30,7 @@ class SimulatorCalls:
         """Returned for a call in a place of the code, makes it cost nothing any more."""
 
     def start(self) -> None:
-        """Starts recording, unless this Python version cannot, or another tool profiles it."""
+        """Starts intercepting calls, unless this Python version cannot, or another tool is already profiling."""
         if sys.version_info < (3, 12) or sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None:
             return
         monitoring, events = sys.monitoring, sys.monitoring.events
@@ -42,7 +43,7 @@ class SimulatorCalls:
         self._on, self._ignore = True, monitoring.DISABLE
 
     def stop(self) -> None:
-        """Stops recording."""
+        """Stops intercepting calls."""
         if self._on and sys.version_info >= (3, 12):
             sys.monitoring.set_events(sys.monitoring.PROFILER_ID, sys.monitoring.events.NO_EVENTS)
             sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
@@ -66,7 +67,7 @@ class SimulatorCalls:
 
 
 def is_simulator(function: object) -> bool:
-    """Returns whether a function is compiled code of a package other than Python, NumPy and JAX."""
+    """Returns whether a function is compiled code of a package other than Python, NumPy, JAX and Rollmill."""
     if isinstance(function, (FunctionType, MethodType, type, jax.stages.Wrapped)):
         return False
     if isinstance(getattr(type(function), CALL, None), FunctionType):  # an object of a class in Python

@@ -1,4 +1,4 @@
-"""Sums recorded windows to durations of one iteration, without the profiler's own cost."""
+"""Reduces recorded windows to durations of one iteration, without the profiler's own cost."""
 
 import math
 from collections import defaultdict
@@ -38,7 +38,7 @@ TRANSITIONS = {
 
 
 class ProcessWindows(NamedTuple):
-    """The windows of one process."""
+    """All recorded windows of one process."""
 
     name: str
     windows: Sequence[RecordedWindow]
@@ -52,7 +52,7 @@ class ProcessWindows(NamedTuple):
 
 
 def operations(processes: Sequence[ProcessWindows], costs: EventCosts, iteration: float) -> list[OperationTime]:
-    """Returns the operations of all processes by their paths, for iterations of this many seconds."""
+    """Returns the time of each operation, summed over processes, in iterations that take `iteration` seconds."""
     device: dict[Path, float] = defaultdict(float)
     host: dict[Path, float] = defaultdict(float)
     counts: dict[Path, DeviceTime] = defaultdict(DeviceTime)
@@ -91,7 +91,9 @@ def _part_of(seconds: float, recorded: DeviceTime, part: float) -> float:
 
 
 def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, float]) -> list[OperationTime]:
-    """Divides the operation at `path` into `parts` by their shares, which sum to 1, as an estimate."""
+    """Divides the operation at `path` into `parts` in proportion to their shares, which sum to 1, as an
+    estimate.
+    """
     whole = next((operation for operation in found if operation.path == path), None)
     if whole is None:
         return list(found)
@@ -104,7 +106,7 @@ def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, floa
 
 
 def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -> ProcessTime:
-    """Returns the durations of one process, for iterations of this many seconds."""
+    """Returns the times of one process, in iterations that take `iteration` seconds."""
     scale = 1.0 / (SECOND * process.iterations)
     host: dict[tuple[str, str], float] = defaultdict(float)
     transitions: dict[str, float] = defaultdict(float)
@@ -127,9 +129,9 @@ def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -
 
 
 def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
-    """Returns the memory of all programs, each once, the largest first.
+    """Returns the memory of all compiled programs, each once, the largest first.
 
-    Programs with little temporary memory lose their course, so that files stay small.
+    For programs with little temporary memory, the course over the program is omitted, so that files stay small.
     """
     uses = {use for process in processes for use in process.windows[-1].memory}
     ordered = sorted(uses, key=lambda use: (-(use.arguments + use.outputs + use.temporary), use.program))
@@ -141,10 +143,11 @@ def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
 def device_activities(
     windows: Sequence[Sequence[Mapping[str, Any]]], processes: Sequence[ProcessTime]
 ) -> tuple[DeviceActivity, ...]:
-    """Returns the driver's figures of each GPU, with the time in which kernels of these processes ran.
+    """Returns the driver's figures for each GPU, with the share of time in which kernels of these processes ran.
 
-    Processes report the number of their GPUs, but not which, so those with the highest utilization count, in
-    equal shares. `windows` holds the figures of each GPU in each window, from `GpuActivity.total`.
+    Processes report how many GPUs they use, but not which ones, so their time is divided equally among the GPUs
+    with the highest utilisation. `windows` holds the figures for each GPU in each window, from
+    `GpuActivity.total`.
     """
     gpus = range(len(windows[0]) if windows else 0)
     utilisations = [_mean(window[gpu]["utilisation"] for window in windows) or 0.0 for gpu in gpus]

@@ -1,4 +1,4 @@
-"""Formats numbers, durations and names for reports."""
+"""Formats numbers, durations and names for the reports of a profile."""
 
 import math
 
@@ -19,13 +19,13 @@ MANY_WINDOWS = 129
 
 
 def milliseconds(seconds: float) -> str:
-    """Formats milliseconds without their unit. Less than a tenth of a microsecond is 0."""
+    """Formats a duration in milliseconds, without the unit. Less than a tenth of a microsecond becomes 0."""
     value = seconds * 1e3
     return "0" if abs(value) < 1e-4 else number(value)
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration with a fitting unit."""
+    """Formats a duration with a suitable unit."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= size:
             return f"{number(seconds / size)} {unit}"
@@ -53,17 +53,17 @@ def times(ratio: float) -> str:
 
 
 def count(value: float) -> str:
-    """Formats a count: whole numbers as such, small means with three digits."""
+    """Formats a count: integers as such, and small means with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == round(value, 0) else number(value)
 
 
 def counted(number_of: int, one: str, many: str) -> str:
-    """Formats a number with its noun."""
+    """Formats a number together with its noun, in the singular or the plural."""
     return f"{number_of:,} {one if number_of == 1 else many}"
 
 
 def size_of(amount: int | float) -> str:
-    """Formats bytes with their unit."""
+    """Formats a number of bytes with a suitable unit."""
     for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(amount) >= size:
             return f"{number(amount / size)} {unit}"
@@ -71,12 +71,12 @@ def size_of(amount: int | float) -> str:
 
 
 def path_text(path: tuple[str, ...]) -> str:
-    """Formats an operation with its enclosing ones: `collect / policy`."""
+    """Formats the path of an operation: `collect / policy`."""
     return one_line(" / ".join(path))
 
 
 def fullest_text(memory: MemoryUse, most: int) -> str:
-    """Names the largest operations in a program's temporary memory when it is fullest."""
+    """Names the operations that use most of a program's temporary memory at its peak."""
     live = [one for one in memory.operations if one.bytes]
     shown = [f"{path_text(one.path)} {size_of(one.bytes)}" for one in live[:most]]
     return ", ".join([*shown, "..."] if len(live) > most else shown)
@@ -88,19 +88,19 @@ def titled(profile: Profile) -> str:
 
 
 def machine_text(profile: Profile) -> str:
-    """Names device, cores and placement on one line."""
+    """Returns a line with the device, the cores and the placement of a profiled run."""
     machine, training = profile.machine, profile.training
     cores = counted(machine.cores, "core", "cores")
     return one_line(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
 
 
 def speed_of(profile: Profile) -> float:
-    """Returns environment steps a second, or 0 if no iteration was timed."""
+    """Returns the environment steps per second of a profiled run, or 0 if no iteration was timed."""
     return profile.steps_per_second if profile.iteration.unprofiled > 0 else 0.0
 
 
 def speed_text(profile: Profile) -> str:
-    """Formats environment steps a second, with their unit."""
+    """Formats the environment steps per second of a profiled run, with their unit."""
     speed = speed_of(profile)
     if not speed:
         return "steps/s unknown"
@@ -108,7 +108,7 @@ def speed_text(profile: Profile) -> str:
 
 
 def sizes_text(profile: Profile) -> str:
-    """Formats the steps of an iteration and their factors."""
+    """Formats the environment steps of an iteration as a product of their factors."""
     training = profile.training
     factors = f"{training.num_envs:,} environments × {training.num_steps:,} steps"
     if training.num_seeds > 1:
@@ -124,13 +124,15 @@ def device_kinds_text(profile: Profile) -> str:
 
 
 def summed_over_text(profile: Profile) -> str:
-    """Returns a clause with the number of processes in a sum, empty if only one trains."""
+    """Returns a clause that states over how many processes times are summed, or an empty string for one
+    process.
+    """
     working = len(working_processes(profile.processes))
     return f", summed over the {working} processes that train" if working > 1 else ""
 
 
 def correction_text(profile: Profile) -> str:
-    """Returns sentences about the slowdown by the profiler, and the error after the correction."""
+    """Returns sentences about the slowdown caused by the profiler, and the error after its correction."""
     iteration = profile.iteration
     if iteration.unprofiled <= 0:
         return "Training was not timed without the profiler, so the correction cannot be checked."
@@ -152,10 +154,12 @@ def _how_to_lower_error(profile: Profile) -> str:
 
 
 def error_text(profile: Profile) -> str:
-    """Formats the error of the correction."""
+    """Formats the error of the profiler's correction."""
     return signed_percent(profile.iteration.error) if is_correction_tested(profile) else NOT_TESTED
 
 
 def is_correction_tested(profile: Profile) -> bool:
-    """Returns whether windows were corrected with the cost in others. A single one cannot be."""
+    """Returns whether windows were corrected with the cost in other windows, which a single window does
+    not allow.
+    """
     return len(profile.windows) != 1

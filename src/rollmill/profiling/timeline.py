@@ -1,4 +1,6 @@
-"""A small timeline of a window: each lane's longest activity in each of some hundred intervals."""
+"""Reduces a window to a small timeline, with the longest activity of each lane in each of some hundred
+intervals.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,7 +17,7 @@ MAX_LANES = 12
 
 
 def timeline(trace: Trace, classify: Classifier, begin: int, end: int) -> tuple[TimelineSpan, ...]:
-    """Returns the spans of all lanes in a process. See `rollmill.profiling.attribution.attribute`."""
+    """Returns the timeline spans of all lanes in a process. See `rollmill.profiling.attribution.attribute`."""
     lanes = [(lane, list(segments(lane, classify, begin, end))) for lane in trace.lanes]
     busy = lambda found: sum(each.end - each.start for each in found[1] if _label(each.state))
     lanes = sorted((lane for lane in lanes if busy(lane)), key=busy, reverse=True)[:MAX_LANES]

@@ -24,7 +24,7 @@ IGNORED = ("end: ", "ThreadpoolListener")
 
 
 class Event(NamedTuple):
-    """An event. Events of one lane are nested or apart."""
+    """A recorded event. Any two events of a lane are nested or disjoint."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The intervals to read of a window with too many events. The others are cut out."""
+    """Selects the intervals that are read from a window with too many events. All other intervals are cut out."""
 
     every: int = 1
     """One of this many intervals is read."""
@@ -61,7 +61,7 @@ class Lane(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The lanes of one process."""
+    """A trace of one process, with a lane for each thread and stream."""
 
     lanes: Sequence[Lane]
     clock_offset: int
@@ -71,19 +71,19 @@ class Trace(NamedTuple):
 
     @property
     def accelerators(self) -> int:
-        """Number of accelerators that computed something."""
+        """Number of accelerators that computed something in the trace."""
         return len({lane.name.partition(" stream ")[0] for lane in self.lanes if lane.on_device})
 
 
 @runtime_checkable
 class Naming(Protocol):
-    """Knows which instruction names several programs share.
+    """Interface that tells which instruction names occur in several programs.
 
-    Only for events with such names is the program read, which takes longer.
+    Only for events with such names is the program read as well, since this takes longer.
     """
 
     def is_ambiguous(self, name: str) -> bool:
-        """Returns whether several programs have the instruction `name`."""
+        """Returns whether several programs have an instruction called `name`."""
         ...
 
 
@@ -94,10 +94,11 @@ def read_trace(
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MAX_EVENTS,
 ) -> Trace:
-    """Reads a `ProfileData` of the JAX profiler. `names` knows the instructions that need their program.
+    """Reads a `ProfileData` of the JAX profiler. `names` tells for which instructions the program must be read as
+    well.
 
-    `window` has the first nanosecond and the one after the last, on the host's monotonic clock. If it has more
-    than `most_events` events, only some intervals of it are read.
+    `window` contains the first nanosecond and the nanosecond after the last, on the host's monotonic clock. If the
+    window has more than `most_events` events, only some intervals of it are read.
     """
     offset = clock_offset(data)
     begin, end = (time - offset for time in window)
@@ -120,7 +121,7 @@ def _within(line: Any, begin: int | float, end: int | float) -> Iterator[Any]:
 
 
 def lanes_of(data: Any) -> Iterator[tuple[str, bool, Any]]:
-    """Yields the name of each lane, whether it is a stream of a device, and its recorded line."""
+    """Yields the name of each lane, whether the lane is a device stream, and its recorded line."""
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")
         for number, line in enumerate(plane.lines):
@@ -144,7 +145,7 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
 
 
 def clock_offset(data: Any) -> int:
-    """Returns the nanoseconds to add to a time of a trace for the host's monotonic clock, or 0 if unknown."""
+    """Returns the nanoseconds to add to a time of the trace to get the host's monotonic clock, or 0 if unknown."""
     for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):  # it is of the host
         for line in plane.lines:
             for event in line.events:

@@ -1,4 +1,4 @@
-"""Finds compiled programs in a trace's metadata, which say more about them than executables do."""
+"""Finds compiled programs in the metadata of a trace, which contains more about them than executables do."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -21,7 +21,7 @@ MIN_IN_COMMON = 0.5
 
 
 class AssignedProgram(NamedTuple):
-    """A compiled program with its buffer assignment."""
+    """A compiled program in a trace, with its buffer assignment."""
 
     name: str
     instructions: Mapping[int, str]
@@ -31,7 +31,7 @@ class AssignedProgram(NamedTuple):
 
     @property
     def temporary(self) -> int:
-        """Bytes of its temporary memory."""
+        """Size of the program's temporary memory in bytes."""
         return sum(number_in(each, 2) for each in temporary_allocations(self.assignment))
 
 
@@ -62,11 +62,12 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
 def known_program(
     name: str, module: bytes, temporary: int, programs: Iterable[AssignedProgram]
 ) -> AssignedProgram | None:
-    """Returns the program of a trace that matches `module`, or None.
+    """Returns the program of a trace that corresponds to `module`, or None.
 
-    On a GPU, a program in a trace has another number than its executable, and a few instructions added last may be
-    missing in one of them. So a program matches if it has most of the instructions of `module`, a serialized
-    `HloModuleProto`. Its `temporary` memory in bytes distinguishes programs that differ only in shapes.
+    On a GPU, a program in a trace has another number than its executable, and one of the two may lack a few
+    instructions that were added last. A program therefore matches if it has most of the instructions of `module`,
+    a serialized `HloModuleProto`. Its `temporary` memory in bytes distinguishes programs that differ only in
+    shapes.
     """
     names = {*instruction_names(module).values()}
     alike = [(_common(names, {*each.instructions.values()}), each) for each in programs if each.name == name]
@@ -81,7 +82,7 @@ def _common(names: set[str], others: set[str]) -> float:
 
 
 def instruction_names(module: bytes) -> dict[int, str]:
-    """Returns the names of the instructions in a serialized `HloModuleProto`, by number."""
+    """Returns the names of all instructions in a serialized `HloModuleProto`, by number."""
     return {
         number_in(instruction, INSTRUCTION_ID): part_in(instruction, NAME).decode()
         for computation in parts_of(module, COMPUTATIONS)

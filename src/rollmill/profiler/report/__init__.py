@@ -1,1 +1,1 @@
-"""Reports of a profile: as text, as a page, and as a trace for Perfetto, and two profiles side by side."""
+"""Reports of a profile: as text, as a page, as a trace for Perfetto, and as a comparison of two profiles."""

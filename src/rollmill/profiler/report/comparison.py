@@ -1,4 +1,4 @@
-"""Two profiles side by side: their operations matched by path, in a terminal and as a page."""
+"""Compares two profiles, with operations matched by path, in a terminal or as a page."""
 
 from collections.abc import Iterator, Sequence
 from math import fsum
@@ -49,7 +49,7 @@ STATES = ("both at work", "device only", "host only", "neither")
 
 
 class ComparedTime(NamedTuple):
-    """A duration in two profiles, in seconds of an iteration, or None if one of them does not have it."""
+    """A duration in two profiles, in seconds per iteration. A duration that a profile does not contain is None."""
 
     path: tuple[str, ...]
     before: float | None
@@ -62,12 +62,12 @@ class ComparedTime(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """The longer of the two times."""
+        """The longer of the two durations."""
         return max(self.before or 0.0, self.after or 0.0)
 
 
 class ProfileComparison(NamedTuple):
-    """Two profiles and their durations side by side."""
+    """Two profiles with their matched durations."""
 
     before: Profile
     after: Profile
@@ -80,7 +80,9 @@ class ProfileComparison(NamedTuple):
 
     @property
     def speedup(self) -> float | None:
-        """Ratio of the environment steps per second, `after` to `before`, or None if one was not timed."""
+        """Ratio of the environment steps per second, `after` to `before`, or None if a profile has no timed
+        iteration.
+        """
         before, after = speed_of(self.before), speed_of(self.after)
         return after / before if before and after else None
 
@@ -90,7 +92,7 @@ Durations = dict[tuple[str, ...], float | None]
 
 
 def compare(before: Profile, after: Profile) -> ProfileComparison:
-    """Matches operations by their path, and activities by their category."""
+    """Compares two profiles, matching operations by path and host activities by category."""
     profiles, wholes = (before, after), (whole_time(before), whole_time(after))
     steps = after.training.env_steps / max(before.training.env_steps, 1)
 
@@ -146,12 +148,12 @@ def _longest_first(operations: Sequence[ComparedTime]) -> list[ComparedTime]:
 
 
 def draw_comparison(comparison: ProfileComparison, *, width: int = 80) -> str:
-    """Returns the comparison as plain text, `width` columns wide."""
+    """Renders a comparison of profiles as plain text, `width` columns wide."""
     return as_text(comparison_view(comparison), width=width)
 
 
 def comparison_view(comparison: ProfileComparison) -> RenderableType:
-    """Returns the comparison for `rich.console.Console.print`. It fits 80 columns."""
+    """Returns a comparison of profiles for `rich.console.Console.print`. It fits into 80 columns."""
     parts: list[RenderableType] = []
     for name, profile in (("before", comparison.before), ("after", comparison.after)):
         parts.append(Text.assemble((f"{name}: ", "dim"), (titled(profile), "bold")))
@@ -162,7 +164,7 @@ def comparison_view(comparison: ProfileComparison) -> RenderableType:
 
 
 def comparison_page(comparison: ProfileComparison) -> str:
-    """Returns the comparison as a self-contained HTML page of less than 300 kB."""
+    """Renders a comparison of profiles as a self-contained HTML page of less than 300 kB."""
     before, after, speed = comparison.before, comparison.after, comparison.speedup
     title = f"{titled(before)}: before and after"
     figures = [

@@ -1,4 +1,6 @@
-"""A profile as a PNG, for papers and slides: where an iteration goes, and whether host and device overlap."""
+"""Draws a profile as a PNG for papers and slides: where an iteration's time goes, and whether host and device
+overlap.
+"""
 
 from collections.abc import Sequence
 from typing import IO, Any
@@ -28,7 +30,7 @@ MIN_SHOWN, MAX_OPERATIONS, MAX_PROCESSES = 0.005, 30, 12
 
 
 def write_figure(file: IO[bytes], profile: Profile) -> None:
-    """Writes the figure. Raises a `UsageError` if matplotlib is not installed."""
+    """Writes the figure of a profile as a PNG. Raises a `UsageError` if matplotlib is not installed."""
     nodes, _ = longest_operations(profile, least=MIN_SHOWN, most=MAX_OPERATIONS)
     processes = first_of_each_kind(profile.processes, MAX_PROCESSES)
     heights = [LINE * max(1, len(nodes)) + MARGIN, LINE * max(1, len(processes)) + MARGIN]

@@ -20,7 +20,9 @@ from rollmill.profiling.text import duration, error_text, machine_text, percent,
 
 
 def profile_page(profile: Profile) -> str:
-    """Returns the page of a profile with its advice, below 300 kB because lists and names are bounded."""
+    """Renders a profile with its advice as a page. The page stays below 300 kB, because lists and names are
+    limited in length.
+    """
     timeline = timeline_section(profile.processes)
     script = asset(__name__, "timeline.js") if timeline.body else ""
     sections = [

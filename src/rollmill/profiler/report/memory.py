@@ -1,4 +1,4 @@
-"""The memory of compiled programs, and the operations that temporary memory is for."""
+"""Report section on the memory of compiled programs, and on the operations that use temporary memory."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -24,7 +24,7 @@ NO_COURSE = (
 
 
 def memory_section(memory: Sequence[MemoryUse]) -> Section:
-    """Returns the memory of compiled programs."""
+    """Returns the report section on the memory of compiled programs."""
     if not memory:
         return Section("", "", ())
     shown = sorted(memory, key=lambda one: -_total_bytes(one))[:MAX_PROGRAMS]
@@ -65,7 +65,7 @@ def _row(use: MemoryUse, operations: int) -> tuple[str, ...]:
 
 
 class Layer(NamedTuple):
-    """An operation in the drawing, or others together."""
+    """A layer in the memory drawing: one operation, or several small operations together."""
 
     name: str
     colour: str

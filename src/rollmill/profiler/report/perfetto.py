@@ -1,6 +1,6 @@
-"""The timelines of a profile as a trace that Perfetto and Chrome open.
+"""Converts the timelines of a profile to a trace that Perfetto and Chrome can open.
 
-The format is the "Trace Event Format" of Google: metadata events name processes and lanes, complete events
+The format is Google's "Trace Event Format": metadata events name processes and lanes, and complete events
 (`"ph": "X"`) have a start and a duration in microseconds.
 """
 
@@ -16,10 +16,10 @@ MICROSECONDS = 1e6
 
 
 def perfetto_trace(profile: Profile) -> str:
-    """Returns the trace as JSON, one event per line.
+    """Returns the timelines of a profile as a trace in JSON, one event per line.
 
-    Spans of a lane that overlap without nesting are put on additional lanes of the same name, since a lane of a
-    trace is a stack.
+    In the trace format, the spans of a lane must be nested or disjoint. Spans that overlap otherwise are moved to
+    additional lanes with the same name.
     """
     events = [event for pid, process in enumerate(profile.processes, 1) for event in _events_of(process, pid)]
     about = {
@@ -56,9 +56,9 @@ def _metadata(kind: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[
 
 
 def nested_stacks(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
-    """Divides spans into few lists, so that any two spans of a list are disjoint or nested.
+    """Divides spans into as few lists as needed, such that any two spans in a list are disjoint or nested.
 
-    Each span goes to the first list in which it fits, in the order of their starts.
+    In the order of their starts, each span goes to the first list in which it fits.
     """
     stacks: list[_Stack] = []
     for span in sorted(spans, key=lambda one: (one.start, -one.end)):

@@ -1,4 +1,4 @@
-"""Sections of the report on one profile, for the page and the terminal."""
+"""The sections of a profile's report, for the page and the terminal."""
 
 from collections.abc import Sequence
 from math import fsum
@@ -50,7 +50,7 @@ MAX_DEVICES, MAX_LINES = 16, 30
 
 
 def advice_section(advice: Sequence[Advice]) -> Section:
-    """Returns the changes that would make the training faster."""
+    """Returns the report section with changes that would make the run faster."""
     title = "What would make it faster"
     if not advice:
         nothing = [f"<p>{escaped(NOTHING_TO_ADVISE)}</p>"]
@@ -84,7 +84,7 @@ def _advised(advice: Advice) -> str:
 
 
 def operations_section(profile: Profile) -> Section:
-    """Returns an iteration's time by operations of the algorithm."""
+    """Returns the report section that divides an iteration's time among the operations of the algorithm."""
     whole = whole_time(profile)
     nodes = longest_operations(profile, least=MIN_SHOWN).nodes
     shown, left_out = longest_operations(profile, least=MIN_SHOWN, most=MAX_OPERATIONS)
@@ -187,7 +187,10 @@ def _left_out(number_of: int, name: str = "processes") -> str:
 
 
 def process_sections(processes: Sequence[ProcessTime]) -> list[Section]:
-    """Returns the overlap of host and device, activities of hosts and calls, or nothing without processes."""
+    """Returns the report sections on processes: overlap of host and device, host activities, and transitions.
+
+    The list is empty if there are no processes.
+    """
     return [_overlaps(processes), _host(processes), _transitions(processes)] if processes else []
 
 
@@ -336,7 +339,9 @@ def _transitions(processes: Sequence[ProcessTime]) -> Section:
 
 
 def devices_section(profile: Profile) -> Section:
-    """Returns the driver's utilization next to the time in which devices really worked."""
+    """Returns the report section that compares the driver's utilisation with the time in which devices really
+    worked.
+    """
     bars, rows = [], []
     for index, one in enumerate(profile.devices):
         activity = "-" if one.sm_activity is None else percent(one.sm_activity)
@@ -369,7 +374,7 @@ def devices_section(profile: Profile) -> Section:
 
 
 def profiler_section(profile: Profile) -> Section:
-    """Returns the profiler's cost, and the durations that check its correction."""
+    """Returns the report section on the profiler's cost, with the durations that test its correction."""
     iteration = profile.iteration
     durations = (
         ("without the profiler", iteration.unprofiled, "both"),
@@ -407,7 +412,7 @@ def profiler_section(profile: Profile) -> Section:
 
 
 def notes_section(profile: Profile) -> Section:
-    """Returns notes, and on the page the command and versions too."""
+    """Returns the report section with notes. On the page, it also contains the command and the versions."""
     versions = list(profile.machine.versions.items())[:MAX_LINES]
     notes = "".join(f"<li>{escaped(note)}</li>" for note in profile.notes[:MAX_LINES])
     return Section(

@@ -1,7 +1,7 @@
-"""The roofline of a machine and the operations below it, both axes logarithmic.
+"""Report section with the roofline of a machine and the operations below it, on logarithmic axes.
 
-The model follows Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
-Multicore Architectures", CACM 2009.
+The model follows Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
+Architectures", CACM 2009.
 """
 
 import math
@@ -24,7 +24,7 @@ MIN_NUMBER, MAX_NUMBER = 1e-9, 1e21
 
 
 class RooflinePoint(NamedTuple):
-    """An operation in the figure."""
+    """An operation in the roofline figure."""
 
     name: str
     intensity: float
@@ -36,7 +36,7 @@ class RooflinePoint(NamedTuple):
 
 
 class LogScale(NamedTuple):
-    """Maps positive numbers to positions."""
+    """A logarithmic scale, which maps positive numbers to positions on an axis."""
 
     low: float
     high: float
@@ -49,13 +49,15 @@ class LogScale(NamedTuple):
         return self.start + part * (self.end - self.start)
 
     def decades(self) -> Iterator[float]:
-        """Powers of ten in its range."""
+        """The powers of ten in the range of the scale."""
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         return (10.0**power for power in range(first, last + 1))
 
 
 def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[RooflinePoint]:
-    """Returns a point for each operation with known arithmetic, traffic and device time, the longest first."""
+    """Returns a roofline point for each operation with known arithmetic, traffic and device time, the longest
+    first.
+    """
     known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
     points = [
         RooflinePoint(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
@@ -69,12 +71,16 @@ def _is_shown(value: float) -> bool:
 
 
 def attainable(ceilings: Ceilings, intensity: float) -> float:
-    """Floating-point operations a second that memory and arithmetic allow."""
+    """Returns the floating-point operations per second that memory bandwidth and arithmetic peak allow at an
+    `intensity`.
+    """
     return min(ceilings.flops_per_second, intensity * ceilings.bytes_per_second)
 
 
 def roofline_section(profile: Profile) -> Section:
-    """Returns the figure and its table, if ceilings and counts of operations are known."""
+    """Returns the report section with the roofline figure and table, if the machine's peaks and the operations'
+    counts are known.
+    """
     ceilings, points = profile.ceilings, points_of(profile.operations, whole_time(profile))
     if ceilings is None or not points or not _can_be_drawn(ceilings):
         return Section("", "", ())

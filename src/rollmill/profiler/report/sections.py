@@ -1,4 +1,4 @@
-"""Sections of a report, which a page and a terminal draw from the same description."""
+"""Sections of a report, described once and drawn both on a page and in a terminal."""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ MIN_SHOWN = 0.0005
 
 
 class Section(NamedTuple):
-    """A part of a report. The page shows `title`, `how` and `body`, the terminal everything else."""
+    """A section of a report. The page shows `title`, `how` and `body`, and the terminal shows the other fields."""
 
     title: str
     how: str
@@ -34,12 +34,12 @@ class Section(NamedTuple):
 
 
 def drawn_on_page(sections: Iterable[Section]) -> list[str]:
-    """Draws all sections with a body as HTML."""
+    """Renders all report sections that have a body as HTML."""
     return [section(one.title, one.how, [part for part in one.body if part]) for one in sections if one.body]
 
 
 def drawn_in_terminal(sections: Iterable[Section]) -> list[RenderableType]:
-    """Draws all sections with text for a terminal, each after an empty line."""
+    """Renders all report sections that have text for a terminal, each after an empty line."""
     drawn: list[RenderableType] = []
     for one in sections:
         heading = Text.assemble((one.heading, "bold"), (f"  {one.unit}" if one.unit else "", "dim"))
@@ -61,7 +61,7 @@ def as_text(view: RenderableType, *, width: int) -> str:
 
 
 def paragraph(text: str, *, indent: int = 2, style: str = "") -> RenderableType:
-    """Returns indented text that wraps at the terminal's width."""
+    """Returns an indented paragraph that wraps at the width of the terminal."""
     return Padding(Text(one_line(text), style=style), (0, 0, 0, indent))
 
 

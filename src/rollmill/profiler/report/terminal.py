@@ -1,4 +1,4 @@
-"""A profile as tables of a terminal."""
+"""Renders a profile as tables in a terminal."""
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -18,12 +18,12 @@ from rollmill.profiling.text import correction_text, duration, machine_text, siz
 
 
 def draw_profile(profile: Profile, *, width: int = 80) -> str:
-    """Returns a profile with its advice as plain text, for a terminal of at least 60 columns."""
+    """Renders a profile with its advice as plain text, for a terminal of at least 60 columns."""
     return as_text(profile_view(profile), width=width)
 
 
 def profile_view(profile: Profile) -> RenderableType:
-    """Returns the profile for `rich.console.Console.print`. It fits 80 columns."""
+    """Returns a profile for `rich.console.Console.print`. It fits into 80 columns."""
     sections = [
         operations_section(profile),
         *process_sections(profile.processes),

@@ -1,4 +1,4 @@
-"""The timelines of processes as lanes of a page: bounded in size, and readable without a script."""
+"""Report section with the timelines of processes: lanes of limited size, readable without a script."""
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ OTHERS = "others"
 
 
 class TimelineLane(NamedTuple):
-    """Spans of one lane, and how many there were before they were merged."""
+    """The spans of one lane in a timeline, and the number of spans before they were merged."""
 
     process: str
     name: str
@@ -40,7 +40,7 @@ class TimelineLane(NamedTuple):
 
 
 def timeline_section(processes: Sequence[ProcessTime]) -> Section:
-    """Returns the figure with one lane for each thread and device, if a timeline was recorded."""
+    """Returns the report section with a lane for each thread and device, if a timeline was recorded."""
     lanes = shown_lanes(processes)
     end = max((span.end for lane in lanes for span in lane.spans), default=0.0)
     if not lanes or end <= 0:
@@ -73,7 +73,9 @@ def timeline_section(processes: Sequence[ProcessTime]) -> Section:
 
 
 def shown_lanes(processes: Sequence[ProcessTime]) -> list[TimelineLane]:
-    """Returns the lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
+    """Returns the lanes that a page has room for: some lanes of some processes, with one process of each kind
+    first.
+    """
     recorded = [process for process in processes if process.timeline]
     shown = first_of_each_kind(recorded, MAX_PROCESSES)
     return [lane for process in shown for lane in _lanes_of(process)[: MAX_LANES // len(shown)]]
@@ -84,10 +86,11 @@ def _lanes_of(process: ProcessTime) -> list[TimelineLane]:
 
 
 def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
-    """Merges the spans of one lane to at most `most` spans with the same appearance.
+    """Merges the spans of one lane to at most `most` spans that look the same.
 
-    If there are more, the time until `end`, in seconds, is divided into `most` bins. A bin that is busy for half
-    of its time or more belongs to the name that takes most of it, and neighbours of one name become one span.
+    If there are more, the time until `end`, in seconds, is divided into `most` bins. A bin that is busy for at
+    least half of its time gets the name that takes most of it. Neighbouring bins with the same name become one
+    span.
     """
     if len(spans) <= most or not spans:
         return tuple(spans)
