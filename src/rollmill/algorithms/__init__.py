@@ -1,4 +1,4 @@
-"""Algorithms as graphs, one file each, and the returns and losses that they share."""
+"""Defines each algorithm as a graph, one file each, and the returns and losses that algorithms share."""
 
 # Names are imported at their first use: a training needs one algorithm.
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
 """Advantage actor-critic (Mnih et al., ICML 2016) as a graph of four fragments.
 
-The graph does not depend on asynchrony. Executed synchronously it is A2C. If every worker holds
-{environment, policy, gradients} and its gradients are applied as they arrive, it is A3C, with RMSProp's
-statistics shared between the workers: they are part of the learner, in the group of `update`.
+The graph is the same for synchronous and asynchronous runs. A synchronous run is A2C. In A3C, every worker holds
+environments, policy and gradients, and its gradients are applied as they arrive. The workers share the statistics
+of RMSProp, which are part of the learner.
 
-Two departures from the paper: the loss is a mean over samples, not a sum, so that it does not grow with
-the rollout; and truncated episodes are bootstrapped from their final observation.
+There are two departures from the paper. The loss is a mean over samples instead of a sum, so it does not grow with
+the rollout. Truncated episodes are bootstrapped from their final observation.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ from rollmill.networks import NetworkConfig, Output
 @with_field_help
 @dataclass(frozen=True)
 class A3CConfig:
-    """Hyperparameters of A3C, under their usual names."""
+    """Hyperparameters of A3C, under their usual names in the literature."""
 
     total_timesteps: Count = 500_000
     """Environment steps of the whole run, over all environments."""
@@ -126,7 +126,7 @@ def advantage_actor_critic(
     *,
     params: Params | None,
 ) -> Graph:
-    """Returns the graph of advantage actor-critic, under the name of an algorithm."""
+    """Returns the graph of advantage actor-critic (A2C and A3C), under the given algorithm's name."""
     config, parts = choices.config, parts_of(env, choices, params=params)
     return graph_of(
         name,
@@ -143,7 +143,10 @@ def advantage_actor_critic(
 
 
 def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of one sample (Mnih et al., 2016, algorithm S3, with the entropy bonus of section 4)."""
+    """Computes the advantage actor-critic loss of one sample.
+
+    See Mnih et al., 2016, algorithm S3, with the entropy bonus of section 4.
+    """
     entropy = output.distribution.entropy()
     policy_loss = policy_gradient_loss(output.distribution.log_prob(sample.action), sample.advantage)
     value_loss = squared_value_loss(output.value, sample.target)

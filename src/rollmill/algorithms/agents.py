@@ -1,7 +1,7 @@
-"""The environment and policy fragments of multi-agent algorithms, for ONE environment.
+"""Defines the environment and policy fragments of multi-agent algorithms, for ONE environment.
 
-The observations of all agents in one environment step are one observation, an `AgentView`; their actions are one
-action, a dictionary by kind. So multi-agent graphs have the same loops and edges as others.
+An `AgentView` contains the observations of all agents in one environment step, and a dictionary of kinds contains
+their actions. Multi-agent graphs therefore have the same loops and edges as other graphs.
 
 Shape letter: `A` agents of a kind.
 """
@@ -46,7 +46,9 @@ CriticSees = Literal["central", "own"]
 
 
 class AgentView(NamedTuple):
-    """A multi-agent algorithm's observation of an environment."""
+    """What a multi-agent algorithm observes of an environment: observations of all agents, and which agents are
+    active.
+    """
 
     agents: dict[str, Observation]
     """Observations of each kind, `[A, ...]`."""
@@ -57,9 +59,10 @@ class AgentView(NamedTuple):
 
 
 def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
-    """Adds active agents and central features to the observation; applied inside of auto-reset.
+    """Wraps a multi-agent environment so that its observation is an `AgentView`.
 
-    Final observations of truncated episodes then have them too, for bootstrapping.
+    The view adds active agents and central features. The transform belongs inside auto-reset, so that the final
+    observations of truncated episodes also contain them, for bootstrapping.
     """
 
     def view(observation: Observation, state: State, params: Params) -> AgentView:
@@ -78,7 +81,7 @@ def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
 
 
 class AgentExtras(NamedTuple):
-    """The policy's outputs besides the actions that the learner needs, by kind, `[A]` each."""
+    """Outputs of a multi-agent policy that the learner needs besides the actions, by kind, `[A]` each."""
 
     log_prob: dict[str, Float[Array, "..."]]
     """Log-probabilities of the actions."""
@@ -87,7 +90,7 @@ class AgentExtras(NamedTuple):
 
 
 class AgentWeights(eqx.Module):
-    """Weights of all networks, and the statistics that normalise observations."""
+    """Weights of all networks of a multi-agent policy, and the statistics that normalise observations."""
 
     networks: dict[str, PyTree[Array]]
     """Weights of each parameter set, with a leading axis of agents for independent ones."""
@@ -100,29 +103,29 @@ class AgentWeights(eqx.Module):
 
 
 class SetNetwork(NamedTuple):
-    """A parameter set's network as functions of its weights."""
+    """Network of one parameter set, as functions of its weights."""
 
     make: Callable[[Key], AgentNetwork]
     static: PyTree
     """The parts of the network that are not weights."""
 
     def start_weights(self, key: Key) -> PyTree[Array]:
-        """Initial weights."""
+        """Returns the initial weights of the parameter set's network."""
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
     def distribution(self, weights: PyTree[Array], observation: Observation, mask: PyTree) -> Distribution:
-        """Action distribution of ONE agent."""
+        """Returns the action distribution of ONE agent, given its observation."""
         network: AgentNetwork = eqx.combine(weights, self.static)
         return network.policy(observation, (), None if isinstance(mask, tuple) else mask)[0]
 
     def value(self, weights: PyTree[Array], observation: Observation) -> Float[Array, ""]:
-        """Value for ONE agent, from its critic's observation."""
+        """Returns the value for ONE agent, given the observation of its critic."""
         network: AgentNetwork = eqx.combine(weights, self.static)
         return network.value(observation, ())
 
 
 class AgentPolicy(NamedTuple):
-    """All agents' networks as functions of their weights, made by `agent_policy`."""
+    """Networks of all agents as functions of their weights, created by `agent_policy`."""
 
     kinds: tuple[AgentKind, ...]
     sets: tuple[ParameterSet, ...]
@@ -138,7 +141,7 @@ class AgentPolicy(NamedTuple):
     """True if observations are normalised."""
 
     def start_weights(self, key: Key) -> AgentWeights:
-        """Initial weights of all parameter sets."""
+        """Returns the initial weights of all parameter sets."""
         keys = split_key(key, len(self.sets))
         networks = {group.name: self._start(group, k) for group, k in zip(self.sets, keys, strict=True)}
         if not self.normalises:
@@ -154,11 +157,11 @@ class AgentPolicy(NamedTuple):
         return jax.lax.map(start, jax.random.split(key, group.size))  # not vmap: as each would alone
 
     def start_memory(self) -> Memory:
-        """`()`: these policies have no memory."""
+        """Returns `()`, because multi-agent policies have no memory."""
         return ()
 
     def normalise(self, weights: AgentWeights, view: AgentView) -> AgentView:
-        """Returns the view with normalised observations. Any leading axes are supported."""
+        """Returns the `AgentView` with normalised observations. Any leading axes are supported."""
         central = view.central if weights.central is None else normalise(weights.central, view.central)
         return AgentView(self.normalise_agents(weights, view.agents), view.active, central)
 
@@ -175,7 +178,7 @@ class AgentPolicy(NamedTuple):
         mask: PyTree,
         opponents: Opponents | None = None,
     ) -> dict[str, Distribution]:
-        """Action distributions of each kind's agents, `[A]`, for normalised observations."""
+        """Returns the action distributions of each kind's agents, `[A]`, for normalised observations."""
         masks = {} if isinstance(mask, tuple) else mask
 
         def of(kind: AgentKind) -> Distribution:
@@ -189,12 +192,14 @@ class AgentPolicy(NamedTuple):
     def distributions_of(
         self, weights: AgentWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> dict[str, Distribution]:
-        """Action distributions of each kind's agents, `[A]`, for a raw view, or the agents' raw observations."""
+        """Returns the action distributions of each kind's agents, `[A]`, for raw observations or a raw
+        `AgentView`.
+        """
         agents = observation.agents if isinstance(observation, AgentView) else observation
         return self.distributions(weights.networks, self.normalise_agents(weights, agents), action_mask)
 
     def values(self, networks: dict[str, PyTree[Array]], view: AgentView) -> dict[str, Float[Array, "..."]]:
-        """Values of each kind's agents, `[A]`, for a normalised view."""
+        """Returns the values for each kind's agents, `[A]`, from a normalised `AgentView`."""
         central = self._central(view)
 
         def of(kind: AgentKind) -> Float[Array, " A"]:
@@ -208,22 +213,25 @@ class AgentPolicy(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """True if the observation of an agent has a large leaf (`dataflow.is_large`), such as an image."""
+        """Whether the observation of an agent has a large leaf (`dataflow.is_large`), such as an image."""
         return any(
             is_large(leaf) for kind in self.kinds for leaf in jax.tree.leaves(struct(kind.observation_space))
         )
 
     @property
     def condensation(self) -> Callable[[AgentWeights, Step], Step] | None:
-        """Returns `condense` if observations are large, since final observations would double a trajectory, else
-        None.
+        """Returns `condense` if observations are large, because final observations would double a trajectory.
+
+        Otherwise returns None.
         """
         return self.condense if self.is_large else None
 
     def condense(self, weights: AgentWeights, step: Step) -> Step:
-        """Replaces large final observations by values, for a step of all environments with leaves `[E, ...]`.
+        """Replaces large final observations by the values computed from them.
 
-        They are computed only if an episode was truncated in this step.
+        The step belongs to all environments, with leaves `[E, ...]`.
+
+        Values are computed only if an episode was truncated in this step.
         """
         view: AgentView = step.final_observation
         value = jax.lax.cond(
@@ -241,16 +249,16 @@ class AgentPolicy(NamedTuple):
     def sample(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Samples actions for a raw view, or for only the agents' raw observations, as in training.
+        """Samples all agents' actions as in training, given raw observations or a raw `AgentView`.
 
-        Kinds that `weights.opponents` names act by earlier weights.
+        The kinds of agents in `weights.opponents` act with earlier weights.
         """
         return self._sample(weights, key, observation, action_mask, weights.opponents)
 
     def stochastic(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Samples actions by the newest weights alone."""
+        """Samples all agents' actions, using only the newest weights."""
         return self._sample(weights, key, observation, action_mask, None)
 
     def _sample(
@@ -271,7 +279,7 @@ class AgentPolicy(NamedTuple):
     def greedy(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Returns the most likely actions for a raw view, or for only the agents' raw observations."""
+        """Returns all agents' most likely actions, given raw observations or a raw `AgentView`."""
 
         def choose(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
             action = jax.vmap(lambda one: one.mode())(distributions)
@@ -341,11 +349,11 @@ def agent_policy(
     agent_ids: bool,
     normalise_observations: bool,
 ) -> AgentPolicy:
-    """Makes the policy for a multi-agent environment without transforms.
+    """Creates the policy for a multi-agent environment without transforms.
 
-    Networks are made for each parameter set. `critic` is the input of critics. `agent_ids` adds a one-hot agent
-    index to the observations of agents with shared parameters. `normalise_observations` standardises observations,
-    and central features, by running statistics.
+    Each parameter set gets a network. `critic` is the input of critics. `agent_ids` adds a one-hot agent index to
+    the observations of agents with shared parameters. `normalise_observations` standardises observations, and
+    central features, by running statistics.
     """
     central = _central_struct(env) if critic == "central" else None
     central_size = _central_size(env, central) if critic == "central" else None
@@ -359,7 +367,7 @@ def agent_policy(
 
 
 def may_become_inactive(env: Environment | HostEnvironment) -> bool:
-    """Returns whether agents may leave an episode before it ends. True for host environments, which do not say."""
+    """Returns whether agents may leave an episode before it ends. Always True for host environments."""
     return isinstance(env, HostEnvironment) or env.active is not None
 
 
@@ -416,14 +424,15 @@ def _central_size(env: Environment | HostEnvironment, central: jax.ShapeDtypeStr
 
 
 def split_key(key: Key, count: int) -> Array:
-    """Returns `[count]` keys. A count of 1 returns the key itself, so that IPPO with one agent draws the same
-    numbers as PPO.
+    """Splits a key into `[count]` keys. A count of 1 returns the key itself.
+
+    IPPO with one agent therefore draws the same numbers as PPO.
     """
     return key[None] if count == 1 else jax.random.split(key, count)
 
 
 def require_multi_agent(env: Environment | HostEnvironment, algorithm: str) -> Environment | HostEnvironment:
-    """Returns the environment; raises a `UsageError` if it has a single agent."""
+    """Returns the environment, or raises a `UsageError` if it has a single agent."""
     if not env.agents:
         is_game = isinstance(env, Environment) and env.num_players > 1
         other = "alphazero" if is_game else "ppo"

@@ -1,7 +1,7 @@
-"""The environment fragment of multi-agent algorithms, of JAX functions or on the host.
+"""Defines the environment fragment of multi-agent algorithms, for JAX environments and host environments.
 
-A host environment returns its active agents next to its observations. Here both are one observation, an
-`AgentView`. No array is copied.
+A host environment returns active agents and observations separately. This module combines them into an
+`AgentView`, without copying arrays.
 
 Shape letter: `n` environments.
 """
@@ -35,7 +35,8 @@ def agent_environment(
 ) -> tuple[EnvironmentFunctions, StartHost | None]:
     """Returns the functions of a multi-agent environment, and the start function of a host environment.
 
-    Parameters replace its own. Raises a `UsageError` if a host environment is given any.
+    `params` replaces the environment's own parameters. Raises a `UsageError` if a host environment is given
+    parameters.
     """
     if isinstance(env, HostEnvironment):
         refuse_params(env, params)
@@ -48,7 +49,10 @@ def agent_environment(
 
 
 def viewed(step: HostStep) -> HostStep:
-    """Returns the step with each observation as an `AgentView` with the active agents. The arrays are shared."""
+    """Returns a host step in which each observation is an `AgentView`, which includes the active agents.
+
+    The arrays are shared with the original step.
+    """
     info = dict(step.info)
     active, final_active = info.pop("active"), info.pop("final_active")
     info["final_observation"] = AgentView(info["final_observation"], final_active, ())
@@ -56,7 +60,7 @@ def viewed(step: HostStep) -> HostStep:
 
 
 def plain(step: HostStep) -> HostStep:
-    """Reverts `viewed`."""
+    """Reverts `viewed`: returns a host step with plain observations and separate active agents."""
     view, final = step.observation, step.info["final_observation"]
     info = {**step.info, "final_observation": final.agents, "active": view.active, "final_active": final.active}
     return step._replace(observation=view.agents, info=info)
@@ -64,13 +68,13 @@ def plain(step: HostStep) -> HostStep:
 
 @dataclass(frozen=True)
 class StartViewed:
-    """A `StartHost` whose environments return observations as an `AgentView`."""
+    """A `StartHost` of multi-agent environments that return observations as an `AgentView`."""
 
     start: StartHost
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Starts environments of the same spaces, to evaluate on."""
+        """Returns the start of the environments to evaluate on, which have the same spaces."""
         return StartViewed(evaluation_start(self.start))
 
     def __call__(
@@ -93,7 +97,7 @@ class ViewedVector:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seed of each current environment."""
+        """Seeds of the current environments, in order."""
         return self._vector.seeds
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
@@ -101,11 +105,11 @@ class ViewedVector:
         return viewed(self._vector.reset(out=None if out is None else plain(out)))
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode after the end of one."""
+        """Applies one action to each environment, and starts the next episode where one ended."""
         return viewed(self._vector.step(actions, out=None if out is None else plain(out)))
 
     def drain_failures(self) -> list[HostFailure]:
-        """Returns the failures since the last call, in order."""
+        """Returns the failures of environments since the last call, in order."""
         return self._vector.drain_failures()
 
     def close(self) -> None:

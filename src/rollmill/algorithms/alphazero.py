@@ -1,15 +1,15 @@
 """AlphaZero (Silver et al., Science 2018) as a graph of four fragments.
 
-The policy is a tree search that steps copies of the environment, by default Gumbel AlphaZero (Danihelka
-et al., "Policy improvement by planning with Gumbel", ICLR 2022); the network learns the search's choices and the
-results of the games. The searches are in `rollmill.algorithms.search`.
+The policy is a tree search that steps copies of the environment, by default Gumbel AlphaZero (Danihelka et al.,
+"Policy improvement by planning with Gumbel", ICLR 2022). The network learns to predict the search's choices and
+the results of the games. The searches are in `rollmill.algorithms.search`.
 
-Departures from the paper: training alternates with self-play by the same weights, on the games of one iteration,
-as in Pgx's example (Koyamada et al., NeurIPS 2023); games that outlast it are bootstrapped from the network's
-value.
+There are two departures from the paper. Training and self-play alternate, and each iteration learns only from its
+own games, as in the Pgx example (Koyamada et al., NeurIPS 2023). Games that do not end within an iteration are
+bootstrapped from the network's value.
 
-Search and targets know no number of players. Rewards and values are for the player to move. A step's discount is
-`gamma` if the turn stays, `-gamma` if it passes to the opponent, and 0 if the episode terminates.
+Search and targets do not depend on the number of players. Rewards and values are for the player to move. A step's
+discount is `gamma` if the turn stays, `-gamma` if it passes to the opponent, and 0 if the episode terminates.
 
 Shape letters: `T` steps, `E` environments of this replica, `A` actions.
 """
@@ -109,7 +109,7 @@ UNFUSED = "alphazero searches a tree before each move, and the trees of all game
 @with_field_help
 @dataclass(frozen=True)
 class AlphaZeroConfig:
-    """Hyperparameters of AlphaZero."""
+    """Hyperparameters of AlphaZero, under their usual names in the literature."""
 
     IN_PROGRAMS: ClassVar[tuple[str, ...]] = (
         *("gamma", "value_scale", "gumbel_scale"),
@@ -174,7 +174,7 @@ class AlphaZeroConfig:
 
 
 class SearchExtras(NamedTuple):
-    """The policy's outputs besides the action."""
+    """Outputs of the AlphaZero policy that the learner needs besides the action."""
 
     action_weights: Float[Array, "... A"]
     value: Float[Array, "..."]
@@ -185,7 +185,7 @@ class SearchExtras(NamedTuple):
 
 
 class SelfPlaySamples(NamedTuple):
-    """Training samples: `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
+    """Training samples of AlphaZero: `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
@@ -216,16 +216,16 @@ class Planner(NamedTuple):
     def predict(
         self, network: PyTree[Array], observation: Observation, action_mask: PyTree
     ) -> tuple[Float[Array, " A"], Float[Array, ""]]:
-        """Logits of the legal actions, and the value for the player to move."""
+        """Returns the logits of the legal actions, and the value for the player to move."""
         output: Any = self.policy.forward(PolicyWeights(network, None), (), observation, action_mask)
         return output.distribution.logits, jnp.tanh(output.value) if self.config.squash_values else output.value
 
     def value(self, network: PyTree[Array], observation: Observation) -> Float[Array, ""]:
-        """Returns the value for the player to move."""
+        """Returns the network's value of a position, for the player to move."""
         return self.predict(network, observation, ())[1]
 
     def advance(self, state: State, choice: Int[Array, ""], params: Params) -> tuple[Timestep, Float[Array, ""]]:
-        """Returns the timestep after an action, and the discount of all that comes after it."""
+        """Returns the timestep after an action, and the discount of all later rewards."""
         timestep, factor = advance(self.env, state, choice, params)
         return timestep, jnp.float32(self.config.gamma) * factor
 
@@ -389,10 +389,10 @@ def search(
     *,
     explores: bool,
 ) -> SearchResult:
-    """Searches from a position of ONE environment.
+    """Runs a tree search from a position of ONE environment, and returns the search's result.
 
-    `root` is the position as the network evaluates it, and `now` the position with its legal actions and the
-    environment's parameters. `explores` adds the noise of self-play, drawn from `key`.
+    `root` is the network's evaluation of the position. `now` is the position with its legal actions and the
+    environment's parameters. If `explores`, the noise of self-play is drawn from `key` and added.
     """
     config = planner.config
     if config.num_simulations == 0:
@@ -432,7 +432,7 @@ def _expanded(
 def prepare(
     planner: Planner, learner: ActorCriticLearner, trajectory: Trajectory, *, reduce: Reduce, replicas: int
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Computes value targets backwards over the games of a rollout."""
+    """Computes the training samples of a rollout, with value targets computed backwards over its games."""
     steps, network = trajectory.steps, learner.weights.network
     extras: SearchExtras = steps.extras
     samples = SelfPlaySamples(
@@ -448,7 +448,7 @@ def prepare(
 
 
 def value_targets(planner: Planner, network: PyTree[Array], trajectory: Trajectory) -> Float[Array, "T E"]:
-    """Value targets of a rollout, each for the player who was to move.
+    """Computes the value targets of a rollout, each for the player who was to move.
 
     Final observations are evaluated only if an episode was truncated.
     """
@@ -485,7 +485,10 @@ def loss(
     sample: SelfPlaySamples,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of one sample (Silver et al., 2018, equation 1; weights decay in the optimiser)."""
+    """Computes the AlphaZero loss of one sample (Silver et al., 2018, equation 1).
+
+    The optimiser applies weight decay.
+    """
     logits, value = planner.predict(network, sample.observation, sample.action_mask)
     policy_loss = -jnp.sum(sample.action_weights * jax.nn.log_softmax(logits))
     value_loss = squared_value_loss(value, sample.target)

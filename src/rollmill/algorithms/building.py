@@ -1,4 +1,4 @@
-"""Building the graph of an actor-critic from an environment, hyperparameters and a network."""
+"""Builds the graph of an actor-critic from an environment, hyperparameters and a network."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -54,7 +54,7 @@ NOT_HERE = "Options of the run, such as seed and run_dir, belong to rollmill.tra
 
 
 class Choices(NamedTuple):
-    """Hyperparameters as chosen by the user."""
+    """Hyperparameters of a user, and the parts that the user gave as Python functions."""
 
     config: Any
     network: Callable[..., Any] | None
@@ -63,15 +63,16 @@ class Choices(NamedTuple):
     """Learning rate by the number of updates, in place of that of `config`; else None."""
 
     def made_in_python(self, **others: Any) -> list[str]:
-        """Returns the names of parts given as Python objects, which cannot be stored in a file. `others` count
-        unless None.
+        """Returns the names of parts that were given as Python objects, which no file can store.
+
+        `others` are further parts by name. They are included unless they are None.
         """
         parts = {**others, "network": self.network, "learning_rate": self.schedule}
         return [name for name, part in parts.items() if part is not None]
 
 
 class Parts(NamedTuple):
-    """The checked inputs of a graph: environment, policy and hyperparameters."""
+    """Checked inputs of a graph: environment, policy and hyperparameters."""
 
     env: Environment | HostEnvironment
     environment: EnvironmentFunctions
@@ -91,12 +92,12 @@ def configured(
     network: Callable[..., Any] | NetworkConfig | Mapping[str, Any] | str | None,
     overrides: dict[str, Any],
 ) -> tuple[Config, Choices]:
-    """Returns the validated hyperparameters after overrides, with and without parts given as Python objects.
+    """Validates a user's hyperparameters and overrides, and separates parts given as Python objects.
 
     `config` is an instance of `kind`, or a dictionary of some of its fields; by default it has the defaults. The
-    network is given by its settings, by the name of a torso or of a registered network, or by a function that
-    makes it. `learning_rate` may be an Optax schedule, by the number of updates. An environment on the host is
-    trained on by workers. Raises a `UsageError` for an unknown name, or a value of another type.
+    network may be a `NetworkConfig`, the name of a torso or of a registered network, or a function that creates
+    it. `learning_rate` may be an Optax schedule, which is a function of the number of updates. Raises a
+    `UsageError` for an unknown name, or a value of the wrong type.
     """
     if _is_on_host(env):
         leave_device_memory()
@@ -165,8 +166,8 @@ def optimiser_of(
 ) -> Optimiser:
     """Returns the optimiser for these hyperparameters. A schedule replaces annealing.
 
-    `scaling` makes the optimiser's transformation from the configuration, `loops` count no iterations that learn
-    nothing, and `rate` names the hyperparameter that is the learning rate. The optimiser makes one update for
+    `scaling` creates the optimiser's transformation from the configuration. `loops` must not count iterations that
+    learn nothing. `rate` is the name of the learning rate's hyperparameter. The optimiser makes one update for
     every `every` updates of the run.
     """
     if choices.schedule is not None:
@@ -181,7 +182,7 @@ def optimiser_of(
 
 
 def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every: int = 1) -> optax.Schedule:
-    """Returns the learning rate as a function of the number of updates by `optimiser_of`."""
+    """Returns the learning rate of `optimiser_of` as a function of the number of updates."""
     return rate_schedule(**_learning_rate(choices, loops, every, held))
 
 
@@ -223,9 +224,9 @@ def parts_of(
 ) -> Parts:
     """Checks the user's inputs and prepares them for a graph.
 
-    `env` may be anything that `as_environment` accepts; `params` replace its own. Of the hyperparameters,
-    `num_envs`, `gamma`, `network` and the normalisations are used. Raises a `UsageError` if the spaces are not
-    supported, or if the environment is multi-agent.
+    `env` may be anything that `as_environment` accepts, and `params` replaces its parameters. The function uses
+    the hyperparameters `num_envs`, `gamma`, `network` and those of normalisation. Raises a `UsageError` if the
+    spaces are not supported, or if the environment is multi-agent.
     """
     gamma = _gamma_of_rewards(choices.config) if choices.config.normalize_rewards else None
     env, environment, host = environment_parts(env, choices.config, params=params, gamma=gamma)
@@ -261,10 +262,10 @@ def environment_parts(
 ) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
     """Returns the environment of a single agent, its functions, and what starts it if it is a host environment.
 
-    `env` may be anything that `as_environment` accepts; `params` replace its own. The sizes of the run come from
-    its `config`. With `gamma`, discounted returns are recorded, for reward normalisation. `final_mask` records the
-    legal actions of final states, if the environment tells them. Raises a `UsageError` if the environment has
-    several agents or players, or takes no parameters.
+    `env` may be anything that `as_environment` accepts, and `params` replaces its parameters. `config` contains
+    the sizes of the run. With `gamma`, discounted returns are recorded, for reward normalisation. `final_mask`
+    records the legal actions of final states, if the environment has action masks. Raises a `UsageError` if the
+    environment has several agents or players, or takes no parameters.
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
@@ -284,7 +285,9 @@ def environment_parts(
 
 
 def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
-    """Returns the environment that `env` stands for. Raises a `UsageError` if it is a multi-agent environment."""
+    """Converts `env` to an environment (`as_environment`), or raises a `UsageError` if it is a multi-agent
+    environment.
+    """
     env = as_environment(env)
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
@@ -293,14 +296,14 @@ def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> 
 
 
 def with_layout(config: Config, env: Environment | HostEnvironment) -> Config:
-    """Returns the hyperparameters, with the layout of images resolved by the observation space."""
+    """Returns the hyperparameters with an image layout that is resolved from the observation space."""
     settings: Any = config
     layout = resolve_layout(env.observation_space, settings.network.image_layout)
     return replace(settings, network=replace(settings.network, image_layout=layout))
 
 
 def refuse_params(env: HostEnvironment, params: Params | None) -> None:
-    """Raises a `UsageError` for parameters of a host environment."""
+    """Raises a `UsageError`, because a host environment was given parameters."""
     if params is not None:
         raise UsageError(
             f"{env.name} is a host environment, which does not support params. hint: give its options by name, "
@@ -311,7 +314,7 @@ def refuse_params(env: HostEnvironment, params: Params | None) -> None:
 def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches: int = 1) -> Loops:
     """Returns the loop sizes of a run. Missing arguments are taken from `config`.
 
-    Raises a `UsageError` if sizes are not positive, or do not divide.
+    Raises a `UsageError` if sizes are not positive, or do not divide evenly.
     """
     check_positive({name: getattr(config, name) for name in ("total_timesteps", "num_envs", "num_steps")})
     check_positive({"update_epochs": epochs, "num_minibatches": num_minibatches})
@@ -353,7 +356,7 @@ def settings_of(
 
 
 def numbers_to_hold(config: Any, loops: Loops, **further: float | int) -> dict[str, float]:
-    """Returns the hyperparameters held by a learner. See `numbers_of`.
+    """Returns the hyperparameters that a learner holds as data (`numbers_of`).
 
     Args:
         config: dataclass of the hyperparameters.
@@ -361,7 +364,7 @@ def numbers_to_hold(config: Any, loops: Loops, **further: float | int) -> dict[s
         **further: derived hyperparameters.
 
     Raises:
-        UsageError: schedules extend over more updates than are counted.
+        UsageError: schedules extend over more updates than the counter can hold.
     """
     numbers = numbers_of(config, **{PLANNED_UPDATES: planned_updates(loops)}, **further)
     if follows_schedules(numbers):
@@ -394,9 +397,9 @@ def graph_of(
 ) -> Graph:
     """Assembles an actor-critic graph from the parts of `parts_of`.
 
-    `scaling` makes the optimiser's transformation from the configuration, such as `lambda config:
-    optax.scale_by_adam()`. `gradients` is the function of the fragment, and the other arguments are fields of
-    `Graph`.
+    `scaling` creates the optimiser's transformation from the configuration, such as
+    `lambda config: optax.scale_by_adam()`. `gradients` is the fragment that computes gradients, and the other
+    arguments are fields of `Graph`.
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards

@@ -1,11 +1,11 @@
-"""Deep deterministic policy gradients (Lillicrap et al., ICLR 2016), built from the fragments of TD3 with one
-critic.
+"""Deep deterministic policy gradients (Lillicrap et al., ICLR 2016).
 
-The target's actions are not smoothed, and the actor moves at every update.
+DDPG consists of the fragments of TD3 with one critic. The actions of the target are not smoothed, and the actor is
+updated together with the critic.
 
-Departures from the paper: noise is Gaussian and uncorrelated, in halves of the action space's width, both learning
-rates and `tau` follow later implementations, nothing decays the critic's weights, and the critic reads the action
-in its first layer.
+Departures from the paper: noise is Gaussian and uncorrelated, relative to half the width of the action space.
+Learning rates and `tau` follow later implementations. The critic has no weight decay, and reads the action in its
+first layer.
 """
 
 from collections.abc import Mapping

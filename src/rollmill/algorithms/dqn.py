@@ -1,10 +1,10 @@
-"""Deep Q-networks (Mnih et al., 2015) with double estimates, duelling networks, n-step returns and priorities.
+"""Deep Q-networks (Mnih et al., 2015) with double Q-learning, duelling networks, n-step returns and priorities.
 
-All four are options (van Hasselt et al., 2016; Wang et al., 2016; Schaul et al., 2016; Hessel et al., 2018), and
-distributions of returns are the fifth (Bellemare et al., 2017; Dabney et al., 2018).
+These four extensions are options (van Hasselt et al., 2016; Wang et al., 2016; Hessel et al., 2018; Schaul et al.,
+2016). A fifth option learns distributions of returns (Bellemare et al., 2017; Dabney et al., 2018).
 
-Departures from the paper: Adam instead of RMSProp, a squared loss unless `huber` is set, and, by default, double
-estimates, returns over three steps, and a target network that follows at every update.
+Departures from the paper: Adam replaces RMSProp, and the loss is squared unless `huber` is set. By default, double
+Q-learning is on, returns extend over three steps, and the target network moves at every update.
 
 Shape letter: `N` samples of a minibatch.
 """
@@ -154,7 +154,7 @@ class DQNConfig:
 
 
 class DQNLearner(eqx.Module):
-    """The learner of DQN: action-value network, target network, optimiser's state and progress."""
+    """Learner state of DQN: action-value network, target network, optimiser state and progress."""
 
     network: PyTree[Array]
     target: PyTree[Array]
@@ -165,7 +165,7 @@ class DQNLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the progress: the number of updates made so far."""
+        """Number of updates that the learner has made so far."""
         return self.progress.updates_done
 
 

@@ -1,4 +1,4 @@
-"""Policies by the values of discrete actions, with a share of random actions.
+"""Epsilon-greedy policies, which take the action with the highest value, except for a share of random actions.
 
 Shape letter: `n` actions.
 """
@@ -18,7 +18,7 @@ from rollmill.networks import MASKED_LOGIT, Categorical
 
 
 class EpsilonGreedy(NamedTuple):
-    """Weights of the policy."""
+    """Weights of an epsilon-greedy policy: its network, and its share of random actions."""
 
     network: PyTree[Array]
     epsilon: Float[Array, ""]
@@ -26,7 +26,7 @@ class EpsilonGreedy(NamedTuple):
 
 
 class ValueAgent(NamedTuple):
-    """The network, and the actions that it values."""
+    """An action-value network, and the discrete actions that it values."""
 
     outputs: Module
     head: ValueHead
@@ -35,16 +35,16 @@ class ValueAgent(NamedTuple):
     dtype: Any
 
     def values(self, network: PyTree[Array], observation: Observation) -> Float[Array, " n"]:
-        """Returns the value of each action."""
+        """Returns the value of each action for an observation."""
         return self.head.means(self.outputs(network, observation))
 
     def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
-        """Values as logits, masked for illegal actions."""
+        """Returns a categorical distribution whose logits are the values, with illegal actions masked."""
         logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
         return Categorical(logits, self.first, self.dtype)
 
     def of_action(self, outputs: Float[Array, "n ..."], action: Action) -> Float[Array, "..."]:
-        """Returns the outputs of one action."""
+        """Returns the network's outputs for one action."""
         # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
         is_chosen = jax.nn.one_hot(action - self.first, len(outputs), dtype=jnp.bool_)
         is_chosen = is_chosen.reshape(-1, *[1] * (outputs.ndim - 1))
@@ -53,7 +53,7 @@ class ValueAgent(NamedTuple):
     def explore(
         self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Returns a random action with the probability epsilon, otherwise the best."""
+        """Returns a random action with probability epsilon, and otherwise the action with the highest value."""
         values = self.values(weights.network, observation)
         choice_key, action_key = jax.random.split(key)
         random = self.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
@@ -64,7 +64,7 @@ class ValueAgent(NamedTuple):
     def act(
         self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Returns the best action."""
+        """Returns the action with the highest value."""
         values = self.values(weights.network, observation)
         return Decision(self.distribution(values, action_mask).mode(), memory, ())
 

@@ -1,4 +1,4 @@
-"""The environment and policy fragments that on-policy algorithms share, for ONE environment."""
+"""Defines the environment and policy fragments that on-policy algorithms share, for ONE environment."""
 
 import math
 import warnings
@@ -79,7 +79,7 @@ def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool
 
 
 class EnvironmentFunctions(NamedTuple):
-    """The functions of an auto-resetting environment that a graph needs."""
+    """Functions of an auto-resetting environment that a graph needs."""
 
     start: Callable[..., tuple[PyTree[Array], Observation]]
     """`(key, global index, parameters=None) -> (state, observation)`."""
@@ -104,15 +104,16 @@ def environment_functions(
 
     Args:
         env: the environment as its author wrote it.
-        params: parameters instead of the environment's own; a leaf with one more axis, `[num_envs,
-            ...]`, holds one value for each environment.
+        params: parameters that replace the environment's. A leaf with an additional leading axis `[num_envs, ...]`
+            holds one value for each environment.
         num_envs: number of environments.
         gamma: if given, discounted returns are recorded, for reward normalisation.
-        final_mask: whether the legal actions of final states are recorded, if the environment tells them.
+        final_mask: whether the legal actions of final states are recorded, if the environment has action masks.
         view: transform of the environment inside auto-reset, for algorithms that extend the observation.
-        mask: knowledge of the state that a policy needs besides the observation (`dataflow.ActionMask`), from the
-            environment with all transforms, its state and its parameters. Default: its legal actions.
-        planned_steps: steps of each environment in the training, over which schedules of parameters extend.
+        mask: function of the environment with all transforms, its state and its parameters. It returns what a
+            policy must know besides the observation (`dataflow.ActionMask`). Default: the legal actions.
+        planned_steps: number of steps of each environment in the whole run, over which schedules of parameters
+            extend.
     """
     own, inputs = env.params, _inputs(env, params)
     env = strongly_typed(env)
@@ -232,11 +233,11 @@ def host_functions(
     final_mask: bool = False,
     view: Callable[[HostStep], HostStep] = lambda step: step,
 ) -> EnvironmentFunctions:
-    """Returns the functions of a host environment: crossings to the replica that steps it.
+    """Returns the functions of a host environment, which call the replica that steps it.
 
-    It resets and accounts for episodes itself (`HostVector`). With `gamma`, discounted returns are recorded, for
-    reward normalisation. `final_mask` keeps the legal actions of final states, if the environment tells them.
-    `view` arranges the arrays of a step for algorithms that extend the observation.
+    The host environment itself resets and sums up episodes (`HostVector`). With `gamma`, discounted returns are
+    recorded, for reward normalisation. `final_mask` keeps the legal actions of final states, if the environment
+    has action masks. `view` rearranges the arrays of a step, for algorithms that extend the observation.
     """
     from rollmill.envs import step_struct
 
@@ -278,7 +279,10 @@ def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, 
 
 
 def clip_to_space(space: spaces.Space, action: Action) -> Action:
-    """Clips actions to the bounds of their `Box`, which a Gaussian policy may exceed; others are unchanged."""
+    """Clips the actions of a `Box` to its bounds, which a Gaussian policy may exceed.
+
+    Actions of other spaces are not changed.
+    """
     if isinstance(space, spaces.Dict):
         return {name: clip_to_space(part, action[name]) for name, part in space.spaces.items()}
     if not isinstance(space, spaces.Box):
@@ -306,7 +310,7 @@ class PolicyWeights(eqx.Module):
 
 
 class Extras(NamedTuple):
-    """The policy's outputs besides the action that the learner needs."""
+    """Outputs of an on-policy actor-critic that the learner needs besides the action."""
 
     log_prob: Float[Array, "..."]
     """Log-probability of the action."""
@@ -335,24 +339,24 @@ class NetworkPolicy(NamedTuple):
     """True if the network predicts values that are normalised by statistics of their targets."""
 
     def start_weights(self, key: Key) -> PolicyWeights:
-        """Initial weights."""
+        """Returns the initial weights of the policy."""
         shapes = self.normalised_struct
         observations = None if shapes is None else initial_statistics(shapes)
         values = initial_statistics(jax.ShapeDtypeStruct((), jnp.float32)) if self.normalises_values else None
         return PolicyWeights(eqx.filter(self.make(key), eqx.is_inexact_array), observations, values)
 
     def start_memory(self) -> Memory:
-        """Returns the memory at the start of an episode; `()` for a network without memory."""
+        """Returns the policy's memory at the start of an episode, or `()` if the network has no memory."""
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
         return eqx.combine(zeros, self.static).initial_memory()
 
     @property
     def recurrent(self) -> bool:
-        """True if the policy has a memory."""
+        """Whether the policy has a memory."""
         return bool(jax.tree.leaves(jax.eval_shape(self.start_memory)))
 
     def normalise(self, weights: PolicyWeights, observation: Observation) -> Observation:
-        """Normalises observations for the network, if the policy does so. Any leading axes are supported."""
+        """Normalises observations if the policy uses running statistics. Any leading axes are supported."""
         statistics = weights.observations
         return observation if statistics is None else normalise(statistics, observation)
 
@@ -376,22 +380,29 @@ class NetworkPolicy(NamedTuple):
 
     @property
     def outputs(self) -> PolicyOutputs:
-        """The distribution and the value."""
+        """Returns the action distribution and the value for a raw observation."""
         return PolicyOutputs(distribution=self.distribution, value=self.value)
 
     @property
     def appraisal(self) -> Callable[[PolicyWeights, Step], Step] | None:
-        """`appraise` if values are nearly free, because actor and critic share a torso; otherwise None."""
+        """The function `appraise` if values cost almost nothing, because actor and critic share a torso. Otherwise
+        None.
+        """
         return self.appraise if not self.recurrent and self._shares_torso else None
 
     @property
     def condensation(self) -> Callable[[PolicyWeights, Step], Step] | None:
-        """`condense` if observations are large, as final ones would double a trajectory; else None."""
+        """The function `condense` if observations are large, so that final observations would double a trajectory.
+        Otherwise None.
+        """
         return self.condense if self.is_large else None
 
     @property
     def keeps_values(self) -> bool:
-        """True if decisions come with values: once every step is computed by itself, or nearly for nothing."""
+        """Whether the policy computes values while it acts.
+
+        It does if steps are computed one by one, or if values cost almost nothing.
+        """
         return self.recurrent or (self.is_large and self._shares_torso)
 
     @property
@@ -399,16 +410,18 @@ class NetworkPolicy(NamedTuple):
         return getattr(eqx.combine(self.skeleton, self.static), "shares_torso", False)
 
     def appraise(self, weights: PolicyWeights, step: Step) -> Step:
-        """Adds its values to a step, and drops the final observation, which is no longer needed."""
+        """Adds the values to a step, and drops its final observation, which is no longer needed."""
         value = self.value(weights, step.final_memory, step.observation)
         final_value = self.value(weights, step.final_memory, step.final_observation)
         extras = Extras(step.extras.log_prob, value, jnp.where(step.truncated, final_value, 0.0))
         return step._replace(extras=extras, final_observation=())
 
     def condense(self, weights: PolicyWeights, step: Step) -> Step:
-        """Replaces large final observations by values, for a step of all environments with leaves `[E, ...]`.
+        """Replaces large final observations by the values computed from them.
 
-        They are computed only if an episode was truncated in this step.
+        The step belongs to all environments, with leaves `[E, ...]`.
+
+        Values are computed only if an episode was truncated in this step.
         """
         final_value = jax.lax.cond(
             jnp.any(step.truncated),
@@ -429,7 +442,7 @@ class NetworkPolicy(NamedTuple):
     def greedy(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Returns the most likely action, for a raw observation."""
+        """Returns the most likely action for a raw observation."""
         output = self.forward(weights, memory, self.normalise(weights, observation), action_mask)
         action = output.distribution.mode()
         return self._decision(weights, output, action, output.distribution.log_prob(action))
@@ -448,7 +461,7 @@ def network_policy(
     normalise_observations: bool,
     normalise_values: bool = False,
 ) -> NetworkPolicy:
-    """Makes the policy of an environment from a function that makes its network."""
+    """Creates the policy of an environment, given a function that creates its network."""
 
     def make(key):
         return make_network(key, env.observation_space, env.action_space)
@@ -463,7 +476,9 @@ def network_policy(
 
 
 def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
-    """A placeholder for a large leaf: for floats `[E]`, zero if it is finite and NaN otherwise."""
+    """Returns a small placeholder for a large leaf: floats `[E]`, which are 0 if the leaf is finite and NaN
+    otherwise.
+    """
     if not is_large(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)):
         return leaf
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -493,7 +508,7 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
 
 
 def weights_and_rest(make: Callable[[Key], PyTree]) -> tuple[PyTree, PyTree]:
-    """Splits a network into its weights, as shapes, and all else: functions, sizes, constant arrays."""
+    """Splits a network into its weights, as shapes, and everything else: functions, sizes and constant arrays."""
     with attribute_to_user_code("creating the network"):
         network = eqx.filter_eval_shape(make, jax.eval_shape(jax.random.key, 0))
     is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)

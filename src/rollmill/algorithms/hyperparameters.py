@@ -1,4 +1,4 @@
-"""Hyperparameters as data: a learner holds them, so changing one compiles nothing.
+"""Stores hyperparameters as data in the learner, so that changing one needs no compilation.
 
 A compiled program reads them from the training state, as it reads weights. A number with a schedule is stored as
 its two ends. Its value follows from the number of updates at the beginning of an iteration, and is used for all
@@ -44,7 +44,7 @@ SCHEDULES = "schedules/"
 def in_programs(config: object) -> frozenset[str]:
     """Returns the numeric hyperparameters that are compiled into programs.
 
-    The algorithm reads them without a learner, for example in its policy.
+    The algorithm reads these hyperparameters without a learner, for example in its policy.
     """
     of_rewards = OF_THE_REWARDS if getattr(config, "normalize_rewards", False) else ()
     return frozenset((*OF_THE_LOOPS, *of_rewards, *getattr(config, "IN_PROGRAMS", ())))
@@ -53,7 +53,7 @@ def in_programs(config: object) -> frozenset[str]:
 def numbers_of(config: object, **further: float | int) -> dict[str, float]:
     """Returns the hyperparameters that are data: the finite floats of a configuration, by name.
 
-    Those of `in_programs` are left out. `further` are derived hyperparameters.
+    Hyperparameters in `in_programs` are left out. `further` are derived hyperparameters.
     """
     numbers: dict[str, float] = {}
     constant = in_programs(config)
@@ -69,7 +69,8 @@ def numbers_of(config: object, **further: float | int) -> dict[str, float]:
 
 
 def numbers_for(held: Mapping[str, float], config: object, other: object) -> dict[str, float] | None:
-    """Returns a learner's hyperparameters for another configuration, if only these differ.
+    """Returns a learner's hyperparameters for another configuration, if the configurations differ only in such
+    values.
 
     Args:
         held: hyperparameters for `config`.
@@ -77,7 +78,7 @@ def numbers_for(held: Mapping[str, float], config: object, other: object) -> dic
         other: hyperparameters with other values.
 
     Returns:
-        The hyperparameters for `other`. None if programs for the two are not the same.
+        The hyperparameters for `other`, or None if the two configurations need different programs.
     """
     ours, theirs = numbers_of(config), numbers_of(other)
     differ = differing(config, other)
@@ -115,7 +116,7 @@ def configured_schedule(config: object, name: str, held: Mapping[str, Any] | Non
 
 
 def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedule]]:
-    """Yields the names and schedules of hyperparameters scheduled by a learner's updates."""
+    """Yields the name and schedule of each hyperparameter whose schedule follows a learner's updates."""
     for key, last in numbers.items():
         name, colon, shape = key.partition(":")
         if colon and name not in OF_THE_OPTIMISER:
@@ -123,7 +124,7 @@ def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedu
 
 
 class Settled(dict[str, Any]):
-    """The hyperparameters of a learner within an iteration. Scheduled ones have their value at its beginning."""
+    """Hyperparameters of a learner within one iteration. Schedules have their value at its beginning."""
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -134,15 +135,15 @@ jax.tree_util.register_pytree_with_keys(
 
 
 def settled(learner: Any) -> Any:
-    """Returns the learner with its schedules evaluated, for all updates of an iteration.
+    """Returns the learner with its schedules evaluated, for all updates of one iteration.
 
-    It has the same leaves, so that it may be held where the learner is.
+    The result has the same leaves, so it can replace the learner.
     """
     return learner if _is_settled(learner) else replace(learner, hyperparameters=Settled(numbers_now(learner)))
 
 
 def settle_of(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Returns `Graph.settle` for a learner with these hyperparameters."""
+    """Returns the function `Graph.settle` for a learner with these hyperparameters."""
     return settled if follows_schedules(numbers) else None
 
 
@@ -158,7 +159,7 @@ def follows_schedules(numbers: Mapping[str, Any]) -> bool:
 def numbers_now(learner: Any) -> Hyperparameters:
     """Returns a learner's hyperparameters, with schedules evaluated.
 
-    The learner has the fields `hyperparameters` and, as soon as there are schedules, `updates_done`.
+    The learner must have the field `hyperparameters` and, if there are schedules, `updates_done`.
     """
     held = learner.hyperparameters
     if _is_settled(learner):

@@ -1,14 +1,14 @@
 """IMPALA (Espeholt et al., ICML 2018) as a graph of four fragments.
 
-The learner trains on whole sequences, and corrects by V-trace for the difference between the behaviour
-policy and its own: because the behaviour policy's weights were some updates old, or because the
-learner makes several epochs over a batch. The graph does not depend on asynchrony. Executed
-synchronously, with one epoch and one minibatch, all ratios are 1.
+The learner trains on whole sequences. V-trace corrects for the difference between the policy that acted and the
+learner's policy. They differ if the acting weights were some updates old, or if the learner makes several epochs
+over a batch. The graph is the same for synchronous and asynchronous runs. In a synchronous run with one epoch and
+one minibatch, all ratios are 1.
 
-Departures from the paper: losses are means over samples, not sums, so that they do not grow with the
-batch; and truncated episodes are bootstrapped from the value of their final observation. That value is the
-learner's. If observations are large, such as images, it is the behaviour policy's, computed when the step is
-collected, because a trajectory would hold every image twice otherwise.
+Departures from the paper: losses are means over samples instead of sums, so they do not grow with the batch.
+Truncated episodes are bootstrapped from the learner's value of their final observation. If observations are large,
+such as images, the actor computes this value when it collects the step, because a trajectory would otherwise hold
+every image twice.
 
 Shape letters: `T` steps, `E` environments of this replica, `N` sequences of a minibatch.
 """
@@ -133,7 +133,7 @@ class StepValues(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The ends of each sequence: `[E, ...]` in a batch, `[N, ...]` in a minibatch."""
+    """Values needed at the end of each IMPALA sequence: `[E, ...]` in a batch, `[N, ...]` in a minibatch."""
 
     start_memory: Memory
     """Memory of the behaviour policy before the first step."""
@@ -146,7 +146,7 @@ class Ends(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs of the learner's network for each step."""
+    """Outputs of the learner's network for each step of IMPALA's sequences."""
 
     log_prob: Float[Array, "..."]
     entropy: Float[Array, "..."]
@@ -154,7 +154,7 @@ class Outputs(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """Constants of each step's loss, from V-trace."""
+    """Constants of the IMPALA loss of each step, which V-trace computes."""
 
     advantage: Float[Array, "..."]
     target: Float[Array, "..."]
@@ -226,9 +226,10 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Makes a batch of sequences, and updates the statistics for the next rollout.
+    """Converts a rollout to a batch of IMPALA sequences, and updates running statistics for the next rollout.
 
-    `gradients` computes values. They are computed here as well for statistics of targets and advantages.
+    Values are computed later, by `gradients`. They are also computed here if statistics of targets or advantages
+    need them.
     """
     config = current(config, numbers_now(learner))
     steps, weights = trajectory.steps, learner.weights
@@ -285,7 +286,7 @@ def _estimates(
 
 
 def sequence_gradients(policy: NetworkPolicy, config: Any) -> SequenceGradients:
-    """Gradients of the mean loss over a minibatch of sequences with respect to the weights."""
+    """Computes the gradients of IMPALA's mean loss over a minibatch of sequences, with respect to the weights."""
     return SequenceGradients(
         partial(_step, policy),
         loss=partial(_loss, config),

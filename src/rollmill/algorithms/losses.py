@@ -1,4 +1,4 @@
-"""Losses of ONE sample. The caller applies `vmap` and takes means over a minibatch."""
+"""Loss functions for ONE sample. The caller applies `vmap` and takes means over a minibatch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,11 +34,10 @@ def squared_value_loss(value: Float[Array, ""], target: Float[Array, ""]) -> Flo
 def clipped_value_loss(
     value: Float[Array, ""], old_value: Float[Array, ""], target: Float[Array, ""], clip_coef: Number
 ) -> Float[Array, ""]:
-    """Computes the clipped value loss of PPO: the maximum of the losses of the value and the value clipped around
-    the old.
+    """Computes PPO's clipped value loss.
 
-    As in OpenAI's baselines; see Engstrom et al., "Implementation Matters in Deep Policy Gradients",
-    ICLR 2020.
+    It is the maximum of two squared errors: of the value, and of the value clipped to a range around the old
+    value. See Engstrom et al., "Implementation Matters in Deep Policy Gradients", ICLR 2020.
     """
     clipped = old_value + jnp.clip(value - old_value, -clip_coef, clip_coef)
     return jnp.maximum(squared_value_loss(value, target), squared_value_loss(clipped, target))
@@ -47,11 +46,13 @@ def clipped_value_loss(
 def bound_loss(
     mean: Float[Array, "*shape"], low: Float[np.ndarray, "*shape"], high: Float[np.ndarray, "*shape"]
 ) -> Float[Array, ""]:
-    """Sums the squared excess of action means over their bounds."""
+    """Computes the sum of squares by which the means of actions exceed their bounds."""
     below, above = jnp.asarray(low, mean.dtype) - mean, mean - jnp.asarray(high, mean.dtype)
     return jnp.sum(jnp.square(jnp.maximum(jnp.maximum(below, above), 0.0)))
 
 
 def approximate_kl(log_ratio: Float[Array, ""]) -> Float[Array, ""]:
-    """One-sample estimate of KL(old, new), `(r - 1) - log r` (Schulman, "Approximating KL Divergence", 2020)."""
+    """Estimates KL(old, new) from one sample, as `(r - 1) - log r` (Schulman, "Approximating KL Divergence",
+    2020).
+    """
     return jnp.expm1(log_ratio) - log_ratio

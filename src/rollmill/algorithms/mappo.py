@@ -5,9 +5,9 @@ decentralised actors with a centralised critic: each agent's value is computed f
 environment together with the agent's own observation. IPPO (de Witt et al., "Is Independent Learning All You Need
 in the StarCraft Multi-Agent Challenge?", 2020) gives critics the observations of their actors instead.
 
-Agents of one kind share their parameters, unless `sharing` says otherwise. Each parameter set learns as in PPO,
-with gradient clipping and an optimiser of its own, so that kinds of agents with opposed aims do not affect
-each other's step sizes. With a single agent IPPO is PPO.
+Agents of one kind share their parameters, unless `sharing` says otherwise. Each parameter set learns as in PPO. It
+has its own optimiser and gradient clipping, so agents with opposed aims do not affect each other's step sizes.
+With a single agent, IPPO is PPO.
 """
 
 from collections.abc import Mapping

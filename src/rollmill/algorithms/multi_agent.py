@@ -1,12 +1,11 @@
-"""The shared parts of multi-agent learners: batches, weights of samples, gradients, updates.
+"""Shared parts of multi-agent learners: batches, sample weights, gradients and updates.
 
 One sample (row) of a batch is one environment step with all its agents.
 
-An agent that becomes inactive ends its own episode there, as by termination: the reward of that step counts,
-nothing after it does, and nothing is bootstrapped. The code of Yu et al. (2022) differs: team rewards continue for
-inactive agents, whose critic then sees zeros and the agent's index ("death masking"), and only the losses leave
-them out. Here `Environment.active` means that nothing counts afterwards. If a centralised critic sees all
-observations, inactive agents' are zeros as well.
+When an agent becomes inactive, its episode ends as if it were terminated. The reward of that step counts, later
+rewards do not, and no value is bootstrapped. The code of Yu et al. (2022) differs: inactive agents still receive
+team rewards, their critic sees zeros and the agent's index ("death masking"), and only the losses exclude them. If
+a centralised critic sees all observations, the observations of inactive agents are zeros.
 
 Shape letters: `T` steps, `E` environments of this replica, `N` rows of a minibatch, `A` agents of a kind.
 """
@@ -48,7 +47,7 @@ EPS = 1e-9
 
 
 class AgentLearner(eqx.Module):
-    """Weights, optimiser states and running statistics."""
+    """Learner state of a multi-agent algorithm: weights, optimiser states and running statistics."""
 
     weights: AgentWeights
     optimisers: dict[str, PyTree[Array]]
@@ -66,7 +65,7 @@ class AgentLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the progress: the number of updates made so far."""
+        """Number of updates that the learner has made so far."""
         assert self.progress is not None
         return self.progress.updates
 
@@ -92,7 +91,10 @@ def start_learner(
     pool_size: int = 0,
     opponents: KindsWithOpponents | None = None,
 ) -> AgentLearner:
-    """Returns the initial learner. `opponents` are the kinds that may act by one of `pool_size` weights."""
+    """Returns the initial learner state of a multi-agent algorithm.
+
+    The kinds in `with_opponents` may act with one of `pool_size` earlier weights.
+    """
     weights, held = policy.start_weights(key), as_data(numbers)
     pool = None
     if opponents is not None:
@@ -126,10 +128,10 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[AgentLearner, Batch]:
-    """Computes advantages and targets of a rollout, and updates the statistics for the next rollout.
+    """Computes all agents' advantages and targets of a rollout, and updates running statistics for the next one.
 
-    Uses `gamma`, `gae_lambda`, `frozen`, `pool_every` and `pool_share` of `config`. Agents that acted by earlier
-    weights do not count.
+    It uses `gamma`, `gae_lambda`, `frozen`, `pool_every` and `pool_share` of `config`. Agents that acted with
+    earlier weights are ignored.
     """
     steps, held = trajectory.steps, numbers_now(learner)
     learns = _learning(learner, steps)
@@ -323,11 +325,11 @@ def condition(
     standardise: bool,
     num_rows: int | None = None,
 ) -> Batch:
-    """Sets weights so that a mean over rows is a mean over active agents, and standardises their advantages.
+    """Sets sample weights so that a mean over rows is a mean over active agents, and standardises advantages.
 
-    Advantages are standardised for each kind, or for each independent agent. The advantage of a single active
-    agent would always become zero, so it is not changed. The minibatch is this replica's part of `num_rows` rows,
-    by default all of them.
+    Advantages are standardised for each kind, or for each independent agent. If only one agent is active, its
+    advantage is not changed, because it would always become zero. The minibatch is this replica's part of
+    `num_rows` rows, by default all of them.
     """
     rows: SetRows = minibatch.samples
     independent = {name for group in sets if group.independent for name in group.names}
@@ -396,7 +398,8 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
 
 
 def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
-    """Returns the fragment `gradients`, for the sum over parameter sets of the mean loss of active agents.
+    """Returns the fragment `gradients`, which differentiates the mean loss of active agents, summed over parameter
+    sets.
 
     The loss is for one agent in one environment step.
     """
@@ -449,9 +452,9 @@ def update(
     *,
     share: float = 1.0,
 ) -> AgentLearner:
-    """One step of the optimiser of each set that is trained, by its own learning rate if it has one.
+    """Makes one optimiser step for each trained parameter set, with the set's own learning rate if it has one.
 
-    `share` is the fraction of a minibatch behind the gradients.
+    `share` is the fraction of a minibatch that the gradients come from.
     """
     weights, held = learner.weights, numbers_now(learner)
     networks, optimisers = dict(weights.networks), dict(learner.optimisers)

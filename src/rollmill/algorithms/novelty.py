@@ -1,12 +1,11 @@
-"""Exploration by random network distillation.
+"""Rewards exploration by random network distillation.
 
-Burda et al., "Exploration by Random Network Distillation", ICLR 2019: a predictor learns the outputs of a random
-network. Its error on an observation is large while such observations are rare, and is paid as a bonus to the step
-that led there, beside the environment's reward. The bonus is divided by the standard deviation of its discounted
-sums.
+In Burda et al., "Exploration by Random Network Distillation", ICLR 2019, a predictor learns the outputs of a
+random network. Its error is large for rare observations. The error is added as a bonus to the reward of the step
+that led to the observation, divided by the standard deviation of the bonus's discounted sums.
 
-Departures from the paper: one critic values the sum of reward and bonus, and so the end of an episode ends the
-bonus, too. Discounted sums begin anew with each rollout. The predictor learns from all samples, with the policy's
+Departures from the paper: one critic values the sum of reward and bonus, so the end of an episode also ends the
+bonus. Discounted sums restart with each rollout. The predictor learns from all samples, with the policy's
 optimiser.
 
 Shape letters: `T` steps, `E` environments of this replica.
@@ -40,7 +39,7 @@ NETWORK = NetworkConfig(hidden_sizes=(64, 64), activation="relu")
 
 
 class Novelty(eqx.Module):
-    """The random network, its predictor, and statistics of the bonus."""
+    """State of random network distillation: the random network, its predictor, and statistics of the bonus."""
 
     target: PyTree[Array]
     predictor: PyTree[Array]
@@ -49,25 +48,27 @@ class Novelty(eqx.Module):
 
 
 class Distillation(NamedTuple):
-    """The random network and its predictor as functions of their weights."""
+    """Random network and predictor of random network distillation, as functions of their weights."""
 
     make: Callable[[Key], Any]
     static: PyTree
     """The parts of a network that are not weights."""
 
     def start(self, key: Key) -> Novelty:
-        """Returns two networks with different weights."""
+        """Returns initial weights of the random network and the predictor, which differ."""
         one, other = (eqx.filter(self.make(each), eqx.is_inexact_array) for each in jax.random.split(key))
         return Novelty(one, other, initial_statistics(jax.ShapeDtypeStruct((), jnp.float32)))
 
     def error(self, target: PyTree[Array], predictor: PyTree[Array], observation: Observation) -> Float[Array, ""]:
-        """Returns the predictor's mean squared error for a normalised observation."""
+        """Returns the predictor's mean squared error for one normalised observation."""
         wanted = jax.lax.stop_gradient(eqx.combine(target, self.static)(observation))
         return jnp.mean(jnp.square(eqx.combine(predictor, self.static)(observation) - wanted))
 
 
 def distillation(space: spaces.Space, config: NetworkConfig) -> Distillation:
-    """Returns the networks for an observation space, with the layout of images of `config`."""
+    """Creates the networks of random network distillation for an observation space, with the image layout of
+    `config`.
+    """
     of_features = replace(NETWORK, image_layout=config.image_layout)
     make = partial(
         action_values,
@@ -80,7 +81,7 @@ def distillation(space: spaces.Space, config: NetworkConfig) -> Distillation:
 
 
 def with_novelty(graph: Graph, policy: Any, config: Any, optimiser: Optimiser) -> Graph:
-    """Returns the graph of an on-policy algorithm with the bonus, weighed by `rnd_coef` of `config`."""
+    """Adds an exploration bonus, weighted by `rnd_coef`, to the graph of an on-policy algorithm."""
     distilled = distillation(graph.observation_space, config.network)
     assert isinstance(graph.gradients, MeanGradients)
     of_both = MeanGradients(

@@ -1,4 +1,4 @@
-"""The shared parts of algorithms that learn from a replay memory.
+"""Shared parts of algorithms that learn from a replay memory.
 
 Shape letter: `N` samples of a minibatch.
 """
@@ -58,7 +58,7 @@ MAX_STORED = 2**31 - 1
 
 
 class OffPolicyParts(NamedTuple):
-    """The checked inputs of a graph with a replay memory."""
+    """Checked inputs of the graph of an algorithm with a replay memory."""
 
     env: Environment | HostEnvironment
     environment: EnvironmentFunctions
@@ -78,7 +78,7 @@ _WORD = 2**32
 
 
 class StepCounts(eqx.Module):
-    """The counts that schedules depend on, as part of a learner. They never overflow."""
+    """Counts of steps and updates in a learner, on which schedules depend. They never overflow."""
 
     env_steps: Integer[Array, ""]
     """Environment steps of all environments so far, modulo 2^32; `prepare` counts them."""
@@ -89,16 +89,16 @@ class StepCounts(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the number of updates, for schedules."""
+        """Number of updates made so far, on which schedules depend."""
         return self.updates.astype(jnp.uint32).astype(jnp.float32)
 
     def share_of(self, steps: Number) -> Float[Array, ""]:
-        """Returns the environment steps so far as a fraction of `steps`, at most 1."""
+        """Returns the number of environment steps so far as a fraction of `steps`, at most 1."""
         high, low = (word.astype(jnp.float32) for word in (self.env_step_wraps, self.env_steps))
         return jnp.minimum((high * float(_WORD) + low) / steps, 1)
 
     def is_before(self, step: int) -> Bool[Array, ""]:
-        """Returns whether fewer environment steps than this have been made."""
+        """Returns whether fewer than `steps` environment steps have been made."""
         wraps, rest = divmod(step, _WORD)
         if wraps >= _WORD:
             return jnp.asarray(True)
@@ -107,14 +107,14 @@ class StepCounts(eqx.Module):
 
 
 class Module(NamedTuple):
-    """A network as functions of its weights."""
+    """A neural network as functions of its weights."""
 
     make: Callable[[Key], Any]
     static: PyTree
     """The parts of the network that are not weights."""
 
     def start(self, key: Key) -> PyTree[Array]:
-        """Initial weights."""
+        """Returns the initial weights of the network."""
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
     def __call__(self, weights: PyTree[Array], *inputs: Any) -> Any:
@@ -123,7 +123,7 @@ class Module(NamedTuple):
 
 
 def module(make: Callable[[Key], Any]) -> Module:
-    """Returns a network that `make` makes from a random key."""
+    """Creates a `Module` from a function that creates the network from a random key."""
     return Module(make, weights_and_rest(make)[1])
 
 
@@ -140,11 +140,12 @@ def off_policy_parts(
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
-    `config` is an instance of `kind`, or a dictionary of some of its fields; overrides replace fields. `params`
-    replaces the environment's, and `network` the configuration's. `replay` makes the replay memory from the
-    hyperparameters, by default a uniform one of single steps. `steps_an_update` are environment steps of one
-    update, if `gradient_steps` is None: by default 1, as SAC and TD3 were published. Raises a `UsageError` for
-    invalid names, types or sizes, and for a multi-agent environment.
+    `config` is an instance of `kind`, or a dictionary of some of its fields. Overrides replace fields. `params`
+    replaces the environment's parameters, and `network` replaces `config.network`. `replay` creates the replay
+    memory from the hyperparameters. By default, the memory holds single steps and draws them uniformly. If
+    `gradient_steps` is None, there is one update for every `steps_an_update` environment steps. The default of 1
+    follows the papers of SAC and TD3. Raises a `UsageError` for invalid names, types or sizes, and for a
+    multi-agent environment.
     """
     config, choices = configured(kind, env, config, network, overrides)
     refuse_network(choices)
@@ -159,7 +160,7 @@ def off_policy_parts(
 
 
 def refuse_network(choices: Choices) -> None:
-    """Raises a `UsageError` for a network given as a function."""
+    """Raises a `UsageError` if the network is given as a function, which the algorithm does not support."""
     if choices.network is not None:
         raise UsageError(
             "this algorithm creates its own action-value networks. hint: give network=rollmill.NetworkConfig(...)."
@@ -167,7 +168,7 @@ def refuse_network(choices: Choices) -> None:
 
 
 def uniform_replay(config: Any) -> Replay:
-    """Returns a replay memory from which single steps are drawn uniformly."""
+    """Creates a replay memory that draws single steps uniformly."""
     return Replay(
         capacity=config.buffer_size // config.num_envs,
         minibatch_size=config.batch_size,
@@ -183,14 +184,14 @@ def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
 
 
 def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
-    """Returns the action space, or raises a `UsageError` that names `alternatives` if it is not `Discrete`."""
+    """Returns the action space if it is `Discrete`. Otherwise raises a `UsageError` that names `alternatives`."""
     if not isinstance(space, spaces.Discrete):
         raise UsageError(f"{algorithm} needs a Discrete action space, got {space}. hint: {alternatives}.")
     return space
 
 
 def check_continuous(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Box:
-    """Returns the action space, or raises a `UsageError` that names `alternatives` if it is not a `Box`."""
+    """Returns the action space if it is a `Box`, and otherwise raises a `UsageError` that names `alternatives`."""
     if not isinstance(space, spaces.Box):
         raise UsageError(f"{algorithm} needs a Box of continuous actions, got {space}. hint: {alternatives}.")
     return space
@@ -214,8 +215,8 @@ def off_policy_graph(
 ) -> Graph:
     """Assembles the graph of an algorithm with a replay memory from the parts of `off_policy_parts`.
 
-    `policy` explores, and `greedy` is the policy as it is deployed. The learner has a field `progress`, a
-    `StepCounts`, and one for hyperparameters if there are any. `store` replaces `parts.replay`. The other
+    `policy` explores, and `greedy` is the deployed policy. The learner has a field `progress`, which is a
+    `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. The other
     arguments are fields of `Graph`.
     """
     return Graph(
@@ -246,12 +247,12 @@ def off_policy_graph(
 
 
 def start_progress() -> StepCounts:
-    """Returns the progress before the first step."""
+    """Returns the counts of an off-policy learner before its first step."""
     return StepCounts(jnp.uint32(0), jnp.uint32(0))
 
 
 def learner_numbers(parts: OffPolicyParts, **further: float | int) -> dict[str, float]:
-    """Returns the hyperparameters that the learner holds. See `numbers_of`."""
+    """Returns the hyperparameters that an off-policy learner holds as data (`numbers_of`)."""
     return numbers_to_hold(parts.config, _learning(parts), **further)
 
 
@@ -265,7 +266,7 @@ def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) 
 
 
 def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
-    """Returns the metric of the hyperparameter `learning_rate`, by the learner and its state of `adam`."""
+    """Returns the current learning rate as a metric, given the learner and the state of its optimiser (`adam`)."""
     schedule = partial(schedule_of, parts.choices, _learning(parts), every=every)
     return lambda learner, state: {"learning_rate": rate_now(schedule(learner.hyperparameters), state)}
 
@@ -277,12 +278,12 @@ def _learning(parts: OffPolicyParts) -> Loops:
 
 
 def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:
-    """Returns whether actions are random still: until learning begins."""
+    """Returns whether actions are still random, because learning has not begun."""
     return progress.is_before(config.learning_starts)
 
 
 def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: PyTree) -> Action:
-    """Returns a uniformly random action, among the legal ones if there is a mask."""
+    """Draws a random action uniformly, from the legal actions if there is a mask."""
     dtype = jax.dtypes.canonicalize_dtype(space.dtype)
     if isinstance(space, spaces.Discrete):
         legal = jnp.ones(int(space.n), bool) if isinstance(action_mask, tuple) else action_mask
@@ -293,7 +294,7 @@ def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: Py
 
 
 def follow(target: PyTree[Array], network: PyTree[Array], tau: Number) -> PyTree[Array]:
-    """Returns the target network moved towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
+    """Moves a target network towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
     return jax.tree.map(lambda slow, fast: slow + tau * (fast - slow), target, network)
 
 
@@ -308,9 +309,9 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
 
 
 def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
-    """Returns the progress after one more update.
+    """Returns the counts after one more update.
 
-    The caller passes `updates` modulo `interval`, since the count restarts at multiples of the interval.
+    The caller passes `updates` modulo `interval`, because the count restarts at multiples of the interval.
     """
     updates = progress.updates.astype(jnp.uint32) + 1
     end = _WORD // interval * interval
@@ -319,7 +320,7 @@ def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
 
 
 def check_interval(name: str, interval: int) -> None:
-    """Raises a `UsageError` for an interval of more updates than are counted."""
+    """Raises a `UsageError` if an interval has more updates than the counter can hold."""
     if interval > MAX_INTERVAL:
         raise UsageError(f"{name}={interval} exceeds the limit of {MAX_INTERVAL} updates.")
 

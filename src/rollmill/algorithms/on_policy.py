@@ -1,4 +1,4 @@
-"""The shared parts of on-policy actor-critics: the learner, its statistics, and its gradients.
+"""Shared parts of on-policy actor-critics: the learner, its statistics, and its gradients.
 
 Shape letters: `T` steps, `E` environments of this replica, `N` samples, or sequences, of a minibatch.
 """
@@ -39,7 +39,7 @@ hundred kilobytes."""
 
 
 class ActorCriticLearner(eqx.Module):
-    """Weights, optimiser state and running statistics."""
+    """Learner state of an actor-critic: weights, optimiser state and running statistics."""
 
     weights: PolicyWeights
     optimiser: PyTree[Array]
@@ -57,7 +57,7 @@ class ActorCriticLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the progress: the number of updates made so far."""
+        """Number of updates that the learner has made so far."""
         assert self.progress is not None
         return self.progress.updates
 
@@ -91,7 +91,7 @@ def start_learner(
     *,
     normalise_rewards: bool,
 ) -> ActorCriticLearner:
-    """Returns the initial learner."""
+    """Returns the initial learner state of an on-policy actor-critic."""
     weights, held = policy.start_weights(key), as_data(numbers)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None
@@ -112,9 +112,9 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Computes advantages and targets of a rollout, and updates the statistics for the next rollout.
+    """Computes advantages and targets of a rollout, and updates running statistics for the next rollout.
 
-    Uses `gamma` and `gae_lambda` of `config`.
+    It uses `gamma` and `gae_lambda` of `config`.
     """
     config = current(config, numbers_now(learner))
     steps, weights = trajectory.steps, learner.weights
@@ -143,7 +143,10 @@ def prepare(
 def update_learner_statistics(
     learner: ActorCriticLearner, steps: Step, *, reduce: Reduce, replicas: int
 ) -> tuple[ActorCriticLearner, Float[Array, "T E"]]:
-    """Updates the learner's statistics with a rollout; also returns the rewards, scaled if they are normalised."""
+    """Updates the learner's running statistics with a rollout.
+
+    It returns the new learner, and the rewards, which are scaled if rewards are normalised.
+    """
     returns, reward = learner.returns, steps.reward
     if returns is not None:
         returns = update_statistics(returns, steps.info["discounted_return"], reduce=reduce, replicas=replicas)
@@ -158,7 +161,7 @@ def update_learner_statistics(
 def update_value_statistics(
     learner: ActorCriticLearner, target: Float[Array, "..."], *, reduce: Reduce, replicas: int
 ) -> ActorCriticLearner:
-    """Updates the statistics of the critic's targets, if it has some, with targets in the units of rewards."""
+    """Updates the statistics of the critic's targets, if there are any, with targets in the units of rewards."""
     values = learner.weights.values
     if values is None:
         return learner
@@ -169,7 +172,9 @@ def update_value_statistics(
 def absorb(
     batch_size: int, learner: ActorCriticLearner, metrics: Metrics, *, share: float = 1.0
 ) -> ActorCriticLearner:
-    """Updates the statistics of the critic's targets by their moments, which are metrics (see `Graph.absorb`)."""
+    """Updates the statistics of the critic's targets with the moments that the metrics contain
+    (`Graph.absorb`).
+    """
     mean, square = metrics[f"{MOMENTS}target"], metrics[f"{MOMENTS}target_square"]
     values = learner.weights.values
     assert values is not None
@@ -178,7 +183,10 @@ def absorb(
 
 
 def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
-    """True for steps that begin an episode, except the first step, whose memory is the rollout's start memory."""
+    """Returns True for each step that begins an episode, except for the first step of a rollout.
+
+    The first step uses the memory with which the rollout started.
+    """
     return jnp.roll(done, 1, axis=0).at[0].set(False)
 
 
@@ -207,7 +215,10 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
 def over_steps(
     value_e: Callable[..., PyTree[Array]], memory: Memory, observation: PyTree[Array], *, at_once: int | None
 ) -> PyTree[Array]:
-    """Computes values of all steps, `at_once` observations at a time if given, to bound memory."""
+    """Computes the values of all steps of a rollout.
+
+    With `at_once`, it computes this number of observations at a time, which bounds memory.
+    """
     if at_once is None:
         return jax.vmap(value_e)(memory, observation)
     num_steps, num_envs = jax.tree.leaves(observation)[0].shape[:2]
@@ -216,14 +227,14 @@ def over_steps(
 
 
 def is_missing(value: PyTree[Array]) -> bool:
-    """Returns whether a value is missing in all steps: `()` instead of an array."""
+    """Returns whether all steps lack a value, so that the leaf is `()` instead of an array."""
     return isinstance(value, tuple)
 
 
 def report(
     schedule: Callable[[Hyperparameters], optax.Schedule], learner: ActorCriticLearner, batch: Batch
 ) -> Metrics:
-    """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
+    """Returns metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
     rate = {"learning_rate": rate_now(schedule(with_rate(learner, learner.hyperparameters)), learner.optimiser)}
     samples = batch.samples
     if not isinstance(samples, TrainingSamples):
@@ -242,7 +253,7 @@ class Moments(NamedTuple):
     deviation: Float[Array, ""]
 
     def standardise(self, advantage: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Scales advantages to mean 0 and standard deviation 1, or to 0 if all are equal."""
+        """Scales advantages to mean 0 and standard deviation 1. If all are equal, the result is 0."""
         return (advantage - self.mean) / (self.deviation + 1e-8)
 
 
@@ -271,7 +282,7 @@ def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
 
 
 def mean_gradients(policy: NetworkPolicy, loss: SampleLoss, config: Any) -> MeanGradients | SequenceGradients:
-    """Gradients of the mean loss over a minibatch, with respect to the network's weights."""
+    """Returns the fragment that computes the gradients of the mean loss over a minibatch."""
     network = lambda learner: learner.weights.network
     if not policy.recurrent:
         return MeanGradients(partial(_sample_loss, policy, loss, config), network)
@@ -319,7 +330,7 @@ def update(
     *,
     share: float = 1.0,
 ) -> ActorCriticLearner:
-    """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
+    """Makes one optimiser step. `share` is the fraction of a minibatch that the gradients come from."""
     held, progress = with_rate(learner, numbers_now(learner)), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
     progress = None if progress is None else advanced(progress, share)
@@ -332,11 +343,11 @@ MEASURABLE_KL = 1e-6
 
 
 def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLearner:
-    """Lowers the learning rate if the policy has moved too far from the rollout's, and raises it if too little.
+    """Lowers the learning rate if the policy has changed too much since the rollout, and raises it if too little.
 
-    The rule follows RSL-RL (Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep
-    Reinforcement Learning", 2021), with a one-sample estimate of the KL divergence. Uses `desired_kl`, `kl_factor`
-    and the bounds of the learning rate.
+    The rule follows RSL-RL (Rudin et al., "Learning to Walk in Minutes Using Massively Parallel Deep Reinforcement
+    Learning", 2021), with a one-sample estimate of the KL divergence. It uses `desired_kl`, `kl_factor` and the
+    bounds of the learning rate.
     """
     numbers, kl = learner.hyperparameters, metrics["losses/approx_kl"]
     assert learner.rate_scale is not None
@@ -350,7 +361,7 @@ def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLear
 
 
 def with_rate(learner: ActorCriticLearner, numbers: Hyperparameters) -> Hyperparameters:
-    """Returns the hyperparameters with the adapted learning rate, clipped to its present bounds."""
+    """Returns the hyperparameters with the adapted learning rate, clipped to its current bounds."""
     if learner.rate_scale is None:
         return numbers
     rate, low, high = (numbers[name] for name in ("learning_rate", "min_learning_rate", "max_learning_rate"))

@@ -1,8 +1,8 @@
-"""Earlier weights of agents as opponents of others (fictitious self-play; Heinrich et al., ICML 2015).
+"""Lets agents play against earlier weights of others (fictitious self-play; Heinrich et al., ICML 2015).
 
-A pool holds the weights of each parameter set after several iterations. In a share of the iterations, one kind of
-agents acts by earlier weights from the pool, in all environments, and only the others learn. All of it is part of
-the learner, so every placement draws the same opponents.
+A pool holds the weights that each parameter set had after several iterations. In a share of the iterations, one
+kind of agents acts with weights from the pool in all environments, and only the other kinds learn. The pool is
+part of the learner, so every placement draws the same opponents.
 
 Shape letter: `K` places of the pool.
 """
@@ -23,7 +23,7 @@ from rollmill.core.types import Key
 
 
 class Opponents(eqx.Module):
-    """Weights of the opponents in one iteration, and the agents that act by them."""
+    """Weights of the opponents in one iteration, and the kinds of agents that act with them."""
 
     networks: dict[str, PyTree[Array]]
     """Earlier weights of each parameter set with opponents."""
@@ -32,7 +32,7 @@ class Opponents(eqx.Module):
 
 
 class OpponentPool(eqx.Module):
-    """Earlier weights, and how they are drawn."""
+    """Earlier weights of agents, and the counts that determine how opponents are drawn from them."""
 
     networks: dict[str, PyTree[Array]]
     """Weights of each parameter set with opponents, leaves `[K, ...]`."""
@@ -66,11 +66,9 @@ class KindsWithOpponents(NamedTuple):
 
 
 def kinds_with_opponents(config: Any, sets: tuple[ParameterSet, ...]) -> KindsWithOpponents | None:
-    """Returns the kinds that may act by earlier weights: `pool_roles`, by default all that learn. None without a
-    pool.
+    """Returns the kinds of agents that may act with earlier weights while another kind learns.
 
-    Reads `pool_size`, `pool_every`, `pool_share`, `pool_roles` and `frozen`. Raises a `UsageError` if an option
-    has no effect without a pool, a kind does not exist, or no other kind would learn meanwhile.
+    Raises a `UsageError` if there are none.
     """
     if not config.pool_size:
         _refuse_without_pool(config)
@@ -116,7 +114,7 @@ def _nobody_learns(config: Any, kind: str, kinds: list[str]) -> UsageError:
 def start_pool(
     networks: Mapping[str, PyTree[Array]], kinds: KindsWithOpponents, key: Key, *, size: int
 ) -> OpponentPool:
-    """Returns an empty pool for `size` earlier weights."""
+    """Returns an empty pool for `size` earlier weights, with which the agents of `kinds` may act."""
     own = kinds.of_sets(networks)
     places = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), own)
     kept = {name: jnp.int32(0) for name in own}
@@ -124,7 +122,7 @@ def start_pool(
 
 
 def no_opponents(networks: Mapping[str, PyTree[Array]], kinds: KindsWithOpponents) -> Opponents:
-    """Returns opponents of whom none plays."""
+    """Returns `Opponents` for an iteration in which no agents act with earlier weights."""
     return Opponents(kinds.of_sets(networks), kinds.nobody())
 
 
@@ -140,11 +138,11 @@ def next_opponents(
     """Returns the pool after an iteration, and the opponents of the next one.
 
     Args:
-        pool: the pool before.
-        networks: weights of the iteration.
+        pool: the pool before the iteration.
+        networks: weights of all parameter sets after the iteration.
         played: opponents of the iteration.
         kinds: the kinds that may act by earlier weights.
-        every: iterations between two weights that are kept. The oldest make room for new ones.
+        every: number of iterations between two weights that are kept. New weights replace the oldest.
         share: share of the iterations with an opponent.
     """
     count = pool.count + 1
@@ -189,7 +187,7 @@ def draw_opponents(pool: OpponentPool, kinds: KindsWithOpponents, *, share: Numb
 def networks_of_kind(
     sets: tuple[ParameterSet, ...], kind: str, networks: Mapping[str, PyTree[Array]], opponents: Opponents | None
 ) -> Mapping[str, Any]:
-    """Returns the networks by which a kind of agents acts."""
+    """Returns the networks with which a kind of agents acts: the newest, or those of an opponent."""
     if opponents is None or kind not in opponents.playing:
         return networks
     name, plays = set_of(sets, kind).name, opponents.playing[kind]

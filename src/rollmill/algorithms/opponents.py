@@ -1,7 +1,7 @@
 """Fixed opponents for two-player games: random moves, and searches of a few plies.
 
-They are policy fragments (`dataflow.Decide`) without weights. What they know of the state is a `Position`.
-Shape letter: `A` actions.
+Opponents are policy fragments (`dataflow.Decide`) without weights, which receive the state as a `Position`. Shape
+letter: `A` actions.
 """
 
 import math
@@ -26,16 +26,17 @@ LOOKAHEAD = "lookahead-"
 
 
 def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment, State, Params], Position]]:
-    """Returns the policy of a fixed opponent, and its knowledge of the environment's state.
+    """Returns the policy of a fixed opponent, and the function that gives it the position to move in.
 
     Args:
         env: a game for two players.
-        name: `random`, which draws uniformly from the legal actions; or `lookahead-N`, which plays best over the
-            next `N` plies and draws among equals: with 1 it wins where one move wins, with 2 it also prevents that
-            the opponent's next move wins.
+        name: `random`, which draws uniformly from the legal actions, or `lookahead-N`, which plays optimally over
+            the next `N` plies and draws among equal moves. `lookahead-1` makes a winning move if there is one, and
+            `lookahead-2` also prevents a winning move of the opponent.
 
     Raises:
-        UsageError: another name, an environment that cannot be planned in, or too many sequences of `N` actions.
+        UsageError: the name is invalid, the environment does not support planning, or there are too many sequences
+            of `N` actions.
     """
     if name == "random":
         require_discrete(env, who=name)

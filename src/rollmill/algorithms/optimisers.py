@@ -1,4 +1,4 @@
-"""Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
+"""Optimisers of all algorithms, with gradient clipping, scaling and annealed learning rates."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ MAX_UPDATES = 2**31 - 1
 class Annealing(NamedTuple):
     """Number of planned updates made so far: `whole + part`.
 
-    Two numbers, because a single float would lose small shares in long runs.
+    The count is stored as two numbers, because a single float would lose small fractions in long runs.
     """
 
     whole: Int[Array, ""]
@@ -34,17 +34,20 @@ class Annealing(NamedTuple):
 
     @property
     def updates(self) -> Float[Array, ""]:
-        """Returns the count as one number."""
+        """Number of planned updates made so far, as one number."""
         return self.whole.astype(jnp.float32) + self.part
 
 
 def no_updates() -> Annealing:
-    """Returns the count before the first update."""
+    """Returns the count of updates before the first update."""
     return Annealing(jnp.int32(0), jnp.float32(0))
 
 
 def advanced(count: Annealing, share: float) -> Annealing:
-    """Returns the count after one more update. `share` is the fraction of a minibatch that the update covers."""
+    """Returns the count of planned updates after one more.
+
+    `share` is the fraction of a minibatch that the update covers.
+    """
     part = count.part + share
     whole = jnp.floor(part + 1e-4)  # three thirds count as one, though their float sum may be smaller
     return Annealing(count.whole + whole.astype(jnp.int32), part - whole)
@@ -53,16 +56,17 @@ def advanced(count: Annealing, share: float) -> Annealing:
 def planned_updates(loops: Loops) -> int:
     """Returns the number of updates of a run with one update per minibatch.
 
-    Those that an iteration leaves out count as made (`at_iteration_end`).
+    Updates that an iteration skips count as made (`at_iteration_end`).
     """
     return loops.iterations * loops.epochs * loops.num_minibatches
 
 
 def planned_rate(schedule: NumberSchedule, loops: Loops, planned: Number) -> optax.Schedule:
-    """Returns a learning rate. A schedule given as a string becomes a function of the number of updates.
+    """Converts a learning rate: a schedule in string form becomes a function of the number of updates.
 
-    `planned` is the total for the run, and may be traced. Default: the total of the loops. Raises a `UsageError`
-    for an invalid schedule, or for more updates than the optimiser can count.
+    `planned` is the number of updates of the whole run, and may be traced. By default, it follows from the loops.
+    Raises a `UsageError` if the schedule is invalid, or if the run makes more updates than the optimiser can
+    count.
     """
     check_count(planned_updates(loops))
 
@@ -81,10 +85,10 @@ def clipped_descent(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns gradient descent with clipping and scaling, on the gradients as one flat vector.
 
-    Its `update` has the argument `share` of `descend`. The learning rate is a number, or a schedule by the number
-    of updates. Gradients with a larger global norm than `max_grad_norm` are scaled down to it. A constant learning
-    rate is annealed linearly to zero over `anneal_over` planned updates. Raises a `UsageError` if rate or norm is
-    negative, unless it is traced.
+    Its `update` takes the argument `share` of `descend`. The learning rate is a number, or a function of the
+    number of updates. Gradients with a larger global norm than `max_grad_norm` are scaled down to it. A constant
+    learning rate is annealed linearly to zero over `anneal_over` planned updates. Raises a `UsageError` if rate or
+    norm is negative, unless it is traced.
     """
     initial = learning_rate(0) if callable(learning_rate) else learning_rate
     for name, number in {"learning_rate": initial, "max_grad_norm": max_grad_norm}.items():
@@ -105,7 +109,7 @@ def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number
     """Returns the learning rate as a function of the number of updates. See `clipped_descent` for the arguments.
 
     Raises:
-        UsageError: it is annealed over more updates than the optimiser counts.
+        UsageError: the rate is annealed over more updates than the optimiser can count.
     """
     if callable(learning_rate):
         return learning_rate
@@ -125,9 +129,9 @@ def _annealed(first: Number, over: Number, updates: Any) -> Float[Array, ""]:
 def check_schedule(schedule: optax.Schedule, updates: int) -> None:
     """Checks a learning rate given as a function of the number of updates.
 
-    Raises a `UsageError` if a rate is negative or not finite, if more updates are made than the optimiser counts,
-    or if the rate grows up to the end, as a function of the remaining progress would, which Stable-Baselines3
-    takes.
+    Raises a `UsageError` if the rate is negative or not finite, or if the run makes more updates than the
+    optimiser can count. It also raises one if the rate grows until the end, because the function was then probably
+    written for the remaining progress, as in Stable-Baselines3.
     """
     check_count(updates)
     rates = {n: _rate_at(schedule, n) for n in sorted({0, 1, *(updates * part // 10 for part in range(11))})}
@@ -166,7 +170,7 @@ def _constant_rate(rate: Number) -> optax.GradientTransformation:
 
 
 def check_count(updates: int) -> None:
-    """Raises a `UsageError` for more updates than schedules extend over."""
+    """Raises a `UsageError` if a run makes more updates than schedules can count."""
     if updates > MAX_UPDATES:
         raise UsageError(
             f"total_timesteps gives {updates:,} updates, but the learning rate can be annealed over at most "
@@ -175,7 +179,7 @@ def check_count(updates: int) -> None:
 
 
 def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]:
-    """Returns the learning rate of the next update by a schedule, or the mean if optimisers are stacked."""
+    """Returns the learning rate of the next update. If optimisers are stacked, it is their mean."""
     is_annealing = lambda node: isinstance(node, Annealing)
     counts = [node for node in jax.tree.leaves(state, is_leaf=is_annealing) if is_annealing(node)]
     updates = counts[0].updates if counts else jnp.float32(0)
@@ -184,13 +188,13 @@ def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]
 
 @dataclass(frozen=True)
 class Optimiser:
-    """Optimiser that reads its hyperparameters from the learner, or else from the configuration."""
+    """An optimiser that reads its hyperparameters from the learner, or otherwise from the configuration."""
 
     at: Callable[[Hyperparameters], optax.GradientTransformation]
     """Returns the optimiser for the hyperparameters that a learner holds."""
 
     def init(self, weights: PyTree[Array]) -> PyTree[Array]:
-        """Returns the state before the first step, which depends on no number."""
+        """Returns the optimiser state before the first step, which does not depend on hyperparameters."""
         return self.at({}).init(weights)
 
 
@@ -203,7 +207,7 @@ def descend(
     *,
     share: float = 1.0,
 ) -> tuple[PyTree[Array], PyTree[Array]]:
-    """Makes one step of the optimiser; returns the new weights and optimiser state.
+    """Makes one optimiser step, and returns the new weights and the new optimiser state.
 
     The gradients are for a minibatch's mean loss with respect to the weights. `held` are the learner's
     hyperparameters, for an optimiser that reads them. `share` is the fraction of a minibatch that the gradients
@@ -262,9 +266,11 @@ def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
-    """Advances the counts of planned updates to the end of their iteration, which has this number of updates.
+    """Advances the counts of planned updates in an optimiser state to the end of an iteration of `updates`
+    updates.
 
-    The state may be any tree that contains states of optimisers.
+    Updates that the iteration skipped then count as made. The state may be any tree that contains optimiser
+    states.
     """
 
     def moved(node: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Positions of environments that can be planned in: their legal actions, and the steps that a search takes.
+"""Positions in environments that support planning: their legal actions, and the steps that a search takes.
 
-Nothing here depends on the number of players. Rewards and values are for the player to move.
-Shape letter: `A` actions.
+The functions do not depend on the number of players. Rewards and values are for the player to move. Shape letter:
+`A` actions.
 """
 
 from typing import Any, NamedTuple
@@ -31,10 +31,10 @@ class Position(NamedTuple):
 def plannable_parts(
     env: Environment | HostEnvironment | GymnasiumObject | str, *, who: str
 ) -> tuple[Environment, Environment]:
-    """Returns the environment, and the same without transforms, in which a search can plan.
+    """Returns an environment, and the version of it without transforms, in which a search can plan.
 
-    Raises a `UsageError`, on behalf of the algorithm or player `who`, if one cannot plan in it, or if its actions
-    are not `Discrete`.
+    Raises a `UsageError` if the environment does not support planning, or if its actions are not `Discrete`. The
+    message names the algorithm or player `who`.
     """
     env = single_agent(env)
     if isinstance(env, HostEnvironment):
@@ -58,21 +58,24 @@ def plannable_parts(
 
 
 def require_discrete(env: Environment, *, who: str) -> None:
-    """Raises a `UsageError`, on behalf of the algorithm or player `who`, if the action space is not `Discrete`."""
+    """Raises a `UsageError` if the action space is not `Discrete`. The message names the algorithm or player
+    `who`.
+    """
     if not isinstance(env.action_space, spaces.Discrete):
         raise UsageError(f"{who} needs a Discrete action space, got {env.action_space} of {env.name}.")
 
 
 def position(env: Environment, state: State, params: Params = None) -> Position:
-    """Returns the position that an environment with all of its transforms is in, from which a search can begin.
+    """Returns the current position of an environment, from which a search can begin.
 
     Args:
-        env: an environment that can be planned in.
-        state: its state, as `reset` and `step` return it; traceable, `jax.vmap` maps over many.
-        params: its parameters. Default: `env.params`.
+        env: an environment that supports planning, with all of its transforms.
+        state: state of the environment, as `reset` and `step` return it. It may be traced, for example under
+            `jax.vmap`.
+        params: parameters of the environment. Default: `env.params`.
 
     Raises:
-        UsageError: it does not support planning.
+        UsageError: the environment does not support planning.
     """
     params = env.params if params is None else params
     if env.planning_state is None or env.planning_params is None:
@@ -86,7 +89,7 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
 
 
 def action_of(env: Environment, choice: Int[Array, ""]) -> Action:
-    """Returns the action of a `Discrete` space with this index."""
+    """Returns the action of a `Discrete` space with the given index."""
     space: Any = env.action_space
     return (choice + int(space.start)).astype(jax.dtypes.canonicalize_dtype(space.dtype))
 
@@ -94,10 +97,10 @@ def action_of(env: Environment, choice: Int[Array, ""]) -> Action:
 def advance(
     env: Environment, state: State, choice: Int[Array, ""], params: Params
 ) -> tuple[Timestep, Float[Array, ""]]:
-    """Steps an environment, as its author wrote it (`Environment.planning_env`), by the action with an index.
+    """Steps an environment without its transforms (`Environment.planning_env`), by the action with an index.
 
-    Returns the timestep, and the factor of all that comes after it, for the player who moved: 1 if the turn stays,
-    -1 if it passes to the opponent, and 0 if the episode terminates.
+    Returns the timestep, and the discount of all later rewards for the player who moved: 1 if the turn stays, -1
+    if it passes to the opponent, and 0 if the episode terminates.
     """
     # A step of a plannable environment depends on no key.
     timestep = env.step(jax.random.key(0), state, action_of(env, choice), params)

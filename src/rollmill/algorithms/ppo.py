@@ -285,9 +285,9 @@ def _bounded_loss(
 
 
 def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of one sample (Schulman et al., 2017, equation 9, negated).
+    """Computes the PPO loss of one sample (Schulman et al., 2017, equation 9, negated).
 
-    Uses `clip_coef`, `clip_vloss`, `vf_coef` and `ent_coef` of `config`.
+    It uses `clip_coef`, `clip_vloss`, `vf_coef` and `ent_coef` of `config`.
     """
     log_ratio = output.distribution.log_prob(sample.action) - sample.log_prob
     entropy = output.distribution.entropy()

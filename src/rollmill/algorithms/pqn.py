@@ -1,10 +1,10 @@
 """Parallelised Q-network (Gallici et al., "Simplifying Deep Temporal Difference Learning", ICLR 2025).
 
-Q-learning without a replay memory and without a target network: layer normalisation keeps it stable. Each
-iteration learns the lambda returns of a rollout of many environments, in epochs and minibatches as PPO does.
+PQN is Q-learning without a replay memory and without a target network. Layer normalisation keeps it stable. Each
+iteration learns the lambda returns of a rollout of many environments, in epochs and minibatches as in PPO.
 
 Departures from the paper: truncated episodes are bootstrapped from their final observation, and the share of
-random actions follows the updates.
+random actions depends on the number of updates.
 
 Shape letters: `T` steps, `E` environments of this replica, `n` actions.
 """
@@ -109,7 +109,7 @@ class PQNConfig:
 
 
 class PQNLearner(eqx.Module):
-    """The network of actions' values."""
+    """Learner state of PQN: the action-value network, the optimiser state and the number of updates."""
 
     network: PyTree[Array]
     optimiser: PyTree[Array]
@@ -119,7 +119,7 @@ class PQNLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the progress: the number of updates made so far."""
+        """Number of updates that the learner has made so far."""
         return self.progress.updates
 
 

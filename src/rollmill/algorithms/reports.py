@@ -1,4 +1,4 @@
-"""Metrics of an iteration besides its losses: the learning rate, and the critic's explained variance."""
+"""Computes metrics of an iteration besides its losses: the learning rate, and the critic's explained variance."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ RESOLUTION = 1e-6
 def with_schedules(
     report: Callable[[Learner, Batch], Metrics], numbers: Mapping[str, float]
 ) -> Callable[[Learner, Batch], Metrics]:
-    """Returns a `Graph.report` that adds the present values of those `numbers` that follow a schedule."""
+    """Returns a `Graph.report` that adds the current values of scheduled hyperparameters."""
     if not follows_schedules(numbers):
         return report
     return lambda learner, batch: {**report(learner, batch), **schedule_metrics(learner)}
@@ -35,8 +35,8 @@ def value_moments(
 ) -> Metrics:
     """Returns first and second moments of targets and critic errors.
 
-    Like all metrics they are means over samples, so the mean over equal parts equals the mean over the batch.
-    Samples with weight 0 do not count.
+    The moments are means over samples, so the mean over equal parts equals the mean over the batch. Samples with
+    weight 0 do not count.
     """
     weight = jnp.ones_like(target) if weight is None else weight
     moments = {f"{MOMENTS}share": jnp.mean(weight)}
@@ -47,11 +47,12 @@ def value_moments(
 
 
 def explained_variance(row: Mapping[str, Any]) -> float | None:
-    """Returns `1 - Var[target - value] / Var[target]`: 1 for a perfect critic, 0 for a critic that predicts the
-    mean.
+    """Computes the explained variance of the critic, `1 - Var[target - value] / Var[target]`.
+
+    It is 1 for a perfect critic, and 0 for a critic that predicts the mean.
 
     Args:
-        row: metrics of an iteration, with the means of `value_moments`; each a scalar, or `[seed]`.
+        row: metrics of an iteration, with the means of `value_moments`, each a scalar or `[seed]`.
 
     Returns:
         The mean over seeds, or None if there are no moments or all targets are nearly equal.

@@ -20,7 +20,7 @@ On CPUs longer turns compile for seconds, and vectorise worse.
 
 
 class Advantages(NamedTuple):
-    """Training signals of the policy and the critic."""
+    """Training signals of a rollout: advantages for the policy, and targets for the critic."""
 
     advantage: Float[Array, " T"]
     """Advantage of each action, for the policy."""
@@ -37,9 +37,9 @@ def bootstrap_values(
 ) -> Float[Array, " T"]:
     """Returns the value to bootstrap from after each step: `V(s_{t+1})` within an episode.
 
-    It is 0 after a termination. After a truncation it is the value of the final observation, not of the first
-    observation of the next episode, with which auto-reset replaces it (Pardo et al., "Time Limits in Reinforcement
-    Learning", ICML 2018).
+    After a termination, the value is 0. After a truncation, it is the value of the final observation, and not of
+    the first observation of the next episode, which auto-reset returns (Pardo et al., "Time Limits in
+    Reinforcement Learning", ICML 2018).
 
     Args:
         value: `V(s_t)`.
@@ -64,7 +64,7 @@ def generalised_advantages(
     gamma: Number,
     gae_lambda: Number,
 ) -> Advantages:
-    """Generalised advantage estimation (Schulman et al., ICLR 2016, equation 16).
+    """Computes advantages by generalised advantage estimation (Schulman et al., ICLR 2016, equation 16).
 
     `A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}`, `delta_t = r_t + gamma V'_t - V_t`, where
     `V'` comes from `bootstrap_values`; the target is `A_t + V_t`.
@@ -83,7 +83,7 @@ def lambda_returns(
     *,
     td_lambda: Number,
 ) -> Float[Array, " T"]:
-    """Returns in which each step has its own discount (Sutton and Barto, 2018, section 12.2).
+    """Computes lambda returns in which each step has its own discount (Sutton and Barto, 2018, section 12.2).
 
     `G_t = r_t + d_t ((1 - lambda) V'_t + lambda G_{t+1})` within an episode, and `r_t + d_t V'_t` at its end and
     at the end of the rollout. In a zero-sum game of two, with reward and value for the player to move, the
@@ -113,7 +113,7 @@ def vtrace(
     clip_c: Number = 1.0,
     trace_decay: Number = 1.0,
 ) -> Advantages:
-    """V-trace, for a rollout of another (behaviour) policy (Espeholt et al., "IMPALA", ICML 2018, section 4).
+    """Computes V-trace targets for a rollout of another policy (Espeholt et al., "IMPALA", ICML 2018, section 4).
 
     With `rho_t = min(clip_rho, ratio_t)` and `c_t = trace_decay min(clip_c, ratio_t)`, the target is
 

@@ -1,7 +1,7 @@
-"""Hyperparameters of single roles: learning rates and frozen weights of parameter sets, and numbers for kinds of
-agents.
+"""Hyperparameters that differ between the roles of a multi-agent environment.
 
-A learner stores them next to its other numbers, under names such as `gammas/tagger`.
+These are the learning rates and frozen weights of parameter sets, and numbers for kinds of agents. A learner
+stores them with its other hyperparameters, under names such as `gammas/tagger`.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ COMMON = {"learning_rates": "learning_rate", "gammas": "gamma", "ent_coefs": "en
 
 
 def numbers_of_roles(config: Any, sets: tuple[ParameterSet, ...]) -> dict[str, float]:
-    """Returns the numbers of single roles, as a learner holds them.
+    """Returns the hyperparameters of single roles that a learner holds.
 
-    Raises a `UsageError` for a role that does not exist, or if all sets are frozen.
+    Raises a `UsageError` for a role that does not exist, or if all parameter sets are frozen.
     """
     names = [group.name for group in sets]
     kinds = [name for group in sets for name in group.names]
@@ -51,7 +51,7 @@ def check_rates(config: Any, *, is_function: bool) -> None:
 
 
 def numbers_of_role(held: Hyperparameters, option: str, name: str) -> Hyperparameters:
-    """Returns the hyperparameters of a learner for one role, whose own values replace the common ones."""
+    """Returns a learner's hyperparameters for one role. Its own values replace the common values."""
     own = held.get(_key(option, name))
     return held if own is None else {**held, COMMON[option]: own}
 

@@ -1,7 +1,7 @@
 """Soft actor-critic with an automatic temperature (Haarnoja et al., 2018, "Algorithms and Applications").
 
-For discrete actions expectations are taken over all of them (Christodoulou, 2019). Gradients of critics, actor and
-temperature use the same minibatch and the same weights.
+If actions are discrete, expectations are computed over all actions (Christodoulou, 2019). The gradients of
+critics, actor and temperature use the same minibatch and the same weights.
 """
 
 import math
@@ -111,7 +111,7 @@ class SACConfig:
 
 
 class SACNetworks(NamedTuple):
-    """All differentiated parameters, or the states of their optimisers."""
+    """Parameters of SAC that are differentiated, or the states of their optimisers."""
 
     actor: PyTree[Array]
     critics: PyTree[Array]
@@ -120,7 +120,7 @@ class SACNetworks(NamedTuple):
 
 
 class SACLearner(eqx.Module):
-    """Networks, the critics' targets and the optimisers' states."""
+    """Learner state of SAC: networks, target critics and optimiser states."""
 
     networks: SACNetworks
     targets: PyTree[Array]
@@ -132,12 +132,12 @@ class SACLearner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the progress: the number of updates made so far."""
+        """Number of updates that the learner has made so far."""
         return self.progress.updates_done
 
 
 class SACWeights(NamedTuple):
-    """Weights of the policy."""
+    """Weights that the SAC policy needs to act."""
 
     actor: PyTree[Array]
     is_random: Bool[Array, ""]

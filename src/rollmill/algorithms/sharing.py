@@ -11,7 +11,7 @@ INDEPENDENT = "independent"
 
 
 class ParameterSet(NamedTuple):
-    """Kinds of agents that share parameters, or one kind whose agents have parameters of their own."""
+    """Kinds of agents that share parameters, or one kind whose agents have separate parameters."""
 
     name: str
     kinds: tuple[AgentKind, ...]
@@ -20,24 +20,24 @@ class ParameterSet(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of agents in the set."""
+        """Number of agents of all kinds in the parameter set."""
         return sum(kind.count for kind in self.kinds)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the kinds."""
+        """Names of the kinds of agents in the parameter set."""
         return tuple(kind.name for kind in self.kinds)
 
     def first(self, kind: AgentKind) -> int:
-        """Index of the kind's first agent among all agents of the set."""
+        """Returns the index of a kind's first agent among all agents of the parameter set."""
         return sum(member.count for member in self.kinds[: self.names.index(kind.name)])
 
 
 def parameter_sets(agents: tuple[AgentKind, ...], sharing: Mapping[str, str]) -> tuple[ParameterSet, ...]:
     """Returns the parameter sets of an environment's agents, in the order of the kinds.
 
-    `sharing` names each kind's parameter set, or is "independent". By default it is a set of the kind's name.
-    Raises a `UsageError` if a kind does not exist, or if kinds with different spaces share parameters.
+    `sharing` maps kinds to names of parameter sets, or to "independent". By default, each kind has a set with its
+    own name. Raises a `UsageError` if a kind does not exist, or if kinds with different spaces share parameters.
     """
     for name in sharing:
         if name not in {kind.name for kind in agents}:
@@ -54,7 +54,7 @@ def parameter_sets(agents: tuple[AgentKind, ...], sharing: Mapping[str, str]) ->
 
 
 def set_of(sets: tuple[ParameterSet, ...], name: str) -> ParameterSet:
-    """Returns the parameter set of an agent kind."""
+    """Returns the parameter set that contains a kind of agents."""
     return next(group for group in sets if name in group.names)
 
 

@@ -1,4 +1,4 @@
-"""Checks of an algorithm's sizes, with messages that name sizes that fit."""
+"""Checks the sizes of a run, such as minibatches, and suggests sizes that fit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ MAX_ITERATIONS = 2**31 - 1
 
 
 def check_positive(sizes: Mapping[str, int]) -> None:
-    """Raises a `UsageError` if a size is less than 1."""
+    """Raises a `UsageError` if one of a run's sizes is less than 1."""
     for name, size in sizes.items():
         if size < 1:
             raise UsageError(f"{name}={size} must be at least 1.")
 
 
 def steps_each(config: Any) -> int:
-    """Returns the number of steps per environment for this configuration."""
+    """Returns the number of steps that each environment makes in the whole run."""
     each_iteration = max(config.num_envs * config.num_steps, 1)
     return max(-(-config.total_timesteps // each_iteration), 1) * config.num_steps
 
@@ -25,7 +25,8 @@ def steps_each(config: Any) -> int:
 def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
     """Returns the number of iterations for at least `total_timesteps` environment steps.
 
-    Raises a `UsageError` if one iteration makes more steps, or if there are more iterations than are counted.
+    Raises a `UsageError` if one iteration makes more steps than the whole run, or if there are more iterations
+    than the counter can hold.
     """
     batch = num_envs * num_steps
     if total_timesteps < batch:
@@ -44,10 +45,11 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
 
 
 def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> None:
-    """Checks that shards are equal, and that each divides evenly into the minibatches of an epoch.
+    """Checks that all shards have equal sizes, and that each shard divides evenly into the minibatches of an
+    epoch.
 
-    An environment has `rows_per_env` samples or sequences in a batch. Raises a `UsageError` if sizes do not
-    divide.
+    Each environment contributes `rows_per_env` samples or sequences to a batch. Raises a `UsageError` if sizes do
+    not divide evenly.
     """
     check_positive({"num_shards": num_shards})
     if num_envs % num_shards:

@@ -116,7 +116,7 @@ class TD3Config:
 
 
 class TD3Networks(NamedTuple):
-    """All differentiated parameters, or the states of their optimisers."""
+    """Parameters of TD3 that are differentiated, or the states of their optimisers."""
 
     actor: PyTree[Array]
     critics: PyTree[Array]
@@ -124,7 +124,7 @@ class TD3Networks(NamedTuple):
 
 
 class TD3Learner(eqx.Module):
-    """Networks, their targets and the optimisers' states."""
+    """Learner state of TD3: networks, target networks and optimiser states."""
 
     networks: TD3Networks
     targets: TD3Networks
@@ -135,12 +135,12 @@ class TD3Learner(eqx.Module):
 
     @property
     def updates_done(self) -> Float[Array, ""]:
-        """Returns the progress: the number of updates made so far."""
+        """Number of updates that the learner has made so far."""
         return self.progress.updates_done
 
 
 class TD3Weights(NamedTuple):
-    """Weights of the policy."""
+    """Weights that the TD3 policy needs to act."""
 
     actor: PyTree[Array]
     is_random: Bool[Array, ""]
@@ -182,13 +182,14 @@ def td3(
 def deterministic_graph(
     name: str, parts: OffPolicyParts, of_critics: Optimiser, *, num_critics: int, delay: int
 ) -> Graph:
-    """Returns the graph of deterministic policy gradients.
+    """Returns the graph of deterministic policy gradients, which TD3 and DDPG share.
 
     Args:
         name: name of the algorithm.
-        parts: of `off_policy_parts`. If the configuration has `target_noise`, it smooths the target's actions.
-        of_critics: optimiser of the critics.
-        num_critics: number of critics. The lowest of their values is the target.
+        parts: result of `off_policy_parts`. If the configuration has `target_noise`, the target's actions are
+            smoothed.
+        of_critics: function that returns the optimiser of the critics.
+        num_critics: number of critics. The target uses the lowest of their values.
         delay: critic updates for each update of the actor and the target networks.
     """
     agent = _agent_of(name, parts, num_critics, delay)

@@ -1,4 +1,4 @@
-"""Values of actions as means, or as distributions of returns: C51 and quantile regression.
+"""Represents the values of actions as means, or as distributions of returns (C51 and quantile regression).
 
 Shape letters: `n` actions, `K` atoms of a distribution.
 """
@@ -24,7 +24,7 @@ KAPPA = 1.0
 
 
 class ValueLoss(NamedTuple):
-    """Result of comparing an action's value with its target."""
+    """Loss and error from comparing an action's value with its target."""
 
     loss: Float[Array, ""]
     error: Float[Array, ""]
@@ -35,7 +35,7 @@ class ValueLoss(NamedTuple):
 
 @runtime_checkable
 class ValueHead(Protocol):
-    """Meaning of the outputs of an action-value network."""
+    """Protocol that interprets the outputs of an action-value network."""
 
     @property
     def atoms(self) -> int | None:
@@ -43,7 +43,7 @@ class ValueHead(Protocol):
         ...
 
     def means(self, outputs: Float[Array, "n ..."], /) -> Float[Array, " n"]:
-        """Returns the expected return of each action."""
+        """Returns the expected return of each action, given the network's outputs."""
         ...
 
     def compare(
@@ -59,18 +59,18 @@ class ValueHead(Protocol):
 
 
 class Mean(NamedTuple):
-    """Only expected returns (Mnih et al., 2015)."""
+    """A `ValueHead` whose outputs are expected returns (Mnih et al., 2015)."""
 
     huber: bool
     """Whether the slope of the loss is bounded at 1."""
 
     @property
     def atoms(self) -> int | None:
-        """See `ValueHead`."""
+        """None, because each action has a single number without an axis."""
         return None
 
     def means(self, outputs: Float[Array, " n"], /) -> Float[Array, " n"]:
-        """See `ValueHead`."""
+        """Returns the outputs themselves, which are the expected returns of the actions."""
         return outputs
 
     def compare(
@@ -81,7 +81,7 @@ class Mean(NamedTuple):
         discount: Float[Array, ""],
         /,
     ) -> ValueLoss:
-        """See `ValueHead`. The error is the temporal difference."""
+        """Compares an action's value with its target. The error is the temporal difference."""
         error = jax.lax.stop_gradient(reward + discount * next_outputs) - outputs
         squared = 0.5 * jnp.square(error)
         size = jnp.abs(error)
@@ -89,7 +89,7 @@ class Mean(NamedTuple):
 
 
 class CategoricalReturns(NamedTuple):
-    """Logits of returns on fixed atoms (Bellemare et al., "C51", ICML 2017)."""
+    """A `ValueHead` whose outputs are logits of fixed returns, the atoms (Bellemare et al., "C51", ICML 2017)."""
 
     size: int
     low: float
@@ -97,22 +97,22 @@ class CategoricalReturns(NamedTuple):
 
     @property
     def atoms(self) -> int | None:
-        """See `ValueHead`."""
+        """Number of atoms for each action."""
         return self.size
 
     @property
     def support(self) -> Float[Array, " K"]:
-        """Returns of the atoms."""
+        """Returns at which the atoms are placed, in increasing order."""
         return jnp.linspace(self.low, self.high, self.size, dtype=jnp.float32)
 
     def means(self, outputs: Float[Array, "n K"], /) -> Float[Array, " n"]:
-        """See `ValueHead`."""
+        """Returns the expected return of each action: the mean of the atoms under their probabilities."""
         return jnp.sum(jax.nn.softmax(outputs) * self.support[None], axis=-1)
 
     def projected(
         self, probabilities: Float[Array, " K"], reward: Float[Array, ""], discount: Float[Array, ""]
     ) -> Float[Array, " K"]:
-        """Returns the distribution of `reward + discount * return` on the atoms (their algorithm 1).
+        """Returns the distribution of `reward + discount * return` on the atoms (algorithm 1 of the C51 paper).
 
         Each atom shares its probability between the two atoms next to its new place.
         """
@@ -124,8 +124,9 @@ class CategoricalReturns(NamedTuple):
     def clipped(
         self, probabilities: Float[Array, " K"], reward: Float[Array, ""], discount: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Returns the probability that `reward + discount * return` lies beyond the atoms by more than
-        rounding.
+        """Returns the probability that `reward + discount * return` lies outside the range of the atoms.
+
+        Differences within rounding do not count.
         """
         margin = 1e-3 * (self.high - self.low) / (self.size - 1)
         moved = reward + discount * self.support
@@ -140,7 +141,7 @@ class CategoricalReturns(NamedTuple):
         discount: Float[Array, ""],
         /,
     ) -> ValueLoss:
-        """See `ValueHead`. The loss is the KL divergence from the projected target, and the error, too."""
+        """Compares an action's distribution with its projected target. Loss and error are the KL divergence."""
         target = jax.lax.stop_gradient(self.projected(jax.nn.softmax(next_outputs), reward, discount))
         # The target's entropy has no gradient. It makes the loss of a perfect prediction zero.
         log_target = jnp.log(jnp.maximum(target, 1e-30))
@@ -149,17 +150,17 @@ class CategoricalReturns(NamedTuple):
 
 
 class Quantiles(NamedTuple):
-    """Quantiles of returns (Dabney et al., "Distributional RL with Quantile Regression", AAAI 2018)."""
+    """A `ValueHead` whose outputs are quantiles of returns (Dabney et al., "QR-DQN", AAAI 2018)."""
 
     size: int
 
     @property
     def atoms(self) -> int | None:
-        """See `ValueHead`."""
+        """Number of quantiles for each action."""
         return self.size
 
     def means(self, outputs: Float[Array, "n K"], /) -> Float[Array, " n"]:
-        """See `ValueHead`."""
+        """Returns the expected return of each action: the mean of its quantiles."""
         return jnp.mean(outputs, axis=-1)
 
     def compare(
@@ -170,7 +171,7 @@ class Quantiles(NamedTuple):
         discount: Float[Array, ""],
         /,
     ) -> ValueLoss:
-        """See `ValueHead`. The loss is the quantile Huber loss (their algorithm 1), and the error, too."""
+        """Compares an action's quantiles with its target's. Loss and error are the quantile Huber loss."""
         target = jax.lax.stop_gradient(reward + discount * next_outputs)
         error = target[None, :] - outputs[:, None]
         size = jnp.abs(error)
@@ -184,9 +185,9 @@ class Quantiles(NamedTuple):
 def value_head(
     kind: ValueDistribution, *, huber: bool, atoms: int | None, low: float | None, high: float | None
 ) -> ValueHead:
-    """Returns the head of a kind.
+    """Returns the `ValueHead` of a kind: `none`, `c51` or `quantiles`.
 
-    Raises a `UsageError` for options that the kind does not read, or an empty range of returns.
+    Raises a `UsageError` for options that the kind does not use, or for an empty range of returns.
     """
     unread = {"c51": {"huber": huber or None}, "quantiles": {"huber": huber or None}, "none": {"num_atoms": atoms}}
     if kind != "c51":

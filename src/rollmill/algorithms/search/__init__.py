@@ -1,4 +1,4 @@
-"""Tree searches that step a model of the environment: the tree and its selection rules."""
+"""Tree searches that step a model of the environment: the tree, and the rules that select actions."""
 
 from rollmill.algorithms.search.gumbel import gumbel_search
 from rollmill.algorithms.search.puct import NO_NOISE, RootNoise, puct_search

@@ -1,7 +1,7 @@
 """The search of Gumbel AlphaZero (Danihelka et al., "Policy improvement by planning with Gumbel", ICLR 2022).
 
 At the root, actions are drawn without replacement, and their number is halved repeatedly until one is left. Below
-it, actions are chosen so that visits follow the improved policy.
+the root, actions are chosen so that visits follow the improved policy.
 
 Shape letter: `A` actions.
 """
@@ -43,19 +43,19 @@ def gumbel_search(
     value_scale: float,
     rescale_values: bool,
 ) -> SearchResult:
-    """Searches from a position.
+    """Runs the search of Gumbel AlphaZero from one position.
 
     Args:
         key: random key of the Gumbel noise.
-        root: the position; illegal actions very low.
+        root: the evaluated position, with very low logits for illegal actions.
         legal: True for each legal action.
-        model: steps and evaluates copies of the position.
-        num_simulations: simulations, at least 1.
-        max_depth: greatest depth of the tree.
+        model: function that steps and evaluates copies of the position.
+        num_simulations: number of simulations, at least 1.
+        max_depth: maximum depth of the tree.
         max_considered_actions: maximum number of actions considered at the root.
-        gumbel_scale: scale of the noise; 0 for none.
-        value_scale: weight of values beside logits (c_scale of the paper).
-        rescale_values: map the values of each node's actions to [0, 1].
+        gumbel_scale: scale of the noise, or 0 for no noise.
+        value_scale: weight of values relative to logits (c_scale of the paper).
+        rescale_values: whether to map the values of each node's actions to [0, 1].
     """
     noise = gumbel_scale * jax.random.gumbel(key, root.logits.shape)
     considered = min(max_considered_actions, root.logits.size)
@@ -87,10 +87,12 @@ def gumbel_search(
 
 
 def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
-    """Returns the visits `[num_simulations]` of the action that each simulation tries, by sequential halving.
+    """Returns, for each simulation, how often the action that it tries has been visited before, by sequential
+    halving.
 
-    Each simulation tries the best of the actions that have this number of visits: all considered actions equally
-    often, then the better half of them, and so on down to two (Karnin et al., ICML 2013).
+    The result has the shape `[num_simulations]`. Each simulation tries the best action with this number of visits.
+    First, all considered actions are visited equally often, then the better half of them, and so on down to two
+    (Karnin et al., ICML 2013).
     """
     if num_considered <= 1:
         return np.arange(num_simulations, dtype=np.float32)
@@ -106,9 +108,9 @@ def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
 
 
 def improved_logits(node: Statistics, *, scale: float, rescale: bool) -> Float[Array, "... A"]:
-    """Logits of the improved policy: the prior's and the weighed values of all actions.
+    """Returns the logits of the improved policy: the logits of the prior plus the weighted values of all actions.
 
-    Actions without visits have the value of the node, estimated by the network and the visited actions together
+    An action without visits gets the node's value, which combines the network's value and those of visited actions
     (appendix D of the paper).
     """
     edges, tiny = node.edges, jnp.finfo(jnp.float32).tiny

@@ -30,7 +30,7 @@ PRIOR_WEIGHT_VISITS = 19652.0
 
 
 class RootNoise(NamedTuple):
-    """Noise of self-play."""
+    """Exploration noise at the root of a PUCT search, which self-play adds."""
 
     fraction: float
     """Share of Dirichlet noise in the root's prior."""
@@ -53,16 +53,16 @@ def puct_search(
     max_depth: int,
     noise: RootNoise,
 ) -> SearchResult:
-    """Searches from a position.
+    """Runs the PUCT search of AlphaZero from one position.
 
     Args:
         key: random key of all noise.
-        root: the position; illegal actions very low.
+        root: the evaluated position, with very low logits for illegal actions.
         legal: True for each legal action.
-        model: steps and evaluates copies of the position.
-        num_simulations: simulations, at least 1.
-        max_depth: greatest depth of the tree.
-        noise: of self-play, or `NO_NOISE`.
+        model: function that steps and evaluates copies of the position.
+        num_simulations: number of simulations, at least 1.
+        max_depth: maximum depth of the tree.
+        noise: noise of self-play, or `NO_NOISE`.
     """
     noise_key, choice_key = jax.random.split(key)
     root = root._replace(logits=_noisy(noise_key, root.logits, legal, noise))
@@ -85,7 +85,11 @@ def puct_search(
 
 
 def upper_bounds(node: Statistics) -> Float[Array, "... A"]:
-    """Values of actions, mapped to [0, 1], and the weighted prior of those with few visits."""
+    """Returns the upper confidence bound of each action of a node.
+
+    It is the action's value, mapped to [0, 1], plus the weighted prior, which is larger for actions with few
+    visits.
+    """
     edges = node.edges
     visited, node_value = edges.visits > 0, node.value[..., None]
     known = jnp.where(visited, edges.value, node_value)

@@ -1,6 +1,7 @@
 """Monte Carlo tree search from ONE position. `vmap` searches from many positions in parallel.
 
-Textbooks walk down from the root to a leaf and back up, one node at a time. Here a simulation needs no such walk:
+Usually, a simulation walks from the root to a leaf and back, one node at a time. This implementation avoids the
+walk:
 
 - A simulation changes the statistics of the nodes on one path only. Each node stores its ancestors, so that
   several levels of a path are updated at once, as vectors.
@@ -9,8 +10,8 @@ Textbooks walk down from the root to a leaf and back up, one node at a time. Her
 
 No loop's length depends on the data of one tree, so that `vmap` needs no copies of trees.
 
-Results equal a walking search (mctx; Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), except that terminal
-nodes and nodes at the greatest depth are evaluated again instead of expanded.
+The results equal those of mctx (Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), except that terminal nodes
+and nodes at the maximum depth are evaluated again instead of expanded.
 
 Shape letters: `N` nodes, that is simulations and the root, `D` levels from the root to the greatest depth, `L`
 levels that are updated at once, `A` actions.
@@ -35,7 +36,7 @@ Vector = Float[Array, "..."]
 
 
 class EvaluatedPosition(NamedTuple):
-    """A position that has been evaluated."""
+    """A position with the logits and the value that the network computes for it."""
 
     logits: Float[Array, " A"]
     """Prior of the actions; finite, and very low for illegal ones."""
@@ -46,7 +47,7 @@ class EvaluatedPosition(NamedTuple):
 
 
 class Expansion(NamedTuple):
-    """An action's outcome in the model."""
+    """Result of taking an action in the model of a tree search."""
 
     reward: Float[Array, ""]
     discount: Float[Array, ""]
@@ -55,7 +56,7 @@ class Expansion(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """Statistics of a node's actions, or of several nodes' with leading axes."""
+    """Statistics of the actions of one node of a search tree, or of several nodes with leading axes."""
 
     logits: Float[Array, "... A"]
     prior: Float[Array, "... A"]
@@ -66,7 +67,7 @@ class Edges(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Statistics of a node, or of several nodes with leading axes."""
+    """Statistics of one node of a search tree, or of several nodes with leading axes."""
 
     edges: Edges
     prior_value: Float[Array, "..."]
@@ -76,7 +77,7 @@ class Statistics(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """The outcome of a search."""
+    """Result of a tree search: the statistics of the root."""
 
     choice: Int[Array, ""]
     """Index of the chosen action."""
@@ -115,7 +116,7 @@ class Tree(NamedTuple):
 
 
 class Below(NamedTuple):
-    """The last updated node of a path, below the nodes to update next."""
+    """The last updated node of a path of a search tree. The nodes above it are updated next."""
 
     node: Int[Array, ""]
     returned: Float[Array, ""]
@@ -126,7 +127,7 @@ class Below(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Nodes of a path, from the lowest up, and the step from each to the next lower one."""
+    """Nodes of a path of a search tree, from the lowest up, and the step from each to the next lower node."""
 
     node: Int[Array, " L"]
     """The root in place of no node."""
@@ -139,18 +140,18 @@ class Levels(NamedTuple):
 
 
 def best_action(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
-    """Index of the action with the highest score, the first among equals."""
+    """Returns the index of the action with the highest score, or the first of them if several are equal."""
     return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
 def run_search(
     root: EvaluatedPosition, model: Model, *, root_rule: Rule, rule: Rule, num_simulations: int, max_depth: int
 ) -> Statistics:
-    """Searches from a position, and returns the root's statistics.
+    """Runs a tree search from a position, and returns the root's statistics.
 
-    The root has noise in its logits if any is wanted, and very low ones for illegal actions. The model steps and
-    evaluates copies of the position. `root_rule` chooses the root's action in each simulation, and `rule` chooses
-    in all other nodes, up to `max_depth`.
+    The logits of the root include noise, if any, and are very low for illegal actions. The model steps and
+    evaluates copies of the position. In each simulation, `root_rule` chooses the action at the root, and `rule`
+    chooses the actions at all other nodes, up to `max_depth`.
     """
     tree = _first_tree(root, num_simulations + 1, min(max_depth, num_simulations) + 1)
     choice = root_rule(_at(tree.statistics, jnp.int32(ROOT)))
