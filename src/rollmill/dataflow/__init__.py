@@ -1,4 +1,4 @@
-"""Programs as data: fragments, edges, graphs of them, and the loops that drive a graph."""
+"""Represents algorithms as data: fragments, edges, graphs of fragments, and the loops that drive a graph."""
 
 from rollmill.dataflow.collecting import (
     COLLECT,

@@ -20,14 +20,14 @@ START, COLLECT, LEARN = 0, 1, 2
 
 
 def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
-    """Returns the key of one loop of an iteration, derived from the root key."""
+    """Derives the random key of one loop of an iteration from the root key."""
     return jax.random.fold_in(jax.random.fold_in(key, use), iteration)
 
 
 def start_collector(
     graph: Graph, key: Key, index: Int[Array, " E"], parameters: Hyperparameters | None = None
 ) -> Collector:
-    """Starts the environments with these global indices. `parameters` replace the graph's."""
+    """Starts the environments with the given global indices. `parameters` replaces the graph's parameters."""
     _, env_key = jax.random.split(jax.random.fold_in(key, START))
     begin = lambda key, index: start_one(graph, key, index, parameters)
     return jax.vmap(begin, in_axes=(None, 0))(env_key, index)
@@ -47,7 +47,7 @@ def collect(
 ) -> tuple[Collector, Trajectory]:
     """Runs policy and environment for `num_steps` steps in every environment.
 
-    Random keys belong to global indices, so that placement does not change the result.
+    Random keys derive from the global indices of environments, so placement does not change the result.
     """
     if graph.condense is not None:
         return _collect_condensed(graph, weights, collector, key, unroll=unroll)
@@ -69,7 +69,9 @@ def _collect_condensed(
 def rollout_one(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
 ) -> tuple[Collector, Step]:
-    """Runs `num_steps` steps of ONE environment. Leaves of the returned steps are `[T, ...]`."""
+    """Runs `num_steps` steps of ONE environment under fixed weights. Leaves of the returned steps are `[T,
+    ...]`.
+    """
 
     def step(carry: Collector, t: Int[Array, ""]) -> tuple[Collector, Step]:
         return step_one(graph, weights, carry, key, t)
@@ -102,7 +104,7 @@ def step_one(
         weights: weights of the policy.
         now: state of the environment before the step.
         key: key of this environment's rollout. The keys of the two fragments derive from it and from `t`.
-        t: number of the step, below 2^31.
+        t: index of the step, below 2^31.
     """
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
     with traced("policy"):

@@ -1,6 +1,6 @@
 """Crossings: points at which a program sends data to a remote fragment and waits for its answer.
 
-Co-located fragments are one program. If one of them is placed in another group, a crossing takes its place:
+Fragments in the same group are one program. If a fragment belongs to another group, a crossing replaces it:
 `cross("environment", actions, timesteps)` declares the data to send and the shapes of the answer. The program
 around it is traced as usual, including under `vmap`, and is then cut into segments between its crossings. Each
 segment can be compiled. The caller that runs the segments decides how a crossing is answered.
@@ -28,9 +28,9 @@ _cross.multiple_results = True
 
 
 def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    """Sends `operands` out of the program and returns arrays with the shapes of `answer`.
+    """Declares a crossing: sends `operands` out of the program, and returns arrays with the shapes of `answer`.
 
-    Under `vmap` both get a leading batch axis.
+    Under `vmap`, operands and answer get a leading batch axis.
     """
     leaves, taken = jax.tree.flatten(operands)
     shapes, given = jax.tree.flatten(answer)
@@ -40,7 +40,7 @@ def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruc
 
 
 class Piece(NamedTuple):
-    """Part of a program between two crossings."""
+    """A part of a program between two crossings."""
 
     program: core.ClosedJaxpr
     takes: tuple[int, ...]
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Operands sent after a piece, and the values received in return."""
+    """The data that a program sends after a piece, and the values that it receives in return."""
 
     name: str
     takes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Crossing(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Program divided at its crossings. Values are numbered, arguments first."""
+    """A program that was divided at its crossings. Values are numbered, arguments first."""
 
     pieces: tuple[Piece, ...]
     structure: Any
@@ -108,12 +108,13 @@ Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
 
 
 def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
-    """Evaluates a piece one operation at a time, as a reference for compiled pieces."""
+    """Evaluates a piece of a program one operation at a time, as a reference for compiled pieces."""
     return core.jaxpr_as_fun(piece.program)(*values)
 
 
 def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tuple[str, PyTree], PyTree, PyTree]:
-    """Runs the pieces. Yields the name and operands of each crossing, and receives the answer.
+    """Runs the pieces of a divided program. Yields the name and operands of each crossing, and receives the
+    answer.
 
     Several walks can be interleaved, because the caller chooses when to send each answer.
     """
@@ -129,7 +130,10 @@ def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tup
 def walk_leaves(
     program: Cut, leaves: Sequence[Any], *, run: Run = evaluate
 ) -> Generator[tuple[str, PyTree], PyTree, list[Any]]:
-    """Runs the pieces like `walk`, on leaves. Flattening trees of modules at each crossing would be slow."""
+    """Runs the pieces of a divided program like `walk`, on flat lists of leaves.
+
+    Flattening trees of modules at each crossing would be slow.
+    """
     values = {**program.constants, **dict(enumerate(leaves))}
     for piece in program.pieces:
         if piece.gives:
@@ -144,7 +148,7 @@ def walk_leaves(
 
 
 def drive(walking: Generator[tuple[str, PyTree], PyTree, PyTree], handlers: Handlers) -> PyTree:
-    """Answers every crossing of a walk with its handler, and returns the program's result."""
+    """Answers every crossing of a `walk` with its handler, and returns the program's result."""
     try:
         name, operands = next(walking)
         while True:

@@ -1,4 +1,4 @@
-"""Functions that work with every experience store."""
+"""Functions that work with every kind of experience store."""
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +15,25 @@ FEW = 64
 
 
 def empty_experience(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:
-    """Returns the contents of a graph's store before the first step, or `()` without a store."""
+    """Returns the contents of a graph's experience store before the first step, or `()` without a store."""
     return () if graph.replay is None else graph.replay.empty(graph, index)
 
 
 def first_learning_iteration(graph: Graph) -> int:
-    """Returns the number of iterations before the first that learns, which is 0 without a store."""
+    """Returns the index of the first iteration that learns, which is 0 without an experience store."""
     return 0 if graph.replay is None else waiting_iterations(graph.replay, graph.loops)
 
 
 def waiting_iterations(store: ExperienceStore, loops: Loops) -> int:
-    """Returns the number of iterations that only fill the store, before the first that learns."""
+    """Returns how many iterations only fill the experience store before learning begins."""
     return -(-store.steps_before_learning(loops) // loops.batch_size) - 1
 
 
 def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Draws `count` items of one shard uniformly. `stored` counts the items of each environment.
+    """Draws `count` items of one shard of an experience store uniformly.
 
-    Returns the environment of each item, by position in the shard, and the item's number in that environment.
+    `stored` counts the items of each environment. Returns the environment of each item, by position in the shard,
+    and the item's number in that environment.
     """
     ends = jnp.cumsum(stored)
     choice = jax.random.randint(key, (count,), 0, ends[-1])

@@ -1,4 +1,4 @@
-"""Computes a digest of everything a graph computes. Equal code gives equal digests in every process.
+"""Computes a digest of everything that a graph computes. Equal code gives equal digests in every process.
 
 The graph is traced but not compiled. The digest covers the first state, one whole iteration (environment, policy,
 prepare, condition, gradients, update and the end of learning) and the greedy policy. Two graphs with equal
@@ -21,7 +21,7 @@ from rollmill.dataflow.program_digests import Digests, sha256, without_addresses
 def fingerprint(graph: Graph) -> str:
     """Returns the digest of a graph: its traced program, sizes, spaces, and how it starts host environments.
 
-    Hyperparameters that are data are inputs of the program, and no part of the digest.
+    Hyperparameters that are inputs of the program are not part of the digest.
     """
     traces = traces_of(graph)
     if traces.expected is not None:
@@ -42,8 +42,8 @@ def start_digest(graph: Graph) -> str | None:
 def iteration_digest(graph: Graph) -> str | None:
     """Returns the digest of an iteration's program and metric names.
 
-    Programs compute the same if their digests are the same. None if the digest cannot cover all computation, such
-    as a host callback.
+    Programs with equal digests compute the same results. The result is None if the digest cannot cover all
+    computation, such as a host callback.
     """
     traces = traces_of(graph)
     if traces.expected is not None:
@@ -59,17 +59,20 @@ def metric_names(graph: Graph) -> tuple[str, ...]:
 
 
 def digests_of(graph: Graph) -> TracedDigests:
-    """Returns all digests of a graph."""
+    """Returns the digests of a graph's start, its iteration and its parts."""
     return TracedDigests(fingerprint(graph), start_digest(graph), iteration_digest(graph), metric_names(graph))
 
 
 def expect_digests(graph: Graph, digests: TracedDigests) -> None:
-    """Stores known digests of a graph, so that it need not be traced."""
+    """Stores known digests of a graph, so that the graph need not be traced."""
     traces_of(graph).expected = digests
 
 
 def fragment_fingerprints(graph: Graph) -> dict[str, str]:
-    """Returns digests of the parts a user may have replaced: environment, policy, and the rest as algorithm."""
+    """Returns separate digests of a graph's environment, its policy, and the rest of the algorithm.
+
+    These are the parts that a user may have replaced.
+    """
     index, key = jnp.zeros((), jnp.int32), jax.random.key(0)
     state, observation = jax.eval_shape(graph.start_environment, key, index)
     mask = jax.eval_shape(graph.action_mask, state)

@@ -29,7 +29,7 @@ LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
 
 
 class StepRequest(NamedTuple):
-    """Message of the policy for one step: the edge *action*."""
+    """Message from the policy to the environment for one step: the edge *action*."""
 
     key: Array
     """Data of the environment's random key."""
@@ -37,7 +37,7 @@ class StepRequest(NamedTuple):
 
 
 class StepReply(NamedTuple):
-    """Answer of the environment to an action: the edge *timestep*."""
+    """Message from the environment to the policy after an action: the edge *timestep*."""
 
     observation: Observation
     action_mask: ActionMask
@@ -49,7 +49,7 @@ class StepReply(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Shapes of the data between fragments, as `jax.ShapeDtypeStruct`."""
+    """Shapes of the data that fragments exchange, as `jax.ShapeDtypeStruct`."""
 
     state: State
     trajectory: Trajectory
@@ -82,12 +82,12 @@ class Flow(NamedTuple):
         )
 
     def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
-        """Returns the leaves at `parameters` in a learner or its shapes."""
+        """Returns the leaves of a learner, or of its shapes, that `parameters` selects."""
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 
     def put_parameters(self, learner: PyTree[Any], found: Sequence[Any]) -> PyTree[Any]:
-        """Returns the learner with the leaves at `parameters` replaced."""
+        """Returns the learner with the leaves that `parameters` selects replaced."""
         leaves, structure = jax.tree.flatten(learner)
         for place, leaf in zip(self.parameters, found, strict=True):
             leaves[place] = leaf

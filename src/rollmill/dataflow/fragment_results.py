@@ -1,4 +1,4 @@
-"""Checks values returned by fragments, in cases where a wrong value would otherwise go unnoticed."""
+"""Checks values that fragments return, if a wrong value would otherwise go unnoticed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,9 @@ from rollmill.dataflow.graph import Batch, Graph, Trajectory
 
 
 def check_loss(returned: Any) -> None:
-    """Raises a `ContractError` unless the loss of ONE sample or step is a scalar with a dictionary of scalars."""
+    """Raises a `ContractError` unless a loss of ONE sample or step is a scalar, with scalar metrics in a
+    dictionary.
+    """
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ContractError(f"the loss of one sample returned {outline(returned)}, expected (loss, metrics).")
     loss, metrics = returned
@@ -28,7 +30,7 @@ def check_loss(returned: Any) -> None:
 
 
 def check_metrics(metrics: Any) -> None:
-    """Raises a `ContractError` unless metrics are scalars by name."""
+    """Raises a `ContractError` unless metrics are a dictionary from names to scalars."""
     if not isinstance(metrics, Mapping):
         raise ContractError(f"the metrics of gradients are {outline(metrics)}, expected a dictionary of scalars.")
     for name, metric in metrics.items():
@@ -39,14 +41,15 @@ def check_metrics(metrics: Any) -> None:
 
 
 def algorithm_of(graph: Graph) -> str:
-    """Returns the name of a graph's algorithm, for messages."""
+    """Returns the name of a graph's algorithm, for error messages."""
     return graph.settings.get("algorithm", "the algorithm")
 
 
 def check_batch(graph: Graph, batch: Batch, trajectory: Trajectory) -> None:
-    """Raises a `ContractError` unless samples are `[T, E, ...]` and sequences `[E, ...]`, as the trajectory is.
+    """Raises a `ContractError` unless a batch has samples `[T, E, ...]` and sequences `[E, ...]`, like its
+    trajectory.
 
-    A batch with other axes and as many samples would train on returns of other steps.
+    With transposed axes, training would run, but on returns of other steps.
     """
     steps_and_envs = jnp.shape(trajectory.steps.terminated)
     parts = {
@@ -63,7 +66,7 @@ def check_batch(graph: Graph, batch: Batch, trajectory: Trajectory) -> None:
 
 
 def check_action(action: PyTree, space: spaces.Space, where: str) -> None:
-    """Raises a `ContractError` unless an action has the structure, shapes and kind of number of its space."""
+    """Raises a `ContractError` unless an action has the structure, shapes and kind of dtype of its space."""
     expected = struct(space)
     if jax.tree.structure(action) != jax.tree.structure(expected) or _kinds(action) != _kinds(expected):
         raise ContractError(

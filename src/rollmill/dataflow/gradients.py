@@ -1,4 +1,4 @@
-"""Fragments with structure that the compiler can use, and policies that it cannot compile.
+"""Defines fragments with a structure that the kernel compiler uses, and marks policies that it cannot compile.
 
 Shape letters: `N` samples, or sequences, of a minibatch; `T` steps of a sequence.
 """
@@ -23,7 +23,7 @@ LossOfOne: TypeAlias = Callable[
 
 @dataclass(frozen=True)
 class MeanGradients:
-    """Fragment `gradients` of an algorithm with a loss that is a mean over samples."""
+    """Fragment `gradients` of an algorithm whose loss is a mean over samples."""
 
     loss: LossOfOne
     network: Callable[[Learner], PyTree[Array]]
@@ -43,7 +43,7 @@ class MeanGradients:
     def of_one(
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
     ) -> tuple[Weights, Metrics]:
-        """Computes gradients and metrics of ONE sample. Their mean over a minibatch is the result of calling."""
+        """Computes gradients and metrics of ONE sample. Calling the object returns their mean over a minibatch."""
         loss = jax.value_and_grad(self._checked_loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}
@@ -66,10 +66,10 @@ class Unrolled(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceGradients:
-    """Fragment `gradients` of an algorithm with a loss that is a mean over the steps of sequences.
+    """Fragment `gradients` of an algorithm whose loss is a mean over the steps of sequences.
 
-    The loss of a step depends on the steps before it through a memory. All else that it knows of the sequence is
-    constants without gradients, such as the targets of V-trace.
+    The loss of a step depends on earlier steps only through a memory. All other inputs of the loss are constants
+    without gradients, such as the targets of V-trace.
     """
 
     step: Callable[..., tuple[PyTree[Array], PyTree[Array]]]
@@ -98,7 +98,10 @@ class SequenceGradients:
         return slopes, {"losses/total": total, **metrics}
 
     def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> Unrolled:
-        """Computes all steps of a minibatch of sequences: by a scan over the memory, or at once without memory."""
+        """Computes the network's outputs for all steps of a minibatch of sequences.
+
+        With a memory, it scans over the steps. Without one, it computes all steps at once.
+        """
         step = partial(self.step, network, learner)
 
         def scan_step(memory: PyTree[Array], sample: PyTree[Array]) -> tuple[PyTree[Array], Unrolled]:
@@ -121,18 +124,19 @@ class SequenceGradients:
         constants: PyTree[Array],
         memory: PyTree[Array],
     ) -> tuple[PyTree[Array], tuple[Weights, Metrics]]:
-        """Computes gradients and metrics of ONE step, from the last step of a sequence to its first.
+        """Computes gradients and metrics of ONE step of a sequence. The caller goes from the last step to the
+        first.
 
         Args:
-            learner: learner with the network.
+            learner: learner that contains the network.
             slope: gradient of the loss of all later steps with respect to the memory after this one.
             sample: sample of the step.
             constants: constants of the step.
             memory: memory before the step.
 
         Returns:
-            The gradient with respect to the memory before the step, and gradients and metrics. Their mean over all
-            steps of a minibatch is the result of calling.
+            The gradient with respect to the memory before the step, and gradients and metrics. Calling the object
+            returns their mean over all steps of a minibatch.
         """
 
         def loss_from_here(network: PyTree[Array], memory: PyTree[Array]) -> tuple[Float[Array, ""], Any]:
@@ -155,7 +159,7 @@ class SequenceGradients:
 class ElementwiseUpdate:
     """Fragment `update` of an optimiser that treats all parameters alike, apart from global norms.
 
-    The structure of the network does not matter to `function`: kernels pass a learner with its network as one
+    `function` does not depend on the structure of the network. Kernels pass it a learner whose network is one
     vector.
     """
 
@@ -168,7 +172,7 @@ class ElementwiseUpdate:
 
 @dataclass(frozen=True)
 class UnfusedPolicy:
-    """Fragment `policy` of an algorithm with decisions that a kernel cannot compute."""
+    """Fragment `policy` of an algorithm whose decisions a kernel cannot compute, such as a tree search."""
 
     function: Callable[..., Decision]
     """The policy, a `Decide`."""

@@ -59,7 +59,7 @@ class Decision(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of one environment as the learner sees it. In a trajectory every leaf is `[T, E, ...]`."""
+    """One step of one environment, as the learner sees it. In a trajectory, every leaf is `[T, E, ...]`."""
 
     observation: Observation
     action_mask: ActionMask
@@ -76,7 +76,7 @@ class Step(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A rollout: the edge *trajectory*."""
+    """Data of a rollout of all environments: the edge *trajectory*."""
 
     steps: Step
     """Leaves `[T, E, ...]`."""
@@ -100,7 +100,7 @@ class Batch(NamedTuple):
 
 
 class Collector(eqx.Module):
-    """State carried from step to step, with leaves `[E, ...]`."""
+    """State of all environments and policies that a rollout carries from step to step, with leaves `[E, ...]`."""
 
     index: Int[Array, "*E"]
     """Global index of the environment. Its random keys derive from it, so they do not depend on placement."""
@@ -122,7 +122,7 @@ class State(eqx.Module):
 
 
 class Loops(NamedTuple):
-    """Sizes of the two loops."""
+    """Sizes of the two loops of an iteration: collecting and learning."""
 
     iterations: int
     """Iterations of the whole run."""
@@ -139,18 +139,18 @@ class Loops(NamedTuple):
 
     @property
     def rows_each(self) -> int:
-        """Returns the number of rows an environment adds to a batch: its steps, or 1 for sequences."""
+        """Number of rows that an environment adds to a batch: its steps, or 1 for sequences."""
         return self.num_steps if self.cut == "samples" else 1
 
     @property
     def batch_size(self) -> int:
-        """Returns the number of environment steps in one iteration."""
+        """Number of environment steps in one iteration, over all environments."""
         return self.num_envs * self.num_steps
 
 
 @runtime_checkable
 class StepEnvironment(Protocol):
-    """Fragment `environment`: one step with auto-reset. Keeps `info["final_observation"]`."""
+    """Fragment `environment`: makes one step with auto-reset, and keeps `info["final_observation"]`."""
 
     def __call__(self, key: Key, state: PyTree[Array], action: Action, /) -> Timestep:
         """Returns the timestep after the action."""
@@ -159,7 +159,7 @@ class StepEnvironment(Protocol):
 
 @runtime_checkable
 class Decide(Protocol):
-    """Fragment `policy`: one action for one observation."""
+    """Fragment `policy`: chooses one action for one observation."""
 
     def __call__(
         self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: ActionMask, /
@@ -170,7 +170,7 @@ class Decide(Protocol):
 
 @runtime_checkable
 class Gradients(Protocol):
-    """Fragment `gradients`: gradients of the mean loss over a minibatch.
+    """Fragment `gradients`: computes the gradients of the mean loss over a minibatch.
 
     Gradients and metrics must be means over samples. The mean over equal parts of a minibatch (chunks, devices,
     workers) is then the result for the whole.
@@ -183,7 +183,7 @@ class Gradients(Protocol):
 
 @runtime_checkable
 class Update(Protocol):
-    """Fragment `update`: one optimiser step.
+    """Fragment `update`: makes one optimiser step with the gradients of a minibatch.
 
     `share` is the fraction of a minibatch that the gradients cover, and schedules advance by it. It is 1 / K if
     the gradients of K workers are applied one by one.
@@ -196,7 +196,7 @@ class Update(Protocol):
 
 @runtime_checkable
 class Prepare(Protocol):
-    """Turns a trajectory into a batch, once in an iteration. May advance the learner's statistics."""
+    """Converts a trajectory to a batch, once in an iteration. It may advance the learner's statistics."""
 
     def __call__(
         self, learner: Learner, trajectory: Trajectory, /, *, reduce: Reduce, replicas: int
@@ -217,7 +217,7 @@ class Prepare(Protocol):
 
 
 class Sample(NamedTuple):
-    """Minibatch drawn from an experience store."""
+    """A minibatch drawn from an experience store."""
 
     minibatch: Batch
     place: PyTree[Array] = ()
@@ -228,10 +228,10 @@ class Sample(NamedTuple):
 class ExperienceStore(Protocol):
     """Stores the steps of many iterations, and draws the minibatches that a learner trains on.
 
-    A store is a value of sizes and functions. Its contents are a pytree in the training state (`State.rings`), in
-    which every leaf is `[E, ...]`: the part of one environment lies with that environment, wherever it is placed.
-    Placement, checkpoints and recovery therefore need no code of their own for a new store. A store draws inside
-    the logical shards of the environments, each with its own key, so that every placement draws the same samples.
+    A store consists of sizes and functions. Its contents are a pytree in the training state (`State.rings`). Every
+    leaf has the shape `[E, ...]`, so the part of one environment is placed with that environment. Placement,
+    checkpoints and recovery therefore work for every store. A store draws within the logical shards of the
+    environments, each with its own key, so every placement draws the same samples.
     """
 
     @property
@@ -244,15 +244,19 @@ class ExperienceStore(Protocol):
         ...
 
     def empty(self, graph: "Graph", index: Int[Array, " E"], /) -> PyTree[Array]:
-        """Returns the contents before the first step, for the environments with these global indices."""
+        """Returns the store's contents before the first step, for the environments with the given global
+        indices.
+        """
         ...
 
     def add(self, graph: "Graph", contents: PyTree[Array], trajectory: Trajectory, /) -> PyTree[Array]:
-        """Returns the contents with a rollout of the same environments added."""
+        """Returns the store's contents after adding a rollout of the same environments."""
         ...
 
     def is_ready(self, contents: PyTree[Array], loops: Loops, /) -> Bool[Array, ""]:
-        """Returns whether enough is stored to begin learning. The answer is the same on every replica."""
+        """Returns whether the store holds enough steps to begin learning. The answer is the same on every
+        replica.
+        """
         ...
 
     def sample(
@@ -260,34 +264,40 @@ class ExperienceStore(Protocol):
     ) -> Sample:
         """Draws the part of one minibatch that belongs to the environments held here.
 
-        `index` holds their global indices, which are whole logical shards. Of the learner, a store may read
-        hyperparameters, and the count of updates that their schedules follow.
+        `index` holds the global indices of these environments, which form whole logical shards. A store may read
+        the learner's hyperparameters, and the count of updates that their schedules follow.
         """
         ...
 
     def update(
         self, graph: "Graph", contents: PyTree[Array], learner: Learner, sample: Sample, /
     ) -> PyTree[Array]:
-        """Returns the contents after learning from a sample. `learner` is the one before that update."""
+        """Returns the store's contents after learning from a sample. `learner` is the learner before that
+        update.
+        """
         ...
 
     def mutable(self, contents: PyTree[Array], /) -> PyTree[Array]:
-        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
+        """Returns the part of the store's contents that `update` changes.
+
+        The loop over minibatches carries only this part.
+        """
         ...
 
     def with_mutable(self, contents: PyTree[Array], mutable: PyTree[Array], /) -> PyTree[Array]:
-        """Returns the contents with this part replaced."""
+        """Returns the store's contents with the part that `update` changes replaced."""
         ...
 
     def fill(self, contents: PyTree[Array], /) -> Float[Array, ""]:
-        """Returns the mean fraction of the capacity in use."""
+        """Returns the mean fraction of the store's capacity that is in use."""
         ...
 
 
 class PolicyOutputs(NamedTuple):
     """Outputs of a policy's networks besides the action, as functions of ONE raw observation.
 
-    None means that the algorithm lacks the output, or that it depends on more than the policy's weights.
+    A field is None if the algorithm does not have the output, or if the output depends on more than the policy's
+    weights.
     """
 
     distribution: Callable[[Weights, Memory, Observation, ActionMask], PyTree] | None = None
@@ -304,7 +314,7 @@ class PolicyOutputs(NamedTuple):
 class Graph(NamedTuple):
     """An algorithm with its environment and network, as a value that is independent of hardware.
 
-    It consists of four fragments, the sizes of its loops, and the functions around them.
+    A graph consists of four fragments, the sizes of its loops, and the functions around the fragments.
     """
 
     settings: dict[str, Any]
@@ -376,7 +386,7 @@ class Graph(NamedTuple):
     """The deployed policy with sampled actions. Default: `policy`, which may act differently in training."""
 
     def acting(self, *, stochastic: bool) -> Decide:
-        """Returns the policy in use after training: with sampled actions, or with the most likely ones."""
+        """Returns the policy for use after training, which samples actions or takes the most likely ones."""
         return (self.stochastic or self.policy) if stochastic else self.greedy
 
     @property

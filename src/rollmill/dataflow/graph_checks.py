@@ -1,7 +1,7 @@
 """Checks that the functions of a graph take and return what its loops expect.
 
-A user's graph may contain any functions. Their parameters are compared with the calls before training. Their
-results are examined only after a trace has failed, so that a correct graph is not traced again.
+A user's graph may contain any functions. Before training, their parameters are compared with the calls. Results
+are examined only after a trace has failed, so that a correct graph is not traced twice.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,9 @@ CALLS: Mapping[str, Call] = {
 
 
 def check_parameters(graph: Graph) -> None:
-    """Raises a `ContractError` if a function of a graph does not accept the arguments of its call."""
+    """Raises a `ContractError` if a function of a graph does not accept the arguments that the loops pass to
+    it.
+    """
     for field, function in _functions(graph).items():
         check_signature(f"{algorithm_of(graph)}: {field}", function, CALLS[field])
 

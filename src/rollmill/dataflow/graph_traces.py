@@ -1,4 +1,4 @@
-"""Traces of a graph that its fingerprint and its programs share."""
+"""Traces a graph once for everything that needs the trace: its fingerprint and its programs."""
 
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +26,7 @@ class TracedDigests:
 
 
 class GraphTraces:
-    """The first state and an iteration of a graph, with all its environments and one replica, each traced once."""
+    """Traces of a graph's first state and of one iteration, with all environments and one replica."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -36,7 +36,9 @@ class GraphTraces:
 
     @cached_property
     def start(self) -> ReplayedTrace:
-        """`(root key, hyperparameters) -> State`: the state before the first iteration."""
+        """Traced function `(root key, hyperparameters) -> State`, which returns the state before the first
+        iteration.
+        """
         number = jax.ShapeDtypeStruct((), jnp.float32)
         numbers = dict.fromkeys(self.graph.inputs, number)
         with attribute_to_functions(self.graph):
@@ -44,7 +46,9 @@ class GraphTraces:
 
     @cached_property
     def iterate(self) -> ReplayedTrace:
-        """`(State) -> (State, Metrics)`: one iteration, as `iterate` computes it without other arguments."""
+        """Traced function `(State) -> (State, Metrics)`, which performs one iteration as `dataflow.iterate`
+        does.
+        """
         begin = self.start.result
         with attribute_to_functions(self.graph):
             return ReplayedTrace(partial(iterate, self.graph), begin)
@@ -56,7 +60,8 @@ _newest: GraphTraces | None = None
 def traces_of(graph: Graph) -> GraphTraces:
     """Returns the traces of a graph.
 
-    Only the traces of the last requested graph are kept, since a run requests its own repeatedly.
+    Only the traces of the last requested graph are kept, because a run requests the traces of the same graph
+    repeatedly.
     """
     global _newest
     traces = _newest

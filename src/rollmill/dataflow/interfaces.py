@@ -1,4 +1,4 @@
-"""Messages on each edge of a graph: shapes, sizes in bytes, and rates."""
+"""Describes the messages on each edge of a graph: shapes, sizes in bytes, and rates."""
 
 import math
 from typing import Literal, NamedTuple
@@ -11,7 +11,7 @@ from rollmill.dataflow.graph import Graph
 
 
 class Edge(NamedTuple):
-    """Data sent from one fragment to another at a fixed rate."""
+    """Data that one fragment sends to another, with the number of messages in an iteration."""
 
     name: str
     source: str
@@ -30,7 +30,7 @@ EDGES = (
 
 
 class Interface(NamedTuple):
-    """Shapes of one message on an edge, and the amount of data sent in an iteration."""
+    """Shapes of one message on an edge of a graph, and the amount of data sent in an iteration."""
 
     edge: Edge
     shapes: PyTree[jax.ShapeDtypeStruct]
@@ -39,12 +39,12 @@ class Interface(NamedTuple):
 
     @property
     def bytes_per_iteration(self) -> int:
-        """Returns the number of bytes over all environments."""
+        """Number of bytes that an iteration sends over the edge, for all environments."""
         return self.bytes_per_message * self.messages_per_iteration
 
 
 def interfaces(graph: Graph) -> dict[str, Interface]:
-    """Returns the interface of every edge over all environments. Nothing is computed."""
+    """Returns the interface of every edge of a graph, for all environments. Nothing is computed."""
     flows, loops = flow(graph), graph.loops
     shapes = {
         "timestep": widened(flows.reply, loops.num_envs),

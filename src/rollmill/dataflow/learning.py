@@ -1,7 +1,7 @@
-"""Learning from a trajectory or an experience store, lifted from one minibatch to all minibatches.
+"""Learns from a trajectory or an experience store, minibatch by minibatch.
 
-Pure functions over the environments held here. `reduce` is the mean over the replicas that hold the others, and
-the identity by default.
+The functions are pure, and work on the environments of one replica. `reduce` computes the mean over all replicas.
+By default, it is the identity.
 
 Shape letters: `T` steps, `E` environments held here, `M` minibatches of an epoch.
 """
@@ -85,7 +85,7 @@ def learn_from(
 def prepare(
     graph: Graph, learner: Learner, trajectory: Trajectory, index: Int[Array, " E"], *, reduce: Reduce = identity
 ) -> tuple[Learner, Batch]:
-    """Turns the trajectory of the environments held here into a batch."""
+    """Converts the trajectory of a replica's environments to a batch."""
     prepared = graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
     match prepared:
         case (_, Batch() as batch) if graph.replay is None:
@@ -108,7 +108,7 @@ def learn(
     reduce: Reduce = identity,
     make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, Metrics]:
-    """Passes over the batch `epochs` times in shuffled minibatches. Metrics are means over minibatches.
+    """Learns from a batch for `epochs` epochs of shuffled minibatches. Metrics are means over minibatches.
 
     Rows of all epochs are shuffled at once, which takes 4 bytes for each sample and epoch.
     """
@@ -128,14 +128,14 @@ def learn(
 
 
 def unsettle(graph: Graph, learner: Learner, before: Learner) -> Learner:
-    """Returns the learner with the hyperparameters that it had before it was settled: schedules by their ends."""
+    """Replaces a learner's evaluated schedules by the schedules themselves, after an iteration."""
     if graph.settle is None:
         return learner
     return eqx.tree_at(lambda learner: learner.hyperparameters, learner, before.hyperparameters)  # pyright: ignore
 
 
 def end_iteration(graph: Graph, learner: Learner) -> Learner:
-    """Moves schedules past the updates that `keep_learning` left out."""
+    """Advances a learner's schedules past the updates that `keep_learning` skipped."""
     if graph.keep_learning is None or graph.end_iteration is None:
         return learner
     return graph.end_iteration(learner)
@@ -153,7 +153,8 @@ def learn_from_replay(
 ) -> tuple[Learner, PyTree[Array], Metrics]:
     """Makes `num_minibatches` updates, each with a sample of the experience store. Metrics are their means.
 
-    Until enough steps are stored, nothing is learned: `epochs` is 0, and so are the metrics of learning.
+    Until enough steps are stored, no updates are made. The metric `epochs` is then 0, and so are the metrics of
+    learning.
     """
     assert graph.replay is not None
     store, loop = graph.replay, (make_minibatch_loop or plain_minibatch_loop)(graph, reduce)
@@ -199,15 +200,15 @@ def learn_sample(
 
 
 def unlearned(metrics: Mapping[str, Any]) -> Metrics:
-    """Returns metrics for an iteration without updates: finite flags are 1, all others 0.
+    """Returns metrics for an iteration without updates: flags of finite values are 1, and all other metrics are 0.
 
-    Their `epochs` is 0 as well. Means over several iterations leave such iterations out.
+    The metric `epochs` is also 0. Means over several iterations exclude such iterations.
     """
     return {name: jnp.full(m.shape, float(is_flag(name)), m.dtype) for name, m in metrics.items()}
 
 
 def added(sums: Metrics, metrics: Metrics) -> Metrics:
-    """Adds metrics. Flags take the minimum."""
+    """Adds two sets of metrics. For flags, it takes the minimum."""
     return {
         name: jnp.minimum(s, metrics[name]) if is_flag(name) else s + metrics[name] for name, s in sums.items()
     }

@@ -1,7 +1,7 @@
 """One iteration of training: collecting, then learning.
 
-Pure functions over the environments held here. `reduce` is the mean over the replicas that hold the others, and
-the identity by default.
+The functions are pure, and work on the environments of one replica. `reduce` computes the mean over all replicas.
+By default, it is the identity.
 
 Shape letter: `E` environments held here.
 """
@@ -35,9 +35,9 @@ from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 def start(
     graph: Graph, key: Key, index: Int[Array, " E"], hyperparameters: Hyperparameters | None = None
 ) -> State:
-    """Returns the training state before the first iteration, for the environments with these global indices.
+    """Returns the training state before the first iteration, for the environments with the given global indices.
 
-    Values in `hyperparameters`, by the names of `Graph.inputs`, replace the graph's.
+    `hyperparameters` replaces values of the graph, by the names of `Graph.inputs`.
     """
     parameters: Hyperparameters = {
         name.removeprefix(OF_ENVIRONMENT): jnp.asarray(value, jnp.float32)
@@ -55,7 +55,8 @@ def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | Non
     Args:
         graph: graph to train.
         key: root key.
-        hyperparameters: held by the learner, as inputs of a compiled program. Default: the graph's.
+        hyperparameters: values that the learner holds, as inputs of a compiled program. Default: the graph's
+            values.
     """
     learner_key, _ = jax.random.split(jax.random.fold_in(key, START))
     learner = graph.start_learner(learner_key)
@@ -63,7 +64,7 @@ def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | Non
 
 
 def with_hyperparameters(learner: Learner, hyperparameters: Hyperparameters) -> Learner:
-    """Returns the learner with these values in its field `hyperparameters`, if it has any."""
+    """Returns the learner with values of its field `hyperparameters` replaced, if it has this field."""
     held = {name: value for name, value in hyperparameters.items() if not name.startswith(OF_ENVIRONMENT)}
     return eqx.tree_at(lambda learner: learner.hyperparameters, learner, held) if held else learner
 

@@ -18,10 +18,11 @@ from rollmill.dataflow.minibatches import MinibatchGather, minibatch_gather
 
 
 class MinibatchLoop(NamedTuple):
-    """Functions of a loop over a batch's epochs. Carry, samples and inputs may have any structure.
+    """Functions of the loop over a batch's epochs and minibatches.
 
-    The functions contain no arrays, so that each can be compiled separately. Replicas that reduce over channels
-    run the minibatches one by one, and one program runs whole epochs.
+    The carry, the samples and the inputs may have any structure. The functions contain no arrays, so that each can
+    be compiled separately. Replicas that reduce over channels run minibatches one by one, whereas a single program
+    runs whole epochs.
     """
 
     begin: Callable[[Learner], Any]
@@ -52,12 +53,12 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
 
 
 def settle(graph: Graph, learner: Learner) -> Learner:
-    """Returns the learner with its schedules evaluated for one iteration. Settling it again changes nothing."""
+    """Evaluates a learner's schedules for one iteration. Doing so again changes nothing."""
     return learner if graph.settle is None else graph.settle(learner)
 
 
 def plain_minibatch_loop(graph: Graph, reduce: Reduce) -> MinibatchLoop:
-    """Returns a loop that carries the learner, and gathers each minibatch."""
+    """Returns the standard loop over minibatches, which carries the learner and gathers each minibatch."""
 
     def of_rows(learner: Learner, take: MinibatchGather, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
         return learn_minibatch(graph, learner, take(rows), reduce=reduce)
@@ -85,7 +86,7 @@ def learn_minibatch(
 
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
-    """Returns a function from a learner and the rows of a minibatch to gradients and metrics."""
+    """Returns a function that computes gradients and metrics, given a learner and the rows of a minibatch."""
     take = minibatch_gather(batch, graph.loops)
     return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
 
@@ -97,7 +98,7 @@ def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metric
 
 
 def adapted(graph: Graph, learner: Learner, metrics: Metrics) -> Learner:
-    """Returns the learner with hyperparameters adapted to a minibatch's metrics, for its update."""
+    """Returns the learner with hyperparameters that are adapted to a minibatch's metrics, before its update."""
     return learner if graph.adapt is None else graph.adapt(learner, metrics)
 
 
@@ -111,7 +112,7 @@ The mean of a metric divided by the mean of its count is its mean over the updat
 def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
     """Adds the gradient norm, and a flag for finite numbers, to the metrics of a minibatch.
 
-    Gradients count as finite if their norm is, which takes no further pass over them.
+    Gradients count as finite if their norm is finite, which needs no second pass over the gradients.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
@@ -126,7 +127,7 @@ def is_flag(name: str) -> bool:
 
 
 def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
-    """Returns 1 if every number of the tree is finite, otherwise 0."""
+    """Returns 1 if every number in a tree is finite, and otherwise 0."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
     return jnp.all(jnp.stack(finite)).astype(jnp.float32) if finite else jnp.float32(1)

@@ -1,4 +1,4 @@
-"""Divides a batch into shuffled minibatches with content that does not depend on placement.
+"""Divides a batch into shuffled minibatches whose contents do not depend on placement.
 
 The environments are divided into a fixed number of logical shards. Each shard is shuffled with its own key, and
 every minibatch takes an equal part of every shard. Any placement that keeps shards whole therefore sees the same
@@ -33,7 +33,7 @@ def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by
 
 
 def num_shards_for(loops: Loops, num_devices: int) -> int | None:
-    """Returns the smallest number of shards that `num_devices` devices can hold equally, or None."""
+    """Returns the smallest number of shards that can be divided equally among `num_devices` devices, or None."""
     for shards in range(num_devices, loops.num_envs + 1, num_devices):
         if _fits(shards, loops.num_envs, loops.rows_each, loops.num_minibatches):
             return shards
@@ -59,8 +59,8 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
     """Returns the rows of each minibatch in an epoch, in random order.
 
     Args:
-        key: random key of the epoch. Keys of shards derive from it and their global indices.
-        index: global indices of the environments held here, which are whole shards.
+        key: random key of the epoch. The key of each shard derives from this key and the shard's global index.
+        index: global indices of this replica's environments, which form whole shards.
         loops: sizes of the loops, over all replicas.
     """
     width = loops.num_envs // loops.num_shards
@@ -81,7 +81,7 @@ def rows_of_epochs(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Ar
 
 
 class MinibatchGather(eqx.Module):
-    """The samples of a batch, laid out to be taken by rows. Calling it returns the minibatch of some rows."""
+    """Samples of a batch, arranged so that rows can be gathered. Calling it returns the minibatch of some rows."""
 
     @abstractmethod
     def __call__(self, rows: UInt32[Array, " N"]) -> Batch:
@@ -89,7 +89,7 @@ class MinibatchGather(eqx.Module):
 
 
 def minibatch_gather(batch: Batch, loops: Loops) -> MinibatchGather:
-    """Returns a function from rows to their minibatch. Its arrays are leaves of a tree, as in any batch."""
+    """Returns a function that gathers the minibatch of some rows. Its arrays are leaves of a pytree."""
     if loops.cut == "samples":
         return _Samples(pack(flat_samples(batch)))
     transposed = lambda leaf: leaf if _stays(leaf) else leaf.swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""Packs the small leaves of samples side by side, so that one sample is read from one or two cache lines.
+"""Packs the small leaves of each sample next to each other, so that a sample is read from one or two cache lines.
 
 Shape letters: `R` rows, one for each sample; `W` words of a row; `N` rows to take.
 """
@@ -20,7 +20,7 @@ LARGE_BYTES = 4096
 
 
 class Packed(eqx.Module):
-    """Samples as a table of 32-bit words, with the leaves that do not fit beside it."""
+    """Samples as a table of 32-bit words, plus the leaves that do not fit into the table."""
 
     table: UInt32[Array, "R W"]
     leaves: list[Array]
@@ -33,11 +33,11 @@ class Packed(eqx.Module):
 
     @property
     def samples(self) -> PyTree[Array]:
-        """Returns the original samples, with leaves `[R, ...]`."""
+        """Returns the original samples of the table, with leaves `[R, ...]`."""
         return self._tree(self.leaves)
 
     def take(self, rows: UInt32[Array, " N"]) -> PyTree[Array]:
-        """Returns the samples of these rows, with leaves `[N, ...]`."""
+        """Returns the samples in the given rows, with leaves `[N, ...]`."""
         words = self.table[rows]
         taken = [
             leaf[rows] if first is None else _from_words(words[:, first : first + words_of(leaf)], leaf)
@@ -54,7 +54,7 @@ class Packed(eqx.Module):
 
 
 class Rows(eqx.Module):
-    """Samples as rows without their tree structure. See `to_rows`."""
+    """Samples as rows of numbers, without their tree structure (`to_rows`)."""
 
     words: UInt32[Array, "*R W"]
     """All leaves of 32-bit numbers, side by side."""
@@ -63,7 +63,7 @@ class Rows(eqx.Module):
 
 
 def to_rows(samples: PyTree[Array]) -> Rows:
-    """Converts samples with leaves `[R, ...]` to rows."""
+    """Converts samples with leaves `[R, ...]` to `Rows`, which have no tree structure."""
     leaves = jax.tree.leaves(samples)
     words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), 0), jnp.uint32)
@@ -71,7 +71,9 @@ def to_rows(samples: PyTree[Array]) -> Rows:
 
 
 def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    """Converts rows, or a selection, to samples with leaves `[R, ...]`. `struct` describes ONE sample."""
+    """Converts `Rows`, or a selection of them, to samples with leaves `[R, ...]`. `struct` describes ONE
+    sample.
+    """
     leaves, structure = jax.tree.flatten(struct)
     first, others, count = 0, iter(rows.others), len(rows.words)
     samples = []
@@ -87,7 +89,7 @@ def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]
 
 
 def pack(samples: PyTree[Array]) -> Packed:
-    """Packs samples with leaves `[R, ...]`."""
+    """Packs samples with leaves `[R, ...]` into a table of 32-bit words."""
     typed, structure = jax.tree.flatten(samples)
     keys = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in typed]
     leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in typed]
@@ -106,7 +108,7 @@ def is_large(leaf: jax.ShapeDtypeStruct) -> bool:
 
 
 def words_of(leaf: Array) -> int:
-    """Returns the number of elements in one row of a leaf."""
+    """Returns how many elements one row of a leaf has."""
     return math.prod(leaf.shape[1:])
 
 

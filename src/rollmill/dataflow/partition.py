@@ -1,4 +1,4 @@
-"""Partitions of a graph's fragments into groups: the results of distribution policies.
+"""Divides the fragments of a graph into groups. Distribution policies return such partitions.
 
 Fragments of one group become one program, and an edge between two groups becomes a channel (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023). Replicas of a group hold equal
@@ -18,7 +18,7 @@ DeviceKind = Literal["any", "cpu", "gpu"]
 
 
 class Group(NamedTuple):
-    """Fragments placed together, once for each replica."""
+    """Fragments that are placed together, once for each replica of the group."""
 
     name: str
     fragments: tuple[str, ...]
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     available."""
 
     def has(self, *fragments: str) -> bool:
-        """Returns whether it holds all of these fragments."""
+        """Returns whether the group holds all of the given fragments."""
         return set(fragments) <= set(self.fragments)
 
 
@@ -49,12 +49,12 @@ class Partition(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
-        """Returns whether every group is synchronous. Placement then changes results by rounding only."""
+        """Whether every group is synchronous. Placement then changes results only by rounding."""
         return all(group.synchronous for group in self.groups)
 
     @property
     def sends_gradients_alone(self) -> bool:
-        """Returns whether the update gets only gradients and metrics, from asynchronous replicas."""
+        """Whether the update receives only gradients and metrics, from asynchronous replicas."""
         return self.apart("gradients", "update") and not self.holder("gradients").synchronous
 
     @property
@@ -64,18 +64,21 @@ class Partition(NamedTuple):
 
     @property
     def replicas(self) -> Iterator[tuple[Group, int]]:
-        """Returns every replica of every group."""
+        """Returns every replica of every group of the partition."""
         return ((group, replica) for group in self.groups for replica in range(group.replicas))
 
 
 def share(num_envs: int, replicas: int, replica: int) -> range:
-    """Returns the global indices of the environments that a replica holds."""
+    """Returns the global indices of the environments that one replica of a group holds."""
     width = num_envs // replicas
     return range(replica * width, (replica + 1) * width)
 
 
 def peers(replicas: int, others: int, replica: int) -> range:
-    """Returns the replicas of another group that share environments with this one. One count divides the other."""
+    """Returns the replicas of another group that share environments with a replica of this group.
+
+    One of the two groups' replica counts must divide the other.
+    """
     if others >= replicas:
         return share(others, replicas, replica)
     return range(replica * others // replicas, replica * others // replicas + 1)
@@ -85,7 +88,8 @@ def check_partition(partition: Partition, loops: Loops | None = None) -> None:
     """Checks that a partition can run with the environments of `loops`.
 
     Raises:
-        UsageError: names the group, the value and one that would fit.
+        UsageError: a group's number of replicas does not fit. The message names the group, the value, and one that
+            fits.
     """
     if not partition.groups:
         raise UsageError(f"{partition.name}: a partition needs at least one group.")

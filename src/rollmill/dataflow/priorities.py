@@ -24,7 +24,7 @@ SMALLEST_ERROR = 1e-6
 
 
 class Priorities(eqx.Module):
-    """Priorities of ONE ring by row. Rows that cannot be drawn have priority 0."""
+    """Priorities of ONE environment's replay ring, by row. Rows that cannot be drawn have priority 0."""
 
     values: Float[Array, "*W blocks block"]
     sums: Float[Array, "*W blocks"]
@@ -34,7 +34,7 @@ class Priorities(eqx.Module):
 
 
 def empty_priorities(capacity: int) -> Priorities:
-    """Returns the priorities of ONE ring before the first step."""
+    """Returns the priorities of ONE environment's replay ring before the first step."""
     blocks = -(-capacity // BLOCK)
     return Priorities(jnp.zeros((blocks, BLOCK)), jnp.zeros(blocks), jnp.float32(1))
 
@@ -42,7 +42,7 @@ def empty_priorities(capacity: int) -> Priorities:
 def with_values(
     priorities: Priorities, environment: Int[Array, " N"], row: Int[Array, " N"], values: Float[Array, " N"]
 ) -> Priorities:
-    """Sets the priorities, with leaves `[E, ...]`, of some rows of several environments.
+    """Sets the priorities of some rows of several environments. Priorities have leaves `[E, ...]`.
 
     Entries of `environment` equal to `E` are ignored. Rows that occur twice must have equal values.
     """
@@ -68,9 +68,9 @@ def draw_by_priority(
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
     """Draws `count` transitions of one shard by stratified sampling.
 
-    Priorities have leaves `[W, ...]`. `steps` are those stored in each ring, from the `oldest` on, in `capacity`
-    rows. A transition drawn with probability `p` from `n` has the weight `(n p)^-weight_exponent`. Returns
-    environments, steps and importance weights.
+    Priorities have leaves `[W, ...]`. Each ring stores `steps` steps from the `oldest` on, in `capacity` rows. A
+    transition drawn with probability `p` from `n` has the weight `(n p)^-weight_exponent`. Returns environments,
+    steps and importance weights.
     """
     ends = jnp.cumsum(priorities.sums.reshape(-1))
     total, blocks = ends[-1], priorities.sums.shape[1]

@@ -1,4 +1,4 @@
-"""Digests of traced programs: equal operations give equal digests in every process."""
+"""Computes digests of traced programs. Equal operations give equal digests in every process."""
 
 import enum
 import functools
@@ -45,14 +45,14 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, np.dtype,
 
 
 class Digests:
-    """Digests of programs, with the objects that their operations hold. A program that occurs again is cached."""
+    """Computes and caches digests of programs, and of the objects that their operations hold."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, str, bool]] = {}
         self._is_whole = True
 
     def of_closed(self, program: core.ClosedJaxpr) -> str:
-        """Returns the digest of a program and its constants."""
+        """Returns the digest of a traced program (`ClosedJaxpr`), including its constants."""
         if id(program) not in self._known:
             outer, self._is_whole = self._is_whole, True
             constants = [self._value(constant) for constant in program.consts]
@@ -65,10 +65,10 @@ class Digests:
         return digest
 
     def whole(self, program: core.ClosedJaxpr) -> str | None:
-        """Returns the digest of a program if it covers all that the program computes.
+        """Returns the digest of a program, or None if it does not cover everything that the program computes.
 
-        It does not if an operation holds an object with only a textual description, such as a host function, or is
-        another package's primitive, which may compile to anything.
+        The digest is incomplete if an operation holds an object that has only a textual description, such as a
+        host function, or if it is a primitive of another package, which may compile to anything.
         """
         digest = self.of_closed(program)
         return digest if self._known[id(program)][2] else None
@@ -170,10 +170,10 @@ def _type(aval: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """Removes memory addresses, which differ between processes."""
+    """Removes memory addresses, which differ between processes, from a string."""
     return re.sub(r"\b(at )?0x[0-9a-f]+", "", text)
 
 
 def sha256(text: str) -> str:
-    """Returns the digest of a string."""
+    """Returns the SHA-256 digest of a string."""
     return hashlib.sha256(text.encode()).hexdigest()

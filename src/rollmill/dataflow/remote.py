@@ -1,4 +1,4 @@
-"""Graphs with remote fragments: a crossing replaces a fragment that another group holds."""
+"""Builds graphs with remote fragments: a crossing replaces a fragment that another group holds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,14 +17,17 @@ REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
 
 
 class ResetReply(NamedTuple):
-    """Message of the environment group before the first step."""
+    """Message from the environment group to the policy group before the first step."""
 
     observation: Observation
     action_mask: ActionMask
 
 
 class RemoteEnvironment(NamedTuple):
-    """Functions of an environment outside the program. The program's part of its state is the action mask."""
+    """Functions of an environment that another group steps.
+
+    The program keeps only the action mask of the environment's state.
+    """
 
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]
@@ -32,7 +35,7 @@ class RemoteEnvironment(NamedTuple):
 
 
 def remote_environment(reply: StepReply) -> RemoteEnvironment:
-    """Returns functions of ONE environment that another group steps. Answers have the shapes of `reply`."""
+    """Returns the functions of ONE environment that another group steps. Answers have the shapes of `reply`."""
 
     def start(key, index):
         opening = cross(START, index, ResetReply(reply.observation, reply.action_mask))
@@ -53,7 +56,7 @@ def remote_environment(reply: StepReply) -> RemoteEnvironment:
 
 
 def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
-    """Returns the graph for a group that holds the policy but not the environment."""
+    """Returns a graph for a group that holds the policy but not the environment."""
     remote = remote_environment(flow.reply)
     return graph._replace(
         environment=remote.step,
@@ -64,7 +67,7 @@ def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
 
 
 def with_remote_update(graph: Graph, flow: Flow) -> Graph:
-    """Returns the graph for a group that holds the gradients but not the update."""
+    """Returns a graph for a group that holds the gradients but not the update."""
     parameters = flow.pick_parameters(flow.state.learner)
 
     def update(learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
@@ -82,7 +85,7 @@ def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
 
 
 def answer_request(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[PyTree[Array], StepReply]:
-    """Steps ONE environment to answer a request."""
+    """Steps ONE environment to answer a request of a policy in another group."""
     timestep = graph.environment(jax.random.wrap_key_data(request.key), state, request.action)
     reply = StepReply(
         timestep.observation,

@@ -50,14 +50,14 @@ FALL_BACK_AT = 3 * MAX_ROWS
 
 
 class View(NamedTuple):
-    """Input of the policy for one step."""
+    """What a policy received for one stored step: the observation, and the action mask if there is one."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
 
 
 class Outcome(NamedTuple):
-    """All other results of one step."""
+    """Results of one stored step besides its observation: action, reward and flags."""
 
     action: Action
     reward: Float[Array, ""]
@@ -68,10 +68,10 @@ class Outcome(NamedTuple):
 
 
 class ReplayRing(eqx.Module):
-    """The newest steps of ONE environment.
+    """The newest steps of ONE environment, in a replay memory.
 
-    Slots and steps are numbered from the start of training, and number `n` lies in row `n % C`. Numbers are
-    reduced by a multiple of `C` before they overflow, which leaves every row in place.
+    Slots and steps are numbered from the start of training, and number `n` is stored in row `n % C`. Before
+    numbers overflow, they are reduced by a multiple of `C`, so rows stay in place.
     """
 
     views: Rows
@@ -108,7 +108,7 @@ class Transitions(NamedTuple):
 
 
 class RingRows(NamedTuple):
-    """Rings and rows that transitions were drawn from."""
+    """Rings and rows from which transitions were drawn, so that their priorities can be updated."""
 
     environment: Int[Array, " N"]
     """Position of the ring among those held here."""
@@ -117,7 +117,7 @@ class RingRows(NamedTuple):
 
 @runtime_checkable
 class ChooseSteps(Protocol):
-    """Chooses `count` stored steps of one shard."""
+    """Protocol of a function that chooses `count` stored steps of one shard."""
 
     def __call__(
         self, key: Key, rings: "ReplayRing", /, *, count: int
@@ -127,7 +127,7 @@ class ChooseSteps(Protocol):
 
 
 class Replay(NamedTuple):
-    """Experience store of single steps, in a ring for each environment. Transitions are drawn uniformly."""
+    """Experience store of single steps, with a ring for each environment. It draws transitions uniformly."""
 
     capacity: int
     """Slots of each environment. A step takes one, and the end of a truncated episode one more."""
@@ -141,13 +141,14 @@ class Replay(NamedTuple):
     """Maximum number of steps of a transition's return."""
 
     def steps_before_learning(self, loops: Loops, /) -> int:
-        """Returns the number of environment steps after which learning begins. The newest step of each environment
-        cannot be drawn yet.
+        """Returns the number of environment steps after which learning begins.
+
+        The newest step of each environment cannot be drawn yet.
         """
         return max(self.learning_starts, self.minibatch_size + loops.num_envs, 2 * loops.num_envs)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
-        """Returns the contents before the first step, for the environments with these global indices."""
+        """Returns empty rings for the environments with the given global indices."""
         view, outcome = _structs(graph)
         rows = lambda struct: jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype),
@@ -157,11 +158,11 @@ class Replay(NamedTuple):
         return _for_each(index, ReplayRing(rows(view), rows(outcome), zero, zero, zero, None))
 
     def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
-        """Returns the contents with a rollout of the same environments added."""
+        """Returns the rings after adding a rollout of the same environments."""
         return store(rings, trajectory.steps)
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
-        """Returns whether enough is stored to begin learning."""
+        """Returns whether the rings hold enough steps to begin learning."""
         # Steps of ONE environment: those of all may be more than 32 bits count.
         return rings.steps[0] >= -(-self.steps_before_learning(loops) // loops.num_envs)
 
@@ -198,19 +199,21 @@ class Replay(NamedTuple):
         return Sample(Batch(transitions), RingRows(environment, step % self.capacity))
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
-        """Changes nothing, because rows are drawn uniformly. See `ExperienceStore`."""
+        """Returns the rings unchanged, because transitions are drawn uniformly."""
         return rings
 
     def mutable(self, rings: ReplayRing, /) -> tuple[()]:
-        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
+        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
+        carries.
+        """
         return ()
 
     def with_mutable(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
-        """Returns the contents with this part replaced."""
+        """Returns the rings with the part that `update` changes replaced."""
         return rings
 
     def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
-        """Returns the mean fraction of the capacity in use."""
+        """Returns the mean fraction of the rings' capacity that is in use."""
         return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / self.capacity
 
     def _transitions(
@@ -278,13 +281,14 @@ class PrioritisedReplay(NamedTuple):
         return self.ring.steps_before_learning(loops)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
-        """Returns the contents before the first step, for the environments with these global indices."""
+        """Returns empty rings for the environments with the given global indices."""
         priorities = _for_each(index, empty_priorities(self.capacity))
         return self.with_mutable(self.ring.empty(graph, index), priorities)
 
     def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
-        """Returns the contents with a rollout of the same environments added. New steps get the highest priority
-        of their shard.
+        """Returns the rings after adding a rollout of the same environments.
+
+        New steps get the highest priority of their shard.
         """
         before = _fallen_back(rings, self.capacity)
         after = store(before, trajectory.steps)
@@ -292,7 +296,7 @@ class PrioritisedReplay(NamedTuple):
         return self.with_mutable(after, _with_new_steps(before, after, num_steps=num_steps, shard_width=width))
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
-        """Returns whether enough is stored to begin learning."""
+        """Returns whether the rings hold enough steps to begin learning."""
         return self.ring.is_ready(rings, loops)
 
     def sample(
@@ -317,7 +321,7 @@ class PrioritisedReplay(NamedTuple):
         return self.ring.sample_by(draw, graph, rings, learner, key, index)
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
-        """Returns the contents after learning from a sample. Priorities follow the errors of the sample."""
+        """Sets the priorities of a sample's transitions from their errors, after learning from the sample."""
         assert rings.priorities is not None
         values = (jnp.abs(self.errors(learner, sample.minibatch)) + SMALLEST_ERROR) ** self.priority_exponent
         is_drawn = sample.minibatch.samples.weight > 0
@@ -325,20 +329,22 @@ class PrioritisedReplay(NamedTuple):
         return self.with_mutable(rings, with_values(rings.priorities, environment, sample.place.row, values))
 
     def mutable(self, rings: ReplayRing, /) -> Priorities | None:
-        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
+        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
+        carries.
+        """
         return rings.priorities
 
     def with_mutable(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
-        """Returns the contents with this part replaced."""
+        """Returns the rings with the part that `update` changes replaced."""
         return eqx.tree_at(lambda ring: ring.priorities, rings, mutable, is_leaf=lambda leaf: leaf is None)
 
     def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
-        """Returns the mean fraction of the capacity in use."""
+        """Returns the mean fraction of the rings' capacity that is in use."""
         return self.ring.fill(rings)
 
 
 def store(rings: ReplayRing, steps: Step) -> ReplayRing:
-    """Adds the steps `[T, E, ...]` of a rollout to the rings. Priorities do not change.
+    """Adds the steps `[T, E, ...]` of a rollout to the replay rings. Priorities do not change.
 
     With action masks, `info` holds the masks of final states.
     """

@@ -1,7 +1,6 @@
-"""Role of each group in a partition, as data: its stages, its channels, and its part of the training state.
+"""Derives the role of each group in a partition: its stages, its channels, and its part of the training state.
 
-`planning.picture` prints roles and `workers.replica` runs them. No other code derives from fragments what a
-group does.
+`planning.picture` prints roles, and `workers.replica` runs them. No other code decides what a group does.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from rollmill.dataflow.partition import Group, Partition
 
 
 class Stage(StrEnum):
-    """Part of an iteration that one replica performs. A role lists its stages in the order data passes them."""
+    """A part of an iteration that one replica performs. A role lists its stages in order."""
 
     APPLY = "apply gradients"
     """The loop of a group that holds the update alone. Each message of gradients gives one update."""
@@ -55,7 +54,7 @@ class Owned(StrEnum):
 
 
 class Channel(NamedTuple):
-    """Connection between the replicas of two groups, or among the replicas of one."""
+    """A connection between the replicas of two groups, or among the replicas of one group."""
 
     name: str
     kind: Literal["queue", "latest value", "all-reduce"]
@@ -63,12 +62,12 @@ class Channel(NamedTuple):
     receiver: Group
 
     def other_end(self, group: Group) -> Group:
-        """Returns the group at the other end."""
+        """Returns the group at the other end of the channel."""
         return self.receiver if group.name == self.sender.name else self.sender
 
 
 class Role(NamedTuple):
-    """Work of each replica of one group."""
+    """What each replica of one group does: its stages, channels, and part of a snapshot."""
 
     group: Group
     stages: tuple[Stage, ...]
@@ -82,26 +81,26 @@ class Role(NamedTuple):
     """Whether a lost replica can be replaced alone, without returning all others to the last snapshot."""
 
     def has_channel(self, name: str) -> bool:
-        """Returns whether the group has an end of this channel."""
+        """Returns whether the group is at one end of a channel."""
         return any(channel.name == name for channel in self.channels)
 
     def partner(self, name: str) -> Group:
-        """Returns the group at the other end of this channel."""
+        """Returns the group at the other end of a channel."""
         return next(channel for channel in self.channels if channel.name == name).other_end(self.group)
 
     @property
     def steps_environments(self) -> bool:
-        """Returns whether its replicas step environments."""
+        """Whether the group's replicas step environments."""
         return "environment" in self.group.fragments
 
     @property
     def learns(self) -> bool:
-        """Returns whether its replicas hold a learner, which they need from the beginning."""
+        """Whether the group's replicas hold a learner, which they need from the beginning."""
         return not {Stage.LEARN, Stage.APPLY, Stage.ITERATE}.isdisjoint(self.stages)
 
     @property
     def ends_on_request(self) -> bool:
-        """Returns whether its last state must be requested, because it does not count iterations."""
+        """Whether the group's last state must be requested, because the group does not count iterations."""
         return Stage.APPLY in self.stages
 
 
@@ -114,7 +113,7 @@ def roles(
         partition: a partition that `check_partition` accepts.
         host: whether environments are Python objects, which snapshots do not hold.
         replay: whether the graph has an experience store.
-        mesh: whether the replicas of the only group are one program, and so exchange nothing over channels.
+        mesh: whether the replicas of the only group form one program, and therefore use no channels.
     """
     channels = channels_of(partition)
     derived = {

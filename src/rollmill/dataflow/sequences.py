@@ -1,8 +1,8 @@
 """Experience store of whole sequences, for learners with a memory (Kapturowski et al., "R2D2", ICLR 2019).
 
-Each rollout of an environment is one sequence. It is stored with the policy's memory before its first step, so
-that a learner can begin where the policy began. A sequence may contain ends of episodes: a learner resets its
-memory after every step that ended one.
+Each rollout of an environment is one sequence. The store also holds the policy's memory before the first step of
+the sequence, so that a learner can begin where the policy began. If an episode ends within a sequence, the learner
+resets its memory after that step.
 
 Shape letters: `T` steps of a sequence, `E` environments held here, `C` sequences kept of each, `S` shards, `W`
 environments of a shard, `N` sequences of a minibatch held here, `B` sequences of one shard.
@@ -26,7 +26,7 @@ from rollmill.dataflow.packing import Rows, from_rows, to_rows
 
 
 class Sequence(NamedTuple):
-    """One rollout of one environment; drawn from a store, leaves have a leading axis `[N, ...]`."""
+    """One rollout of one environment. In a minibatch, leaves have a leading axis `[N, ...]`."""
 
     steps: Step
     """Leaves `[T, ...]`. `extras` and `info` are left out."""
@@ -37,7 +37,7 @@ class Sequence(NamedTuple):
 
 
 class SequenceRing(eqx.Module):
-    """The newest sequences of ONE environment. Sequence `n` lies in row `n % C`."""
+    """The newest sequences of ONE environment. Sequence `n` is stored in row `n % C`."""
 
     rows: Rows
     """Sequences, as rows of 32-bit words."""
@@ -69,7 +69,7 @@ class SequenceReplay(NamedTuple):
         return min(max(self.learning_starts, loops.batch_size), self.capacity * loops.num_envs)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> SequenceRing:
-        """See `ExperienceStore`.
+        """Returns empty rings of sequences for the environments with the given global indices.
 
         Raises:
             UsageError: the sizes do not fit the graph.
@@ -82,7 +82,7 @@ class SequenceReplay(NamedTuple):
         return SequenceRing(jax.tree.map(of_each, rows), count, count - 1)
 
     def add(self, graph: Graph, ring: SequenceRing, trajectory: Trajectory, /) -> SequenceRing:
-        """Returns the contents with a rollout of the same environments added."""
+        """Returns the rings after adding a rollout of the same environments as one sequence each."""
         newest = (ring.newest + 1) % self.sequences
         each = jnp.arange(len(newest))
         write = lambda table, new: table.at[each, newest].set(new)
@@ -90,7 +90,7 @@ class SequenceReplay(NamedTuple):
         return SequenceRing(rows, jnp.minimum(ring.count + 1, self.sequences), newest)
 
     def is_ready(self, ring: SequenceRing, loops: Loops, /) -> Bool[Array, ""]:
-        """Returns whether enough is stored to begin learning."""
+        """Returns whether the rings hold enough sequences to begin learning."""
         return ring.count[0] >= -(-self.steps_before_learning(loops) // loops.batch_size)
 
     def sample(
@@ -111,19 +111,21 @@ class SequenceReplay(NamedTuple):
         return Sample(Batch(from_rows(jax.tree.map(lambda leaf: leaf[places], flat), _struct(graph))))
 
     def update(self, graph: Graph, ring: SequenceRing, learner: Learner, sample: Sample, /) -> SequenceRing:
-        """Returns the contents after learning from a sample, which changes nothing."""
+        """Returns the rings unchanged, because sequences are drawn uniformly."""
         return ring
 
     def mutable(self, ring: SequenceRing, /) -> tuple[()]:
-        """Returns the part that `update` changes, which is all that the loop over minibatches carries."""
+        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
+        carries.
+        """
         return ()
 
     def with_mutable(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
-        """Returns the contents with this part replaced."""
+        """Returns the rings with the part that `update` changes replaced."""
         return ring
 
     def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:
-        """Returns the mean fraction of the capacity in use."""
+        """Returns the mean fraction of the rings' capacity that is in use."""
         return jnp.mean(ring.count.astype(jnp.float32)) / self.sequences
 
     def _check(self, loops: Loops) -> None:

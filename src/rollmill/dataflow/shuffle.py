@@ -1,4 +1,4 @@
-"""A random permutation computed element by element, without sorting or memory."""
+"""Computes a random permutation element by element, without sorting or memory."""
 
 import jax
 import jax.numpy as jnp
