@@ -55,7 +55,7 @@ VARIANTS = {
 def test_a_lone_agent_learns_what_ppo_learns(variant):
     name, algorithm, central, how = VARIANTS[variant]
     env = rollmill.make(name)
-    theirs, their_rows = run(rollmill.ppo(env, **SMALL, **how))
+    theirs, their_rows = run(rollmill.ppo(env, **SMALL, **how, normalize_values=False))
     ours, our_rows = run(algorithm(lone(env, central), **SMALL, **how, normalize_values=False))
     for a, b in zip(jax.tree.leaves(ours.weights.networks), jax.tree.leaves(theirs.weights.network), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -111,7 +111,7 @@ def view_by_hand(weights, view):
 def values_by_hand(rollout, view, *, axes):
     """In the unit of rewards, under the weights and statistics from before the rollout."""
     learner, policy = rollout.before.learner, rollout.policy
-    value = lambda view: policy.values(learner.weights.networks, view)
+    value = lambda view: policy.values(learner.weights.networks, view, ())
     for _ in range(axes):
         value = jax.vmap(value)
     said = eqx.filter_jit(value)(view_by_hand(learner.weights, view))

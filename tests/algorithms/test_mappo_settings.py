@@ -50,10 +50,6 @@ def test_algorithms_for_one_agent_and_for_several_tell_them_apart():
             ("unknown-name", "parameter", "set in networks 'keepers'", "Did you mean keeper?"),
         ),
         (
-            {"network": rollmill.NetworkConfig(torso="gru")},
-            ("network-is-recurrent-mappo-and", "walker"),
-        ),
-        (
             {"network": rollmill.NetworkConfig(shared_torso=True)},
             ("shared-torso-true-needs-critic",),
         ),

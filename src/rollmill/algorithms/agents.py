@@ -36,7 +36,7 @@ from rollmill.core.types import (
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Decision, Step, is_large
 from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise, normalised_struct
-from rollmill.networks import AgentNetwork, Distribution, flat_size, flatten
+from rollmill.networks import AgentNetwork, Distribution, Output, RecurrentAgentNetwork, flat_size, flatten
 
 MakeAgentNetwork = Callable[[Key, spaces.Space, spaces.Space, spaces.Space], AgentNetwork]
 """`(key, observation space, action space, critic's observation space) -> network`, for one parameter set."""
@@ -87,6 +87,9 @@ class AgentExtras(NamedTuple):
     """Log-probabilities of the actions."""
     final_value: dict[str, Float[Array, "..."]] | tuple[()] = ()
     """Values after a truncated step, zero elsewhere; `()` unless `condense` has added them."""
+    value: dict[str, Float[Array, "..."]] | tuple[()] = ()
+    """Values as the networks predict them, if any network has a memory, since critics then have to see every step
+    in order. Otherwise `()`."""
 
 
 class AgentWeights(eqx.Module):
@@ -106,6 +109,8 @@ class SetNetwork(NamedTuple):
     """Network of one parameter set, as functions of its weights."""
 
     make: Callable[[Key], AgentNetwork]
+    skeleton: PyTree[jax.ShapeDtypeStruct]
+    """Shapes of the weights."""
     static: PyTree
     """The parts of the network that are not weights."""
 
@@ -113,15 +118,38 @@ class SetNetwork(NamedTuple):
         """Returns the initial weights of the parameter set's network."""
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
-    def distribution(self, weights: PyTree[Array], observation: Observation, mask: PyTree) -> Distribution:
-        """Returns the action distribution of ONE agent, given its observation."""
-        network: AgentNetwork = eqx.combine(weights, self.static)
-        return network.policy(observation, (), None if isinstance(mask, tuple) else mask)[0]
+    def start_memory(self) -> Memory:
+        """Returns the memory of ONE agent at the start of an episode; `()` for a network without memory."""
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
+        return eqx.combine(zeros, self.static).initial_memory()
 
-    def value(self, weights: PyTree[Array], observation: Observation) -> Float[Array, ""]:
+    def policy(
+        self, weights: PyTree[Array], observation: Observation, memory: Memory, mask: PyTree
+    ) -> tuple[Distribution, Memory]:
+        """Returns the action distribution of ONE agent and its next memory, in which only the actor's part advances."""
+        network: AgentNetwork = eqx.combine(weights, self.static)
+        return network.policy(observation, memory, None if isinstance(mask, tuple) else mask)
+
+    def value(self, weights: PyTree[Array], observation: Observation, memory: Memory) -> Float[Array, ""]:
         """Returns the value for ONE agent, given the observation of its critic."""
         network: AgentNetwork = eqx.combine(weights, self.static)
-        return network.value(observation, ())
+        return network.value(observation, memory)
+
+    def advance(
+        self,
+        weights: PyTree[Array],
+        observation: Observation,
+        critic_observation: Observation,
+        memory: Memory,
+        mask: PyTree,
+    ) -> Output:
+        """Returns the action distribution and the value of ONE agent, and its next memory."""
+        network: AgentNetwork = eqx.combine(weights, self.static)
+        mask = None if isinstance(mask, tuple) else mask
+        if isinstance(network, RecurrentAgentNetwork):
+            return network.advance(observation, critic_observation, memory, mask)
+        distribution, memory = network.policy(observation, memory, mask)
+        return Output(distribution, network.value(critic_observation, memory), memory)
 
 
 class AgentPolicy(NamedTuple):
@@ -157,8 +185,19 @@ class AgentPolicy(NamedTuple):
         return jax.lax.map(start, jax.random.split(key, group.size))  # not vmap: as each would alone
 
     def start_memory(self) -> Memory:
-        """Returns `()`, because multi-agent policies have no memory."""
-        return ()
+        """Returns the memories of each kind's agents at the start of an episode, `[A]`, or `()` without any."""
+
+        def of(kind: AgentKind) -> Memory:
+            memory = self.networks[set_of(self.sets, kind.name).name].start_memory()
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (kind.count, *leaf.shape)), memory)
+
+        memories = {kind.name: of(kind) for kind in self.kinds}
+        return memories if jax.tree.leaves(memories) else ()
+
+    @property
+    def recurrent(self) -> bool:
+        """Returns whether any network has a memory."""
+        return bool(jax.tree.leaves(jax.eval_shape(self.start_memory)))
 
     def normalise(self, weights: AgentWeights, view: AgentView) -> AgentView:
         """Returns the `AgentView` with normalised observations. Any leading axes are supported."""
@@ -171,21 +210,53 @@ class AgentPolicy(NamedTuple):
             return agents
         return {name: normalise(statistics, agents[name]) for name, statistics in weights.agents.items()}
 
-    def distributions(
+    def policies(
         self,
         networks: dict[str, PyTree[Array]],
         agents: dict[str, Observation],
+        memory: Memory,
         mask: PyTree,
         opponents: Opponents | None = None,
-    ) -> dict[str, Distribution]:
-        """Returns the action distributions of each kind's agents, `[A]`, for normalised observations."""
+    ) -> dict[str, tuple[Distribution, Memory]]:
+        """Returns the action distributions and next memories of each kind's agents, `[A]`, for normalised
+        observations.
+        """
         masks = {} if isinstance(mask, tuple) else mask
 
-        def of(kind: AgentKind) -> Distribution:
-            distribution = self.networks[set_of(self.sets, kind.name).name].distribution
+        def of(kind: AgentKind) -> tuple[Distribution, Memory]:
+            policy = self.networks[set_of(self.sets, kind.name).name].policy
             observation = self._with_agent_ids(kind, agents[kind.name])
             own = networks_of_kind(self.sets, kind.name, networks, opponents)
-            return self._over_agents(kind, distribution, own, observation, masks.get(kind.name, ()))
+            remembered = memory[kind.name] if memory else ()
+            return self._over_agents(kind, policy, own, observation, remembered, masks.get(kind.name, ()))
+
+        return {kind.name: of(kind) for kind in self.kinds}
+
+    def distributions(
+        self, networks: dict[str, PyTree[Array]], agents: dict[str, Observation], memory: Memory, mask: PyTree
+    ) -> dict[str, Distribution]:
+        """Returns the action distributions of each kind's agents, `[A]`, for normalised observations."""
+        by_kind = self.policies(networks, agents, memory, mask)
+        return {name: distributions for name, (distributions, _) in by_kind.items()}
+
+    def advance(
+        self, networks: dict[str, PyTree[Array]], view: AgentView, memory: Memory, mask: PyTree
+    ) -> dict[str, Output]:
+        """Returns the distributions, values and next memories of each kind's agents, `[A]`, for a normalised
+        `AgentView`.
+        """
+        central, masks = self._central(view), {} if isinstance(mask, tuple) else mask
+
+        def of(kind: AgentKind) -> Output:
+            network = self.networks[set_of(self.sets, kind.name).name]
+
+            def advance(weights: PyTree[Array], observation: Observation, memory: Memory, mask: PyTree) -> Output:
+                critic_observation = observation if central is None else (observation, central)
+                return network.advance(weights, observation, critic_observation, memory, mask)
+
+            observation = self._with_agent_ids(kind, view.agents[kind.name])
+            inputs = observation, memory[kind.name], masks.get(kind.name, ())
+            return self._over_agents(kind, advance, networks, *inputs)
 
         return {kind.name: of(kind) for kind in self.kinds}
 
@@ -196,18 +267,20 @@ class AgentPolicy(NamedTuple):
         `AgentView`.
         """
         agents = observation.agents if isinstance(observation, AgentView) else observation
-        return self.distributions(weights.networks, self.normalise_agents(weights, agents), action_mask)
+        return self.distributions(weights.networks, self.normalise_agents(weights, agents), memory, action_mask)
 
-    def values(self, networks: dict[str, PyTree[Array]], view: AgentView) -> dict[str, Float[Array, "..."]]:
+    def values(
+        self, networks: dict[str, PyTree[Array]], view: AgentView, memory: Memory
+    ) -> dict[str, Float[Array, "..."]]:
         """Returns the values for each kind's agents, `[A]`, from a normalised `AgentView`."""
         central = self._central(view)
 
         def of(kind: AgentKind) -> Float[Array, " A"]:
             network = self.networks[set_of(self.sets, kind.name).name]
             critic_input = lambda observation: observation if central is None else (observation, central)
-            value = lambda weights, observation: network.value(weights, critic_input(observation))
+            value = lambda weights, observation, memory: network.value(weights, critic_input(observation), memory)
             observation = self._with_agent_ids(kind, view.agents[kind.name])
-            return self._over_agents(kind, value, networks, observation)
+            return self._over_agents(kind, value, networks, observation, memory[kind.name] if memory else ())
 
         return {kind.name: of(kind) for kind in self.kinds}
 
@@ -234,9 +307,10 @@ class AgentPolicy(NamedTuple):
         Values are computed only if an episode was truncated in this step.
         """
         view: AgentView = step.final_observation
+        of_one = lambda one, memory: self.values(weights.networks, self.normalise(weights, one), memory)
         value = jax.lax.cond(
             jnp.any(step.truncated),
-            lambda: jax.vmap(lambda one: self.values(weights.networks, self.normalise(weights, one)))(view),
+            lambda: jax.vmap(of_one)(view, step.final_memory),
             lambda: jax.tree.map(jnp.zeros_like, step.reward),
         )
         final_value = {name: jnp.where(step.truncated[:, None], by_agent, 0.0) for name, by_agent in value.items()}
@@ -251,20 +325,22 @@ class AgentPolicy(NamedTuple):
     ) -> Decision:
         """Samples all agents' actions as in training, given raw observations or a raw `AgentView`.
 
-        The kinds of agents in `weights.opponents` act with earlier weights.
+        The kinds of agents in `weights.opponents` act with earlier weights. Critics with a memory see an `AgentView`,
+        too.
         """
-        return self._sample(weights, key, observation, action_mask, weights.opponents)
+        return self._sample(weights, key, memory, observation, action_mask, weights.opponents)
 
     def stochastic(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
         """Samples all agents' actions, using only the newest weights."""
-        return self._sample(weights, key, observation, action_mask, None)
+        return self._sample(weights, key, memory, observation, action_mask, None)
 
     def _sample(
         self,
         weights: AgentWeights,
         key: Key,
+        memory: Memory,
         observation: Observation,
         action_mask: PyTree,
         opponents: Opponents | None,
@@ -274,7 +350,12 @@ class AgentPolicy(NamedTuple):
         def draw(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
             return jax.vmap(lambda one, k: one.sample_and_log_prob(k))(distributions, keys[name])
 
-        return self._decide(draw, weights, observation, action_mask, opponents)
+        if self.recurrent and isinstance(observation, AgentView):
+            outputs = self.advance(weights.networks, self.normalise(weights, observation), memory, action_mask)
+            value = {name: output.value for name, output in outputs.items()}
+            by_kind = {name: (output.distribution, output.memory) for name, output in outputs.items()}
+            return self._decision(draw, by_kind, value)
+        return self._decide(draw, weights, memory, observation, action_mask, opponents)
 
     def greedy(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
@@ -285,22 +366,35 @@ class AgentPolicy(NamedTuple):
             action = jax.vmap(lambda one: one.mode())(distributions)
             return action, jax.vmap(lambda one, a: one.log_prob(a))(distributions, action)
 
-        return self._decide(choose, weights, observation, action_mask)
+        return self._decide(choose, weights, memory, observation, action_mask)
 
     def _decide(
         self,
         choose: Callable,
         weights: AgentWeights,
+        memory: Memory,
         observation: Observation,
         action_mask: PyTree,
         opponents: Opponents | None = None,
     ) -> Decision:
         agents = observation.agents if isinstance(observation, AgentView) else observation
         agents = self.normalise_agents(weights, agents)
-        by_kind = self.distributions(weights.networks, agents, action_mask, opponents)
-        chosen = {name: choose(name, distributions) for name, distributions in by_kind.items()}
+        return self._decision(
+            choose, self.policies(weights.networks, agents, memory, action_mask, opponents), value=()
+        )
+
+    def _decision(
+        self,
+        choose: Callable,
+        by_kind: dict[str, tuple[Distribution, Memory]],
+        value: dict[str, Float[Array, " A"]] | tuple[()],
+    ) -> Decision:
+        chosen = {name: choose(name, distributions) for name, (distributions, _) in by_kind.items()}
         actions = {name: action for name, (action, _) in chosen.items()}
-        return Decision(actions, (), AgentExtras({name: log_prob for name, (_, log_prob) in chosen.items()}))
+        memories = {name: memory for name, (_, memory) in by_kind.items()}
+        log_prob = {name: log_prob for name, (_, log_prob) in chosen.items()}
+        memory = memories if jax.tree.leaves(memories) else ()
+        return Decision(actions, memory, AgentExtras(log_prob, value=value))
 
     def _keys(self, key: Key) -> dict[str, Array]:
         """Returns a key for each agent, `[A]` for each kind."""
@@ -386,21 +480,34 @@ def _set_network(
         return make_network(key, actor_space, kind.action_space, critic_space)
 
     weights, static = weights_and_rest(make)
-    network = SetNetwork(make, static)
-    if jax.tree.leaves(eqx.filter_eval_shape(lambda key: make(key).initial_memory(), jax.random.key(0))):
-        raise UsageError(
-            f"the network of {group.name} is recurrent, which MAPPO and IPPO do not support yet. hint: use a "
-            "torso without memory, such as torso='auto'."
-        )
+    network = SetNetwork(make, weights, static)
+    memory = jax.eval_shape(network.start_memory)
+    if jax.tree.leaves(memory):
+        _check_recurrent(group, network, actor_space)
     with attribute_to_user_code(f"the network of {group.name}"):
-        value = jax.eval_shape(network.value, weights, struct(critic_space))
-        jax.eval_shape(lambda w, s: network.distribution(w, s, ()).mode(), weights, struct(actor_space))
+        value = jax.eval_shape(network.value, weights, struct(critic_space), memory)
+        jax.eval_shape(lambda w, s, m: network.policy(w, s, m, ())[0].mode(), weights, struct(actor_space), memory)
     if (value.shape, value.dtype) != ((), jnp.float32):
         raise ContractError(
             f"the network of {group.name}: value(...) must return one float32 [], got "
             f"{value.dtype}{list(value.shape)}."
         )
     return network
+
+
+def _check_recurrent(group: ParameterSet, network: SetNetwork, actor_space: spaces.Space) -> None:
+    """Raises a `UsageError` for a network with a memory that these algorithms do not support."""
+    if not isinstance(eqx.combine(network.skeleton, network.static), RecurrentAgentNetwork):
+        raise UsageError(
+            f"the network of {group.name} has a memory, so it needs a method "
+            "`advance(observation, critic_observation, memory, action_mask) -> Output`. hint: see "
+            "`rollmill.networks.RecurrentAgentNetwork`."
+        )
+    if any(map(is_large, jax.tree.leaves(struct(actor_space)))):
+        raise UsageError(
+            f"the network of {group.name} has a memory, which needs observations smaller than images with several "
+            "agents. hint: use a torso without memory, such as torso='auto'."
+        )
 
 
 def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct | None:

@@ -57,7 +57,7 @@ from rollmill.core.bounds import (
     ScheduledNonNegative,
     ScheduledPositive,
 )
-from rollmill.core.errors import unknown_name
+from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
@@ -80,7 +80,8 @@ class MAPPOConfig:
     update_epochs: Count = 4
     """Epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
-    """Minibatches of one epoch; all agents of one environment step are in the same minibatch."""
+    """Minibatches of one epoch; all agents of one environment step are in the same minibatch, and with a recurrent
+    network all steps of one environment."""
     learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
@@ -162,7 +163,7 @@ def mappo(
 
     Raises:
         UsageError: invalid names, types or sizes, agents with different spaces that share parameters, a recurrent
-            network, or an environment with a single agent.
+            network together with `pool_size`, or an environment with a single agent.
 
     Examples:
         >>> algorithm = rollmill.mappo("TagGridWorld-Small-v0", total_timesteps=1_000_000)
@@ -211,8 +212,16 @@ def _graph(
         agent_ids=config.agent_ids,
         normalise_observations=config.normalize_observations,
     )
+    if policy.recurrent and config.pool_size:
+        raise UsageError(
+            f"pool_size={config.pool_size} needs networks without memory, because a pool changes weights in the "
+            "middle of episodes. hint: choose another torso, or leave pool_size out."
+        )
     loops = loops_of(
-        config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
+        config,
+        by_sequence=policy.recurrent,
+        epochs=config.update_epochs,
+        num_minibatches=config.num_minibatches,
     )
     settings = settings_of(name, env, config, custom=choices.made_in_python(params=params))
     return _assemble(settings, env, environment, policy, choices, loops)._replace(host=host)
@@ -259,7 +268,7 @@ def _assemble(
             condition,
             policy.sets,
             standardise=config.norm_adv,
-            num_rows=loops.num_envs * loops.rows_each // loops.num_minibatches,
+            num_rows=loops.num_envs * loops.num_steps // loops.num_minibatches,
         ),
         greedy=policy.greedy,
         stochastic=policy.stochastic if config.pool_size else None,

@@ -7,7 +7,8 @@ rewards do not, and no value is bootstrapped. The code of Yu et al. (2022) diffe
 team rewards, their critic sees zeros and the agent's index ("death masking"), and only the losses exclude them. If
 a centralised critic sees all observations, the observations of inactive agents are zeros.
 
-Shape letters: `T` steps, `E` environments of this replica, `N` rows of a minibatch, `A` agents of a kind.
+Shape letters: `T` steps, `E` environments of this replica, `N` rows of a minibatch, or its sequences and their
+steps, `A` agents of a kind.
 """
 
 import math
@@ -24,7 +25,14 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
 from rollmill.algorithms.hyperparameters import Number, as_data, current, follows_schedules, numbers_now
-from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, SampleLoss, TrainingSamples, is_missing, over_steps
+from rollmill.algorithms.on_policy import (
+    IMAGES_AT_ONCE,
+    SampleLoss,
+    TrainingSamples,
+    beginnings,
+    is_missing,
+    over_steps,
+)
 from rollmill.algorithms.opponent_pool import (
     KindsWithOpponents,
     OpponentPool,
@@ -37,8 +45,17 @@ from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.roles import numbers_of_role
 from rollmill.algorithms.sharing import ParameterSet, set_of
-from rollmill.core.types import Key
-from rollmill.dataflow import Batch, Hyperparameters, MeanGradients, Metrics, Reduce, Step, Trajectory
+from rollmill.core.types import Key, Memory
+from rollmill.dataflow import (
+    Batch,
+    Hyperparameters,
+    MeanGradients,
+    Metrics,
+    Reduce,
+    SequenceGradients,
+    Step,
+    Trajectory,
+)
 from rollmill.envs import RunningStatistics, denormalise, initial_statistics, normalise, update_statistics
 from rollmill.networks import Output
 
@@ -71,7 +88,7 @@ class AgentLearner(eqx.Module):
 
 
 class SetRows(NamedTuple):
-    """Training samples of all agents: leaves `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
+    """Samples of all agents: leaves `[T, E, ...]` in a batch, `[N, ...]` or `[N, T, ...]` in a minibatch."""
 
     view: AgentView
     """Normalised observations."""
@@ -79,6 +96,8 @@ class SetRows(NamedTuple):
     """Samples of each kind, leaves `[..., A, ...]`; their observations are `()`, as the view has them."""
     weight: dict[str, Float[Array, "..."]]
     """Weights of each kind's samples, `[..., A]`: 0 for inactive agents; their mean over a set is 1."""
+    begins: PyTree[Bool[Array, "..."]] = ()
+    """True where an episode begins with this row, so that memories are reset; `()` without memory."""
 
 
 def start_learner(
@@ -150,9 +169,10 @@ def prepare(
             name: _samples(steps, name, values[name], advantages[name].advantage, targets[name]) for name in values
         },
         weight={name: active.astype(jnp.float32) for name, active in learns.items()},
+        begins=beginnings(steps.terminated | steps.truncated) if policy.recurrent else (),
     )
     updated = _with_next_opponents(updated, current(config, held), opponents)
-    return replace(updated, targets=statistics), Batch(rows)
+    return replace(updated, targets=statistics), Batch(rows, trajectory.start_memory)
 
 
 def _learning(learner: AgentLearner, steps: Step) -> dict[str, Bool[Array, "T E A"]]:
@@ -236,15 +256,18 @@ def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[st
 def _values(policy: AgentPolicy, learner: AgentLearner, trajectory: Trajectory):
     """Critics' values of views `[T, E]`, of the view after the last step `[E]`, and of final views `[T, E]`.
 
-    Those of final views are computed only in iterations in which an episode was truncated, unless `condense` has
-    added them.
+    Those of the rollout itself are known if critics have a memory. Those of final views are computed only in
+    iterations in which an episode was truncated, unless `condense` has added them.
     """
     steps, weights = trajectory.steps, learner.weights
-    values_e = jax.vmap(lambda memory, view: policy.values(weights.networks, policy.normalise(weights, view)))
+    values = lambda memory, view: policy.values(weights.networks, policy.normalise(weights, view), memory)
+    values_e = jax.vmap(values)
     num_agents = sum(kind.count for kind in policy.kinds)
     at_once = max(1, IMAGES_AT_ONCE // num_agents) if policy.is_large else None
-    values_te = partial(over_steps, values_e, (), at_once=at_once)
-    value, last_value = values_te(steps.observation), values_e((), trajectory.observation)
+    values_te = partial(over_steps, values_e, steps.final_memory, at_once=at_once)
+    known = steps.extras.value
+    value = values_te(steps.observation) if is_missing(known) else known
+    last_value = values_e(trajectory.memory, trajectory.observation)
     if not is_missing(steps.extras.final_value):
         return value, last_value, steps.extras.final_value
     final_value = jax.lax.cond(
@@ -333,8 +356,9 @@ def condition(
     """
     rows: SetRows = minibatch.samples
     independent = {name for group in sets if group.independent for name in group.names}
+    leading = tuple(range(jax.tree.leaves(rows.weight)[0].ndim - 1))
     local = {
-        name: _moments(samples.advantage, rows.weight[name], (0,) if name in independent else (0, 1))
+        name: _moments(samples.advantage, rows.weight[name], leading if name in independent else None)
         for name, samples in rows.agents.items()
     }
     reduced = reduce(local if standardise else {name: moments.share for name, moments in local.items()})
@@ -346,7 +370,7 @@ def condition(
         }
         share = {name: moments.share for name, moments in reduced.items()}
     weight = {name: active / _share_of_set(sets, name, share) for name, active in rows.weight.items()}
-    return minibatch._replace(samples=SetRows(rows.view, agents, weight))
+    return minibatch._replace(samples=rows._replace(agents=agents, weight=weight))
 
 
 class _Moments(NamedTuple):
@@ -356,17 +380,19 @@ class _Moments(NamedTuple):
     total variance is the mean of the parts' variances plus the variance of their means.
     """
 
-    share: Float[Array, "1 #A"]
+    share: Float[Array, "... #A"]
     """Fraction of agents that are active."""
-    mean: Float[Array, "1 #A"]
+    mean: Float[Array, "... #A"]
     """Mean advantage of active agents, times their share."""
-    variance: Float[Array, "1 #A"]
+    variance: Float[Array, "... #A"]
     """Variance around the part's own mean, times the share."""
-    square: Float[Array, "1 #A"]
+    square: Float[Array, "... #A"]
     """Square of the part's own mean, times the share."""
 
 
-def _moments(advantage: Float[Array, "N A"], active: Float[Array, "N A"], axes: tuple[int, ...]) -> _Moments:
+def _moments(
+    advantage: Float[Array, "*N A"], active: Float[Array, "*N A"], axes: tuple[int, ...] | None
+) -> _Moments:
     mean = partial(jnp.mean, axis=axes, keepdims=True)
     share = jnp.maximum(mean(active), EPS)
     local_mean = mean(active * advantage) / share
@@ -384,26 +410,34 @@ def _standardised(
     share, mean, variance, square = moments
     mean = mean / share
     deviation = jnp.sqrt(variance / share + jnp.maximum(square / share - jnp.square(mean), 0))
-    rows, agents = samples.advantage.shape
-    active = share * ((counted or rows) * (1 if each else agents))
+    *rows, agents = samples.advantage.shape
+    active = share * ((counted or math.prod(rows)) * (1 if each else agents))
     standardised = (samples.advantage - mean) / (deviation + 1e-8)
     return samples._replace(advantage=jnp.where(active > 1.5, standardised, samples.advantage))
 
 
-def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Array]) -> Float[Array, "1 #A"]:
+def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Array]) -> Float[Array, "... #A"]:
     """Fraction of active agents over all kinds of the parameter set that a kind belongs to."""
     group = set_of(sets, name)
     parts = [kind.count / group.size * share[kind.name] for kind in group.kinds]
     return sum(parts[1:], start=parts[0])
 
 
-def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients:
+def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients | SequenceGradients:
     """Returns the fragment `gradients`, which differentiates the mean loss of active agents, summed over parameter
     sets.
 
     The loss is for one agent in one environment step.
     """
-    return MeanGradients(partial(_row_loss, policy, loss, config), lambda learner: learner.weights.networks)
+    network = lambda learner: learner.weights.networks
+    if not policy.recurrent:
+        return MeanGradients(partial(_row_loss, policy, loss, config), network)
+    return SequenceGradients(
+        partial(_recurrent_step, policy, loss, config),
+        loss=lambda learner, row, constants, loss_and_metrics: loss_and_metrics,
+        network=network,
+        start_memory=lambda memory: memory,
+    )
 
 
 def _row_loss(
@@ -415,19 +449,52 @@ def _row_loss(
     row: SetRows,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
+    """Loss and metrics of ONE environment step, of agents without a memory."""
+    masks = _masks(row)
+    distributions = policy.distributions(networks, row.view.agents, (), masks)
+    values = policy.values(networks, row.view, ())
+    outputs = {name: Output(distributions[name], values[name], ()) for name in values}
+    return _loss_of_outputs(policy, loss, config, learner, row, outputs)
+
+
+def _recurrent_step(
+    policy: AgentPolicy,
+    loss: SampleLoss,
+    config: Any,
+    networks: dict[str, PyTree[Array]],
+    learner: AgentLearner,
+    memory: Memory,
+    row: SetRows,
+) -> tuple[Memory, tuple[Float[Array, ""], Metrics]]:
+    """Memories of all agents after ONE environment step, and the loss and metrics of the step."""
+    memory = jax.tree.map(partial(jnp.where, row.begins), policy.start_memory(), memory)
+    outputs = policy.advance(networks, row.view, memory, _masks(row))
+    after = {name: output.memory for name, output in outputs.items()}
+    return after, _loss_of_outputs(policy, loss, config, learner, row, outputs)
+
+
+def _masks(row: SetRows) -> dict[str, PyTree]:
+    return {name: samples.action_mask for name, samples in row.agents.items()}
+
+
+def _loss_of_outputs(
+    policy: AgentPolicy,
+    loss: SampleLoss,
+    config: Any,
+    learner: AgentLearner,
+    row: SetRows,
+    outputs: dict[str, Output],
+) -> tuple[Float[Array, ""], Metrics]:
     """Loss and metrics of ONE environment step; metrics are means over parameter sets, and, of several, each.
 
     The returns of each kind are held by the learner, the same for every step.
     """
     held = numbers_now(learner)
-    masks = {name: samples.action_mask for name, samples in row.agents.items()}
-    distributions = policy.distributions(networks, row.view.agents, masks)
-    values = policy.values(networks, row.view)
 
     def of_kind(name: str) -> tuple[Float[Array, ""], Metrics]:
         own = current(config, numbers_of_role(held, "ent_coefs", name))
-        agent_loss = lambda sample, distribution, value: loss(own, sample, Output(distribution, value, ()))
-        losses = jax.vmap(agent_loss)(row.agents[name], distributions[name], values[name])
+        agent_loss = lambda sample, output: loss(own, sample, output)
+        losses = jax.vmap(agent_loss)(row.agents[name], outputs[name])
         return jax.tree.map(partial(jnp.vdot, row.weight[name]), losses)
 
     total, set_metrics = jnp.float32(0), {}

@@ -7,7 +7,7 @@ from rollmill.networks.actor_critic import (
     SharedActorCritic,
     actor_critic,
 )
-from rollmill.networks.base import ActorCritic, AgentNetwork, Distribution, Output
+from rollmill.networks.base import ActorCritic, AgentNetwork, Distribution, Output, RecurrentAgentNetwork
 from rollmill.networks.critics import action_critic, action_values, deterministic_actor, stochastic_actor
 from rollmill.networks.distributions import (
     MASKED_LOGIT,
@@ -82,6 +82,7 @@ __all__ = [
     "NetworkConfig",
     "NetworkFactory",
     "Output",
+    "RecurrentAgentNetwork",
     "RecurrentTorso",
     "ResNet",
     "ResidualMLP",

@@ -145,6 +145,16 @@ class SharedActorCritic(eqx.Module):
         features, memory = self.torso(observation, memory)
         return self.actor(features, action_mask), memory
 
+    def advance(
+        self,
+        observation: Observation,
+        critic_observation: Observation,
+        memory: Memory,
+        action_mask: Bool[Array, "..."] | None = None,
+    ) -> Output:
+        """Runs the torso once for both heads, whose observations are the same."""
+        return self(observation, memory, action_mask)
+
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
         """Returns the predicted return of an observation, without computing the action distribution."""
         features, _ = self.torso(observation, memory)
@@ -170,9 +180,19 @@ class SeparateActorCritic(eqx.Module):
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> Output:
         """Runs each torso once."""
+        return self.advance(observation, observation, memory, action_mask)
+
+    def advance(
+        self,
+        observation: Observation,
+        critic_observation: Observation,
+        memory: Memory,
+        action_mask: Bool[Array, "..."] | None = None,
+    ) -> Output:
+        """Runs each torso once, on its own observation."""
         actor_memory, critic_memory = _split(memory)
         actor_features, actor_memory = self.actor_torso(observation, actor_memory)
-        critic_features, critic_memory = self.critic_torso(observation, critic_memory)
+        critic_features, critic_memory = self.critic_torso(critic_observation, critic_memory)
         distribution, value = self.actor(actor_features, action_mask), self.critic(critic_features)[0]
         return Output(distribution, value, _join(actor_memory, critic_memory))
 
@@ -208,8 +228,8 @@ def actor_critic(
         observation_space: the actor's observation space, and by default the critic's.
         action_space: the action space.
         config: the network's settings.
-        critic_space: the critic's observation space, if it differs. Then only `policy` and `value` of the network
-            may be called.
+        critic_space: the critic's observation space, if it differs. Then only `policy`, `value` and `advance` of
+            the network may be called.
 
     Raises:
         UsageError: the settings or the spaces do not allow such a network.

@@ -95,3 +95,21 @@ class AgentNetwork(Protocol):
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
         """Returns one agent's predicted return from the critic's observation."""
         ...
+
+
+@runtime_checkable
+class RecurrentAgentNetwork(AgentNetwork, Protocol):
+    """An `AgentNetwork` with a memory.
+
+    In training, actor and critic are called together, so that both memories advance with every step.
+    """
+
+    def advance(
+        self,
+        observation: Observation,
+        critic_observation: Observation,
+        memory: Memory,
+        action_mask: Bool[Array, "..."] | None = None,
+    ) -> Output:
+        """One agent's action distribution, expected return and next memory, from the observations of both."""
+        ...
