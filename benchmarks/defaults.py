@@ -136,19 +136,28 @@ ROWS = [
         Row("dqn", "CartPole-v1", 200_000, options=f"--total-timesteps 200000 {kind}")
         for kind in ("--value-distribution c51", "--value-distribution quantiles", "--recipe rainbow")
     ),
-    *(Row("sac", environment, 20_000, options="--total-timesteps 20000") for environment in CLASSIC),
+    *(
+        Row("sac", environment, steps, options=f"--total-timesteps {steps}")
+        for environment, steps in (("CartPole-v1", 20_000), ("Acrobot-v1", 30_000), ("Pendulum-v1", 20_000))
+    ),
     *(Row(name, "Pendulum-v1", 40_000, options="--total-timesteps 40000") for name in ("td3", "ddpg")),
     *(
         Row(name, environment, 1_000_000)
         for name in ("mappo", "ippo")
         for environment in ("TagGridWorld-Small-v0", "TagContinuous-Small-v0")
     ),
+    *(
+        Row(name, "TagContinuous-Small-v0", 1_000_000, options="--gamma 0.97 --ent-coef 0.001")
+        for name in ("mappo", "ippo")
+    ),
+    Row("mappo", "TagGridWorld-Small-v0", 1_000_000, options="--network.torso gru"),
     *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
     *(
         Row("ppo", environment, 500_000, options=options)
         for environment in ("MountainCar-v0", "MountainCarContinuous-v0")
         for options in ("", "--rnd-coef 1")
     ),
+    Row("ppo", "MountainCar-v0", 500_000, options="--rnd-coef 1 --gae-lambda 0.98 --gamma 0.995"),
     Row("sac", "MountainCarContinuous-v0", 50_000, options="--total-timesteps 50000"),
     Row("dqn", "MountainCar-v0", 500_000),
     *(

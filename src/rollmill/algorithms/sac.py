@@ -6,7 +6,7 @@ critics, actor and temperature use the same minibatch and the same weights.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -51,8 +51,10 @@ from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, K
 from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
-DISCRETE_ENTROPY = 0.89
+DISCRETE_ENTROPY = 0.1
 """Target entropy of discrete actions, as a fraction of the highest; Christodoulou (2019) takes 0.98."""
+TAU, DISCRETE_TAU = 0.005, 0.02
+"""Default of `tau` with continuous and with discrete actions."""
 
 
 @with_field_help
@@ -90,15 +92,16 @@ class SACConfig:
     """Largest global norm of each network's gradients; longer ones are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    tau: ScheduledFraction = 0.005
-    """Fraction by which the target networks move towards the critics at each update."""
+    tau: ScheduledFraction | None = None
+    """Fraction by which the target networks move towards the critics at each update. Default: 0.005, or 0.02 with
+    discrete actions."""
     initial_temperature: Positive = 1.0
     """Weight of the entropy at the beginning."""
     learn_temperature: bool = True
     """Learn the temperature that keeps the policy's entropy near the target."""
     target_entropy: Annotated[Scheduled, Range()] | None = None
     """Entropy to keep, in nats; that of continuous actions as if their bounds were -1 and 1. Default: minus the
-    number of continuous actions, or 0.89 of the highest entropy of the legal discrete ones."""
+    number of continuous actions, or a tenth of the highest entropy of the legal discrete ones."""
     num_shards: Count | None = None
     """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(
@@ -170,6 +173,9 @@ def sac(
         >>> algorithm = rollmill.sac("Pendulum-v1", total_timesteps=100_000)
     """
     parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
+    if parts.config.tau is None:
+        tau = DISCRETE_TAU if isinstance(parts.env.action_space, spaces.Discrete) else TAU
+        parts = parts._replace(config=replace(parts.config, tau=tau))
     agent = _agent_of(parts)
     optimisers = _SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
     numbers = learner_numbers(parts)
