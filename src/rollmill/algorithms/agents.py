@@ -126,7 +126,7 @@ class SetNetwork(NamedTuple):
     def policy(
         self, weights: PyTree[Array], observation: Observation, memory: Memory, mask: PyTree
     ) -> tuple[Distribution, Memory]:
-        """Returns the action distribution of ONE agent and its next memory, in which only the actor's part advances."""
+        """Returns the action distribution of ONE agent, and its memory after the actor's part has advanced."""
         network: AgentNetwork = eqx.combine(weights, self.static)
         return network.policy(observation, memory, None if isinstance(mask, tuple) else mask)
 
@@ -325,8 +325,8 @@ class AgentPolicy(NamedTuple):
     ) -> Decision:
         """Samples all agents' actions as in training, given raw observations or a raw `AgentView`.
 
-        The kinds of agents in `weights.opponents` act with earlier weights. Critics with a memory see an `AgentView`,
-        too.
+        The kinds of agents in `weights.opponents` act with earlier weights. Critics with a memory need an
+        `AgentView`.
         """
         return self._sample(weights, key, memory, observation, action_mask, weights.opponents)
 
