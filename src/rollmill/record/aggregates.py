@@ -1,4 +1,4 @@
-"""Aggregates over iterations for one line of metrics: means, throughput, and the latest episodes."""
+"""Aggregates metrics over the iterations of a log line: means, throughput, and the latest episodes."""
 
 import time
 from collections import deque
@@ -16,7 +16,7 @@ NO_WEIGHTS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class SavedSums:
-    """Sums over the iterations since the last line, as stored in a checkpoint."""
+    """Sums of metrics over the iterations since the last log line, as stored in a checkpoint."""
 
     iterations: int = 0
     sums: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class SavedSums:
 
 
 class StackedRows(NamedTuple):
-    """Metrics of consecutive iterations as one array."""
+    """Metrics of consecutive iterations, stacked into one array."""
 
     names: list[str]
     numbers: Float64[np.ndarray, "rows metrics seeds"]
@@ -34,15 +34,15 @@ class StackedRows(NamedTuple):
     """Number of iterations of each row."""
 
     def of_seed(self, number: int) -> "StackedRows":
-        """Returns the metrics of one seed."""
+        """Returns the metrics of one seed, selected by its position."""
         return self._replace(numbers=self.numbers[:, :, number, None])
 
     def of(self, prefix: str) -> Float64[np.ndarray, "rows some seeds"]:
-        """Returns the metrics with a prefix."""
+        """Returns the metrics whose names begin with `prefix`."""
         return self.numbers[:, [index for index, name in enumerate(self.names) if name.startswith(prefix)]]
 
     def with_others(self, others: Mapping[str, Float64[np.ndarray, " rows"]]) -> "StackedRows":
-        """Adds metrics shared by all seeds to the rows."""
+        """Returns the rows with additional metrics that all seeds share."""
         if not others:
             return self
         rows, _, seeds = self.numbers.shape
@@ -51,7 +51,7 @@ class StackedRows(NamedTuple):
 
 
 def stacked(rows: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[StackedRows]:
-    """Returns rows of metrics as arrays: one array for all rows with the same metrics that follow each other."""
+    """Stacks rows of metrics into arrays, one for each group of consecutive rows with the same metrics."""
     blocks: list[StackedRows] = []
     for names, group in groupby(zip(rows, counts, strict=True), key=lambda each: list(each[0])):
         alike = list(group)
@@ -63,7 +63,7 @@ def stacked(rows: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[St
 
 
 class RowSums:
-    """Sums of metrics over iterations. Metrics are scalars or `[seed]`, and finite."""
+    """Sums of finite metrics over iterations. Each metric is a scalar, or an array with one value per seed."""
 
     def __init__(self, saved: SavedSums | None = None) -> None:
         saved = saved or SavedSums()
@@ -73,7 +73,7 @@ class RowSums:
         self._sums = np.asarray(list(saved.sums.values()), np.float64)  # [metric, seed]
 
     def add(self, row: Mapping[str, Any], *, iterations: int = 1) -> None:
-        """Adds the metrics of one iteration, or their sums over several."""
+        """Adds the metrics of one iteration, or the sums of metrics over several iterations."""
         self.add_numbers(
             list(row), np.asarray(list(row.values()), np.float64).reshape(len(row), -1), iterations=iterations
         )
@@ -81,7 +81,7 @@ class RowSums:
     def add_numbers(
         self, names: list[str], numbers: Float64[np.ndarray, "metrics seeds"], *, iterations: int = 1
     ) -> None:
-        """Adds the metrics of one iteration, or their sums over several, as an array."""
+        """Adds the metrics of one iteration, or their sums over several iterations, given as an array."""
         if self.names and self.names != names:  # another version began the line, or other options
             sums = dict(zip(names, numbers, strict=True))
             self._absent |= {name: self.iterations for name in names if name not in self.names}
@@ -96,14 +96,15 @@ class RowSums:
         self.iterations += iterations
 
     def totals(self) -> dict[str, float]:
-        """Returns the sums over iterations and seeds."""
+        """Returns the sum of each metric over iterations and seeds."""
         return dict(zip(self.names, self._sums.sum(axis=-1).tolist(), strict=True))
 
     def means(self, weights: Mapping[str, str] = NO_WEIGHTS) -> dict[str, np.ndarray]:
-        """Returns means over iterations, one number per seed.
+        """Returns the mean of each metric over iterations, one value per seed.
 
-        `weights` maps some metrics to the metric with the fraction of each iteration in which they were computed.
-        They are 0 elsewhere, and their means are over the computed part, or NaN.
+        Some metrics are not computed in every iteration, and are 0 otherwise. `weights` maps each of them to the
+        metric that holds the computed fraction of an iteration. Their means are taken over the computed part only,
+        and are NaN if there is none.
         """
         counts: Any = self.iterations or 1
         if self._absent:
@@ -124,18 +125,18 @@ SECONDS = 1.0
 
 
 class Throughput:
-    """Recent throughput in steps per second."""
+    """Measures the recent throughput of a run in environment steps per second."""
 
     def __init__(self) -> None:
         self._marks = deque([(time.perf_counter(), 0)])
 
     def skip(self, seconds: float) -> None:
-        """Excludes this much past time from the throughput."""
+        """Excludes the last `seconds` from the measured time."""
         now = time.perf_counter()
         self._marks = deque((min(time_of_mark + seconds, now), done) for time_of_mark, done in self._marks)
 
     def after(self, steps: int) -> float:
-        """Adds `steps` completed steps, and returns the throughput."""
+        """Adds `steps` completed environment steps, and returns the recent throughput in steps per second."""
         now, done = time.perf_counter(), self._marks[-1][1] + steps
         self._marks.append((now, done))
         while now - self._marks[1][0] >= SECONDS:
@@ -155,11 +156,10 @@ class _EndedEpisodes(NamedTuple):
 
 
 class EpisodeWindow:
-    """Mean return and length over recent episodes, and the best mean return so far.
+    """Mean return and length of recent episodes, and the best mean return so far.
 
-    `best_return` is the maximum over full windows only: the mean of a few early episodes does not count. `best` is
-    defined whenever `mean_return` is, and is never below it, so that their means over several runs can be
-    compared.
+    `best_return` only considers full windows, since the mean of a few early episodes says little. `best` is
+    defined whenever `mean_return` is, and is never below it, so that runs can be compared by the mean of `best`.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class EpisodeWindow:
         self.best_return: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the state of the window as JSON, for `from_json`."""
+        """Returns the window in a form that JSON can hold, and that `from_json` restores."""
         return {"recent": [list(ended) for ended in self._recent], "best_return": self.best_return}
 
     @classmethod
@@ -181,7 +181,9 @@ class EpisodeWindow:
         return window
 
     def add(self, count: float, return_sum: float, length_sum: float) -> None:
-        """Adds the episodes that ended in one iteration: their number, and the sums of returns and lengths."""
+        """Adds the episodes that ended in one iteration: their number, and the sums of their returns and
+        lengths.
+        """
         if count:
             self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
             left = self._sums.count + count  # exact: numbers of episodes are whole
@@ -198,25 +200,25 @@ class EpisodeWindow:
 
     @property
     def full(self) -> bool:
-        """True if the window holds at least `EPISODES` episodes."""
+        """True if the window contains at least `EPISODES` episodes."""
         return self.episodes >= EPISODES
 
     @property
     def episodes(self) -> float:
-        """Number of episodes in the means."""
+        """Number of recent episodes that the means are taken over."""
         return self._sums.count
 
     @property
     def best(self) -> float | None:
-        """The best mean return, or the current one if the window was never full."""
+        """The best mean return of a full window, or the current mean return if no window was full."""
         return self.mean_return if self.best_return is None else self.best_return
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return of recent episodes, or None before the first has ended."""
+        """Mean return of recent episodes, or None if no episode has ended yet."""
         return self._sums.return_sum / self._sums.count if self._sums.count else None
 
     @property
     def mean_length(self) -> float | None:
-        """Mean length of recent episodes, in steps, or None before the first has ended."""
+        """Mean length of recent episodes in steps, or None if no episode has ended yet."""
         return self._sums.length_sum / self._sums.count if self._sums.count else None

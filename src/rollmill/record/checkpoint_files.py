@@ -1,8 +1,9 @@
-"""The files of one checkpoint: named host arrays in the safetensors format, and a JSON record.
+"""Reads and writes the files of one checkpoint: named arrays in the safetensors format, and a JSON record.
 
-The format is 8 bytes of length, a JSON header, and the elements of all arrays one after the other. It is written
-and read here because the reader has to use a descriptor that was opened without following links, and to compare
-the header with the expected arrays before it allocates memory: a file never decides how much is allocated.
+A safetensors file consists of the length of its header in 8 bytes, the header in JSON, and the elements of all
+arrays. This module implements the format, because a file must be read through a descriptor that was opened without
+following links, and its header must be compared with the expected arrays before memory is allocated. A file
+therefore never determines how much memory is allocated.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ NAMES = {
 
 
 class DamageError(Exception):
-    """A checkpoint is damaged. The message describes the damage."""
+    """Raised if a checkpoint is damaged. The message describes the damage."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class HeaderEntry:
 
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """The JSON record of a checkpoint."""
+    """The JSON record that accompanies the arrays of a checkpoint."""
 
     iteration: int
     """Number of iterations that led to the state."""
@@ -68,16 +69,16 @@ class CheckpointRecord:
 
     @property
     def types(self) -> dict[str, LeafType]:
-        """Type of each leaf, by path."""
+        """Dtype and shape of each array in the checkpoint, by path."""
         return {path: LeafType(dtype, shape) for path, (dtype, shape) in self.leaves.items()}
 
     def lacks(self, prefix: str) -> bool:
-        """Returns whether no path begins with `prefix`."""
+        """Returns whether the checkpoint has no array whose path begins with `prefix`."""
         return not any(path.startswith(prefix) for path in self.leaves)
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record with the digest of its own content, which distinguishes damage from the record of another
+    """Returns a record with a digest of its own content, which tells a damaged record from the record of another
     run.
     """
     content = {name: value for name, value in record.items() if name != "record_sha256"}
@@ -111,9 +112,9 @@ def read_record(folder: Folder) -> CheckpointRecord:
 
 
 def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
-    """Reads the arrays of a checkpoint, after checking that header and file size match their types.
+    """Reads the arrays of a checkpoint, after checking that the file's header and size match the expected types.
 
-    Raises a `DamageError` if the file holds other arrays, or another number of bytes.
+    Raises a `DamageError` if the file contains other arrays, or another number of bytes.
     """
     expected = {path: host_type(kind) for path, kind in types.items()}
     where = str(folder.path / ARRAYS)
@@ -134,9 +135,7 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
 
 
 def array_digest(folder: Folder, record: CheckpointRecord) -> str:
-    """Returns the digest of a checkpoint's arrays on disk, read in chunks. Raises the same errors as
-    `read_arrays`.
-    """
+    """Computes the digest of a checkpoint's arrays on disk in chunks. Raises the errors of `read_arrays`."""
     sha, where = hashlib.sha256(), str(folder.path / ARRAYS)
     with folder.reading(ARRAYS) as file:
         size = os.fstat(file.fileno()).st_size

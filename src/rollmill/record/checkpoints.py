@@ -1,7 +1,8 @@
-"""Checkpoints of a run: written in the background, verified when read. The last and the best are kept.
+"""Checkpoints of a run, which are written in the background and verified when read. The last and the best are
+kept.
 
-A checkpoint is a directory named for its iteration. It appears by a rename, so it is complete or
-absent whenever the process dies. A digest over its content detects later damage.
+A checkpoint is a directory named after its iteration. It is created under another name and then renamed, so it is
+either complete or absent if the process dies. A digest of its content detects later damage.
 """
 
 import contextlib
@@ -45,11 +46,13 @@ NAME = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 
 
 class CheckpointWarning(UserWarning):
-    """A damaged checkpoint was skipped, or the last save failed while another exception was raised."""
+    """Warns that a damaged checkpoint was skipped, or that the last save failed while another exception was
+    raised.
+    """
 
 
 class Restored(NamedTuple):
-    """The content of a checkpoint. `metadata` has the caller's entries, `iteration`, `score` and `sha256`."""
+    """The content of a checkpoint. `metadata` contains the caller's entries, `iteration`, `score` and `sha256`."""
 
     iteration: int
     state: PyTree
@@ -57,7 +60,7 @@ class Restored(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A part of the state that a checkpoint may leave out, and that begins anew then."""
+    """A part of the training state that a checkpoint may leave out, and that is then initialised again."""
 
     prefix: str
     """Beginning of the paths of its leaves."""
@@ -66,7 +69,7 @@ class LeftOut(NamedTuple):
 
 
 class GivenLeaves(NamedTuple):
-    """Leaves of a restored state, by path, that do not come from its checkpoint."""
+    """Leaves of a restored state that do not come from its checkpoint, by path."""
 
     replacing: Mapping[str, np.ndarray] = MappingProxyType({})
     """Leaves instead of those of a checkpoint, which may lack them, and have others beside them."""
@@ -78,14 +81,14 @@ class GivenLeaves(NamedTuple):
 class Checkpoints:
     """The checkpoints in one directory, of which the last `keep_last` and the best `keep_best` are kept.
 
-    Only one process may write a directory at a time (`RunDirectory.lock`). `read_only` changes nothing in it, and
-    suits a run that another process may be writing. Otherwise the directory is created if it is missing. A
-    `Folder` rejects links below the root. Use it as a context manager, or call `close`: a save still running when
-    the interpreter exits is lost. The disk needs space for one checkpoint more than are kept, because the oldest
-    is deleted only when the newest is complete.
+    Only one process may write to a directory at a time (`RunDirectory.lock`). With `read_only`, nothing in the
+    directory is changed, even if another process is writing the run. Otherwise, a missing directory is created. A
+    `Folder` rejects links below the root. Use the object as a context manager, or call `close`: if a save is still
+    running when the interpreter exits, it is lost. The disk needs space for one checkpoint more than are kept,
+    because the oldest is deleted only after the newest is complete.
 
-    Raises a `StorageError` if the directory cannot be created or cleaned up, and a `ForeignFileError` if it, or a
-    checkpoint in it, is a link or a file.
+    Raises a `StorageError` if the directory cannot be created or cleaned up, and a `ForeignFileError` if the
+    directory, or a checkpoint in it, is a link or a file.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Checkpoints:
             self._prepare()
 
     def iterations(self) -> tuple[int, ...]:
-        """Returns the iterations of all checkpoints in order, without verifying their content."""
+        """Returns the iterations of all checkpoints in ascending order, without verifying their content."""
         try:
             kinds = self._folder.kinds()
         except OSError as error:
@@ -115,7 +118,9 @@ class Checkpoints:
         )
 
     def best(self) -> int | None:
-        """Returns the iteration with the highest score, the newest of equals, if any checkpoint has a score."""
+        """Returns the iteration of the checkpoint with the highest score, or None without scores. Among equal
+        scores, the newest counts.
+        """
         self.wait()
         ranked = self._ranked(self.iterations())
         return ranked[0] if ranked and self._scores[ranked[0]] > -math.inf else None
@@ -123,15 +128,16 @@ class Checkpoints:
     def save(
         self, iteration: int, state: PyTree, *, metadata: Mapping[str, Any], score: float | None = None
     ) -> None:
-        """Copies `state` to the host and writes it in the background. It blocks only on an earlier save.
+        """Copies `state` to the host and writes a checkpoint in the background. Blocks only while an earlier save
+        is running.
 
-        The state is a pytree of arrays, typed random keys among them, all addressable by this process. Of scores
-        the larger is better. None and NaN count as worst. NaN and infinities in `metadata` become None.
-        Checkpoints of later iterations are deleted once this one is complete, because the run went back. A
-        checkpoint of the same iteration is replaced.
+        `state` is a pytree of arrays, which may include typed random keys. All arrays must be addressable by this
+        process. A larger `score` is better, and None and NaN count as the worst. In `metadata`, NaN and infinities
+        become None. Once the checkpoint is complete, checkpoints of later iterations are deleted, because the run
+        went back to this iteration. A checkpoint of the same iteration is replaced.
 
         Raises a `StorageError` if the disk has too little space for this save, or if the previous save failed, and
-        a `UsageError` if a leaf of `state` is not an array of numbers.
+        a `UsageError` if a leaf of `state` is not a numeric array.
         """
         if self.read_only:
             raise UsageError(f"the checkpoints in {self.directory} were opened read_only.")
@@ -156,16 +162,17 @@ class Checkpoints:
         check: Callable[[int, dict[str, Any]], None] | None = None,
         given: GivenLeaves | None = None,
     ) -> Restored | None:
-        """Reads the newest intact checkpoint, or the checkpoint of `iteration`. Returns None if there is none.
+        """Reads the newest intact checkpoint, or the checkpoint of `iteration`. Returns None if there are no
+        checkpoints.
 
-        A damaged checkpoint causes a `CheckpointWarning`, and the one before it is used. Bits, dtypes and shapes
-        are restored exactly, but weakly typed arrays become strongly typed. Leaves of `abstract_state` with a
-        sharding, and committed arrays, determine the placement of the restored ones. `check` is called with
-        iteration and metadata before arrays are read, and may raise. The leaves `given` do not come from a
+        For a damaged checkpoint, a `CheckpointWarning` is issued, and the one before it is read. Bits, dtypes and
+        shapes are restored exactly, but weakly typed arrays become strongly typed. Leaves of `abstract_state` that
+        have a sharding or are committed arrays determine the placement of restored arrays. `check` is called with
+        the iteration and metadata before arrays are read, and may raise. `given` leaves do not come from the
         checkpoint.
 
         Raises a `CheckpointError` if no checkpoint is intact, if `iteration` is missing or damaged, or if a
-        checkpoint holds the state of another algorithm, network or iteration.
+        checkpoint contains the state of another algorithm, network or iteration.
         """
         self.wait()
         present = self.iterations()
@@ -186,13 +193,15 @@ class Checkpoints:
 
     @property
     def saved(self) -> bool:
-        """Returns False while a save is running, and after a failed save until `wait` raises its error."""
+        """Returns whether all saves are complete: False while a save is running, and after a failed save until
+        `wait` raises its error.
+        """
         return self._pending is None or (self._pending.done() and self._pending.exception() is None)
 
     def wait(self) -> None:
         """Blocks until no save is running.
 
-        Raises a `StorageError` if it failed. Earlier checkpoints are unchanged.
+        Raises a `StorageError` if the save failed. Earlier checkpoints are then unchanged.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -319,14 +328,16 @@ class Checkpoints:
         return iteration in self._scores and existing.record_sha256 == record["record_sha256"]
 
     def metadata(self, iteration: int) -> dict[str, Any]:
-        """Returns the caller's entries in a checkpoint's metadata."""
+        """Returns the caller's entries in the metadata of a checkpoint."""
         try:
             return read_record(self._folder.inner(str(iteration))).metadata
         except (DamageError, DataError, OSError) as damage:
             raise CheckpointError(f"checkpoint {iteration} in {self.directory}: {_reason(damage)}.") from damage
 
     def check(self, iteration: int) -> str | None:
-        """Verifies a checkpoint, reading arrays in chunks. Returns a description of the damage, or None."""
+        """Verifies a checkpoint, reading its arrays in chunks. Returns a description of the damage, or None if it
+        is intact.
+        """
         try:
             record = read_record(self._folder.inner(str(iteration)))
             if record.iteration != iteration:

@@ -1,4 +1,6 @@
-"""A dashboard at the bottom of the terminal: progress, speed, returns, losses, use of GPUs, memory, time left."""
+"""A dashboard at the bottom of the terminal: progress, speed, returns, losses, GPU use, memory and
+remaining time.
+"""
 
 import os
 import resource
@@ -27,7 +29,9 @@ FIRST = ("losses/policy", "losses/value", "losses/entropy", "losses/approx_kl")
 
 
 def fits_terminal() -> bool:
-    """Returns whether standard error is a terminal that is large enough, moves its cursor and shows the bars."""
+    """Returns whether standard error is a terminal that is large enough, can move its cursor, and can show the
+    bars.
+    """
     size = shutil.get_terminal_size()
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return is_terminal and size.columns >= MIN_COLUMNS and size.lines >= MIN_LINES and _shows_bars()
@@ -43,7 +47,9 @@ def _shows_bars() -> bool:
 
 
 class Dashboard:
-    """Shows the latest status twice a second, by a thread of its own: an update only keeps the status."""
+    """A display that redraws the latest status of a run twice a second in a separate thread. An update only stores
+    the status.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -61,13 +67,13 @@ class Dashboard:
         )
 
     def note(self, text: str) -> None:
-        """Prints the line above the dashboard."""
+        """Prints a line above the dashboard."""
         from rich.text import Text
 
         self._console.print(Text(printable(text)))
 
     def update(self, status: Status) -> None:
-        """Keeps the status for the next frame."""
+        """Stores the status for the next frame."""
         starts = self._status is None
         self._status = status
         if starts:
@@ -75,7 +81,7 @@ class Dashboard:
             self._console.show_cursor(True)  # which a process that is killed could not bring back
 
     def close(self) -> None:
-        """Draws the last status, which stays visible."""
+        """Ends the dashboard. The last status stays visible."""
         self._live.stop()
 
     def _draw(self) -> "Text":
@@ -89,7 +95,7 @@ class Dashboard:
 
 
 def lines(status: Status, returns: list[float], width: int) -> Iterator[str]:
-    """Yields the lines of a dashboard of a status, with the returns so far."""
+    """Yields the lines of a dashboard that shows a status and the `returns` so far."""
     share = min(1.0, status.env_steps / max(1, status.total_steps))
     steps = f"{compact(status.env_steps)} of {compact(status.total_steps)} steps"
     times = f"{clock(status.seconds)} so far, {clock(status.seconds_left)} left"
@@ -124,7 +130,7 @@ def _rank(name: str) -> int:
 
 
 def fitting(title: str, parts: Iterable[str], width: int) -> str:
-    """Joins as many parts as fit into one line."""
+    """Joins a title and as many parts as fit into a line of `width` characters."""
     line = title
     for part in parts:
         gap = " " if line == title else "   "
@@ -135,14 +141,14 @@ def fitting(title: str, parts: Iterable[str], width: int) -> str:
 
 
 class Sampled:
-    """Samples of all past values. Every second sample is dropped once there are too many."""
+    """Evenly spaced samples of all past values. When there are too many samples, every second one is dropped."""
 
     def __init__(self, most: int) -> None:
         self._most, self._every, self._seen = most, 1, 0
         self.values: list[float] = []
 
     def add(self, value: float | None) -> None:
-        """Adds a value, which is kept if a sample is due."""
+        """Adds a value. It is kept only if a sample is due."""
         if value is None:
             return
         if self._seen % self._every == 0:
@@ -153,7 +159,7 @@ class Sampled:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Returns values as a row of at most `width` bars."""
+    """Returns values as a line of at most `width` small bars."""
     if len(values) < 2:
         return ""
     shown = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)] if width > 1 else []
@@ -164,7 +170,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def progress_bar(share: float, length: int) -> str:
-    """Returns a bar of characters, filled to a share."""
+    """Returns a progress bar of `length` characters, filled to a fraction."""
     filled = round(share * length)
     return FILLED * filled + EMPTY * (length - filled)
 

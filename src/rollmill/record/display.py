@@ -1,4 +1,4 @@
-"""Progress displays: a dashboard or a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Displays of a run's progress: a dashboard or a progress bar in a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
@@ -17,22 +17,22 @@ LINE_SECONDS = 5.0
 
 @runtime_checkable
 class Display(Protocol):
-    """Shows the progress of a run."""
+    """Interface of displays for the progress of a run."""
 
     def note(self, text: str) -> None:
-        """Prints one line."""
+        """Prints a line for the user."""
 
     def update(self, status: Status) -> None:
-        """Shows the current progress, at any rate of calls."""
+        """Shows the current progress. It may be called as often as desired."""
 
     def close(self) -> None:
         """Ends the display and leaves the last status visible."""
 
 
 def choose_display(*, quiet: bool, dashboard: bool = True) -> Display:
-    """Returns the display for standard error: none if `quiet`, and plain lines if it is not a terminal.
+    """Returns a display for standard error: none if `quiet`, and plain lines if standard error is not a terminal.
 
-    On a terminal it is a dashboard, or a progress bar without `dashboard` or on a small terminal.
+    In a terminal, it is a dashboard. Without `dashboard`, or in a small terminal, it is a progress bar.
     """
     if quiet or sys.stderr is None:
         return Quiet()
@@ -44,21 +44,23 @@ def choose_display(*, quiet: bool, dashboard: bool = True) -> Display:
 
 
 class Tolerant:
-    """A display that goes silent once its output fails: a closed pipe or terminal must not end training."""
+    """A display that becomes silent if its output fails, so that a closed pipe or terminal does not end
+    training.
+    """
 
     def __init__(self, shown: Display) -> None:
         self._shown = shown
 
     def note(self, text: str) -> None:
-        """Shows the line while output works."""
+        """Prints a line, unless the output has failed."""
         self._try(lambda: self._shown.note(text))
 
     def update(self, status: Status) -> None:
-        """Shows the status while output works."""
+        """Shows the current progress, unless the output has failed."""
         self._try(lambda: self._shown.update(status))
 
     def close(self) -> None:
-        """Ends the display."""
+        """Ends the display and ignores errors of its output."""
         self._try(self._shown.close)
 
     def _try(self, show: Callable[[], None]) -> None:
@@ -69,31 +71,31 @@ class Tolerant:
 
 
 class Quiet:
-    """Shows nothing."""
+    """A display that shows nothing."""
 
     def note(self, text: str) -> None:
-        """Does nothing."""
+        """Ignores the line."""
 
     def update(self, status: Status) -> None:
-        """Does nothing."""
+        """Ignores the status."""
 
     def close(self) -> None:
         """Does nothing."""
 
 
 class Lines:
-    """Prints a plain line to standard error every few seconds."""
+    """A display that prints a plain line to standard error every few seconds."""
 
     def __init__(self) -> None:
         self._shown_at = -LINE_SECONDS
         self._unshown: Status | None = None
 
     def note(self, text: str) -> None:
-        """Prints the line."""
+        """Prints a line for the user."""
         print(printable(text), file=sys.stderr, flush=True)
 
     def update(self, status: Status) -> None:
-        """Prints the status if enough time has passed since the last print."""
+        """Prints the current progress if enough time has passed since the last such line."""
         now = time.monotonic()
         if now - self._shown_at < LINE_SECONDS:
             self._unshown = status
@@ -102,14 +104,14 @@ class Lines:
         self.note(str(status))
 
     def close(self) -> None:
-        """Prints the last status if it was not shown."""
+        """Prints the last status if it has not been printed yet."""
         if self._unshown is not None:
             self.note(str(self._unshown))
         self._unshown = None
 
 
 class Bar:
-    """A progress bar that stays at the bottom of the terminal."""
+    """A display with a progress bar that stays at the bottom of the terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console  # which nothing but a terminal needs
@@ -125,13 +127,13 @@ class Bar:
         self._task: TaskID | None = None
 
     def note(self, text: str) -> None:
-        """Prints the line above the bar."""
+        """Prints a line above the progress bar."""
         from rich.text import Text
 
         self._progress.console.print(Text(printable(text)))
 
     def update(self, status: Status) -> None:
-        """Moves the bar."""
+        """Moves the progress bar to the current progress."""
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task("", total=status.total_steps)
@@ -139,5 +141,5 @@ class Bar:
         self._progress.update(self._task, completed=status.env_steps, description=text)
 
     def close(self) -> None:
-        """Stops the bar, which stays visible."""
+        """Ends the progress bar, which stays visible."""
         self._progress.stop()

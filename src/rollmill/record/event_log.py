@@ -1,4 +1,4 @@
-"""TensorBoard scalars and pictures, written by a background thread so that training never waits."""
+"""Writes TensorBoard scalars and pictures in a background thread, so that training never waits."""
 
 import os
 import socket
@@ -22,11 +22,11 @@ from rollmill.record.json_files import write_failure
 
 
 class EventLog:
-    """One TensorBoard event file, in a folder created with the first entry.
+    """Writes one TensorBoard event file, whose folder is created with the first entry.
 
-    Its file begins with the hyperparameters, if there are any. On resuming, TensorBoard hides entries of earlier
-    files from `purge_step` on. Its thread imports nothing: an
-    import would hold up the training's own threads.
+    The file begins with the hyperparameters, if there are any. After a resume, TensorBoard hides entries of
+    earlier files from `purge_step` on. The background thread imports no modules, because an import would block the
+    other threads.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class EventLog:
         self._error: Exception | None = None
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Queues one entry at `step`, the x axis.
+        """Queues an entry with scalars at `step` on the x axis.
 
         Raises a `StorageError` if an earlier entry could not be written.
         """
         self._add(partial(scalars_event, time.time(), step, dict(scalars)))
 
     def add_picture(self, step: int, tag: str, encoded: bytes, height: int, width: int) -> None:
-        """Queues a picture at `step`, encoded as PNG or GIF. See `add` for errors."""
+        """Queues a picture at `step` on the x axis, encoded as PNG or GIF. Raises the errors of `add`."""
         self._add(partial(picture_event, time.time(), step, tag, encoded, height=height, width=width))
 
     def _add(self, event: Callable[[], bytes]) -> None:
@@ -62,7 +62,7 @@ class EventLog:
         self._entries.put(event)
 
     def close(self) -> None:
-        """Writes the queued entries and closes the file. See `add` for errors."""
+        """Writes the queued entries and closes the file. Raises the errors of `add`."""
         if self._thread is not None:
             self._entries.put(None)
             self._thread.join()

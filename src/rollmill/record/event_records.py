@@ -1,7 +1,7 @@
-"""Records of TensorBoard event files: protocol buffers with a few fields, each between checksums.
+"""Encodes the records of TensorBoard event files: small protocol buffers between checksums.
 
-They are written here because importing the packages with these messages takes seconds at the start, while other
-threads wait for the GIL. Fields follow `event.proto` and `summary.proto`, and records TFRecord.
+They are encoded here because importing the packages that define these messages takes seconds at the start, during
+which other threads wait for the GIL. Fields follow `event.proto` and `summary.proto`, and records follow TFRecord.
 """
 
 import struct
@@ -23,7 +23,7 @@ HPARAMS, SESSION_TAG = "hparams", "_hparams_/session_start_info"
 
 
 def version_event(wall_time: float) -> bytes:
-    """Returns the first event of a file."""
+    """Returns the first event of a TensorBoard file, which states the version of the format."""
     return _double(1, wall_time) + _bytes(3, VERSION.encode())
 
 
@@ -33,7 +33,7 @@ def restart_event(wall_time: float, step: int) -> bytes:
 
 
 def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> bytes:
-    """Returns an event with named scalars, stored as float32."""
+    """Returns a TensorBoard event with named scalars, stored as float32."""
     values = (
         _bytes(1, _bytes(1, name.encode(errors="replace")) + _float(2, value)) for name, value in scalars.items()
     )
@@ -41,16 +41,16 @@ def scalars_event(wall_time: float, step: int, scalars: Mapping[str, float]) -> 
 
 
 def picture_event(wall_time: float, step: int, tag: str, encoded: bytes, *, height: int, width: int) -> bytes:
-    """Returns an event with a picture, encoded as PNG or as a GIF, which TensorBoard plays."""
+    """Returns a TensorBoard event with a picture, encoded as PNG or as an animated GIF."""
     size = _integer(1, height) + _integer(2, width) + _integer(3, RGB)
     value = _bytes(1, tag.encode(errors="replace")) + _bytes(4, size + _bytes(4, encoded))
     return _double(1, wall_time) + _integer(2, step) + _bytes(5, _bytes(1, value))
 
 
 def hyperparameters_event(wall_time: float, group: str, values: Mapping[str, Any]) -> bytes:
-    """Returns an event with the hyperparameters of a session, which the HParams page of TensorBoard compares.
+    """Returns a TensorBoard event with the hyperparameters of a run, which the HParams page compares.
 
-    Numbers, booleans and strings are kept. Other values become strings.
+    Numbers, booleans and strings are stored as such. Other values become strings.
     """
     names = {name: _bytes(1, name.encode(errors="replace")) for name in values}
     entries = (_bytes(1, names[name] + _bytes(2, _value(values[name]))) for name in values)
@@ -70,13 +70,13 @@ def _value(value: Any) -> bytes:
 
 
 def record(event: bytes) -> bytes:
-    """Encodes one event as a record: its length with a checksum, then its bytes with a checksum."""
+    """Encodes a TensorBoard event as a record: its length with a checksum, then its bytes with a checksum."""
     length = struct.pack("<Q", len(event))
     return b"".join([length, struct.pack("<I", _masked(length)), event, struct.pack("<I", _masked(event))])
 
 
 def crc32c(data: bytes) -> int:
-    """Returns the CRC-32C checksum."""
+    """Returns the CRC-32C checksum of some bytes."""
     table, checksum = _table(), 0xFFFFFFFF
     for byte in data:
         checksum = table[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)

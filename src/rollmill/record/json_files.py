@@ -1,4 +1,4 @@
-"""JSON files of a run, strictly standard and written atomically, and errors of writing a run."""
+"""Reads and writes the JSON files of a run: strictly standard JSON, replaced atomically."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Returns whether `error`, or its cause, means that the disk or a quota is full."""
+    """Returns whether an error, or its cause, means that the disk or a quota is full."""
     if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
         return True
     if isinstance(error, DeviceMemoryError) or known_device_error(error) is not None:
@@ -32,7 +32,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def write_failure(path: Path, error: BaseException) -> StorageError:
-    """Returns the `StorageError` for `path`, with a hint. Raise it `from error`."""
+    """Returns a `StorageError` with a hint, for an error in writing `path`. Raise it `from error`."""
     if disk_is_full(error):
         return StorageError(
             f"{path} cannot be written: the disk is full. hint: free some space and resume the run."
@@ -45,9 +45,9 @@ MAX_BYTES = 2 * 2**20
 
 
 def plain(value: Any) -> Any:
-    """Converts `value` to JSON's types, and raises a `TypeError` if a part of it has no such form.
+    """Converts a value to types that JSON can hold. Raises a `TypeError` if a part of it cannot be converted.
 
-    Arrays become numbers or lists, paths strings, NaN and infinities None.
+    Arrays become numbers or lists, paths become strings, and NaN and infinities become None.
     """
     match value:
         case None | bool() | int():
@@ -68,9 +68,9 @@ def plain(value: Any) -> Any:
 
 
 def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
-    """Replaces a file atomically: readers see either the old or the new file.
+    """Replaces a JSON file atomically, so that readers see either the old or the new file.
 
-    Raises a `StorageError` if the file cannot be written. The old file is unchanged then.
+    Raises a `StorageError` if the file cannot be written. The old file is then unchanged.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
     try:
@@ -81,7 +81,9 @@ def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
 
 
 def read_json(folder: Folder, name: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads the JSON object in a file of at most `limit` bytes. A `CheckpointError` names a file without one."""
+    """Reads a JSON object from a file of at most `limit` bytes. Raises a `CheckpointError` if the file contains
+    none.
+    """
     path = folder.path / name
     try:
         text = folder.read(name, limit=limit)

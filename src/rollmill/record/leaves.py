@@ -1,7 +1,7 @@
-"""Converts a pytree of arrays to named host arrays and back, and computes digests.
+"""Converts pytrees of arrays to named host arrays and back, and computes their digests.
 
-Nothing is ever pickled: names, dtypes and shapes are strings, so two trees can be compared without building them.
-A typed random key is stored as its key data, with a dtype such as `key<threefry2x32>`.
+Nothing is pickled. Names, dtypes and shapes are strings, so two trees can be compared without building them. A
+typed random key is stored as its key data, with a dtype such as `key<threefry2x32>`.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
 
 
 class LeafType(NamedTuple):
-    """Dtype (by name) and shape of one leaf. A leaf of random keys has the shape of the keys."""
+    """Dtype (by name) and shape of one leaf of a pytree. A leaf of random keys has the shape of the keys."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,18 +31,19 @@ class LeafType(NamedTuple):
 
 
 def leaf_types(tree: PyTree) -> dict[str, LeafType]:
-    """Returns the type of each leaf, an array or a `jax.ShapeDtypeStruct`, by path.
+    """Returns the dtype and shape of each leaf of a tree, by path. Leaves are arrays or `jax.ShapeDtypeStruct`s.
 
-    Raises a `UsageError` if a leaf is not an array of numbers.
+    Raises a `UsageError` if a leaf is not a numeric array.
     """
     return {path: _leaf_type(path, leaf) for path, leaf in _named_leaves(tree)}
 
 
 def to_host(tree: PyTree) -> dict[str, np.ndarray]:
-    """Copies all leaves to the host by one `jax.device_get`, by path. Keys become their key data.
+    """Copies all leaves of a tree to host memory, by path, with one `jax.device_get`. Random keys become their key
+    data.
 
-    On a CPU the results would share memory with JAX arrays, which the next step may overwrite, so those are
-    copied.
+    On a CPU, `jax.device_get` returns arrays that share memory with JAX arrays, which the next step may overwrite.
+    Such arrays are copied.
     """
     named = _named_leaves(tree)
     fetched = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for _, leaf in named])
@@ -50,17 +51,17 @@ def to_host(tree: PyTree) -> dict[str, np.ndarray]:
 
 
 def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
-    """Returns a tree structured like `abstract`, with leaves from `arrays` by path.
+    """Builds a tree with the structure of `abstract` from named host arrays.
 
-    Leaves of `abstract` that are NumPy arrays stay such. The others become JAX arrays, with the abstract leaf's
-    sharding if it has one.
+    Leaves that are NumPy arrays in `abstract` remain NumPy arrays. All others become JAX arrays, with the sharding
+    of the abstract leaf if it has one.
     """
     leaves = [_place(arrays[path], leaf) for path, leaf in _named_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
-    """Returns dtype and shape of a leaf's host array. For a random key they belong to its key data."""
+    """Returns the dtype and shape of the host array for a leaf. For random keys, these describe the key data."""
     if key := KEY_DTYPE.fullmatch(kind.dtype):
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key[1])))
         return np.dtype(one.dtype), (*kind.shape, *one.shape)
@@ -68,7 +69,7 @@ def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the hexadecimal SHA-256 over path, dtype, shape and bytes of every leaf in path order."""
+    """Returns the hexadecimal SHA-256 over the path, dtype, shape and bytes of every leaf, in path order."""
     sha = hashlib.sha256()
     for path in sorted(types):
         header = f"{path}\0{types[path]}\0{arrays[path].nbytes}\0"
@@ -80,14 +81,16 @@ def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> s
 def tree_digest(tree: PyTree) -> str:
     """Returns a SHA-256 digest of a tree of arrays, over paths, dtypes, shapes and bits.
 
-    It depends neither on devices nor on the order of a dictionary. Raises a `UsageError` if a leaf is not an array
-    of numbers.
+    The digest depends neither on devices nor on the order of dictionaries. Raises a `UsageError` if a leaf is not
+    a numeric array.
     """
     return digest(leaf_types(tree), to_host(tree))
 
 
 def differences(stored: Mapping[str, LeafType], wanted: Mapping[str, LeafType]) -> list[str]:
-    """Returns one line for each path with different types, in path order."""
+    """Describes how stored leaves differ from the wanted ones, with one line for each differing path, in path
+    order.
+    """
     paths = sorted(stored.keys() | wanted.keys())
     return [
         f"{path}: stored {stored.get(path, 'nothing')}, expected {wanted.get(path, 'nothing')}"

@@ -1,4 +1,4 @@
-"""Curves of a run's metric: complete, thinned for a figure, or followed while the run writes."""
+"""Reads curves of a run's metrics: complete, thinned for a figure, or followed while the run is writing."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ RETURN = "episode/return"
 
 
 class MetricPoint(NamedTuple):
-    """A metric after some environment steps."""
+    """The value of a metric after some environment steps."""
 
     env_steps: float
     value: float
@@ -33,10 +33,10 @@ class MetricPoint(NamedTuple):
 
 
 def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
-    """Returns the finite values of a metric in order, without damaged lines.
+    """Returns the finite values of a metric in order, ignoring damaged lines.
 
-    The fields of `LINE_START` are not metrics. Raises a `CheckpointError` if the file cannot be read, or has a
-    line beyond the limit.
+    The fields of `LINE_START` are not metrics. Raises a `CheckpointError` if the file cannot be read, or contains
+    a line that is too long.
     """
     if metric in LINE_START:
         return []
@@ -45,7 +45,9 @@ def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
 
 
 def metric_names(run: RunDirectory) -> set[str]:
-    """Returns the names of a run's metrics, none before its first line. Raises the errors of `metric_curve`."""
+    """Returns the names of a run's metrics. There are none before its first line. Raises the errors of
+    `metric_curve`.
+    """
     names: set[str] = set()
     for line in _lines(run):
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
@@ -55,9 +57,9 @@ def metric_names(run: RunDirectory) -> set[str]:
 
 
 def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
-    """Returns at most `max_points` evenly spaced points of a run's learning curve, including the last.
+    """Returns at most `max_points` evenly spaced points of a run's learning curve, including the last one.
 
-    Reads only the lines of these points, so that the length of the file hardly matters. The curve is the mean over
+    Only the lines of these points are read, so the length of the file hardly matters. The curve is the mean over
     all seeds, or the curve of one `seed`.
     """
     metric = RETURN if seed is None else f"{RETURN}_seed{seed}"
@@ -73,9 +75,9 @@ def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None
 
 
 def newest_values(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
-    """Returns the newest finite values of metrics in the last lines of a run, however long the file is.
+    """Returns the newest finite values of some metrics from the last lines of a run, however long the file is.
 
-    A metric that none of these lines has is left out.
+    Metrics that do not occur in these lines are left out.
     """
     with _opened(run.folder, METRICS) as file:
         if file is None:
@@ -98,14 +100,14 @@ def _is_finite(value: object) -> TypeGuard[int | float]:
 
 
 class LineFollower:
-    """Reads the lines of a growing file. A file that replaces it is read from its beginning."""
+    """Reads new lines of a growing file. If another file replaces it, that file is read from its beginning."""
 
     def __init__(self, folder: Folder, name: str = METRICS) -> None:
         self._folder, self._name = folder, name
         self._file, self._position = -1, 0
 
     def read(self) -> list[bytes]:
-        """Returns the whole lines since the last call, or none while there is no file."""
+        """Returns the complete lines written since the last call, or none if the file does not exist yet."""
         with _opened(self._folder, self._name) as file:
             if file is None:
                 return []
@@ -119,7 +121,7 @@ class LineFollower:
         return whole.splitlines()
 
     def read_returns(self) -> list[MetricPoint]:
-        """Returns the mean returns in the lines since the last call."""
+        """Returns the mean returns in the lines written since the last call."""
         points = (_parsed(line, RETURN) for line in self.read())
         return [point._replace(seconds=0.0) for point in points if point is not None]
 

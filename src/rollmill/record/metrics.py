@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON line for each iteration, and the same values for TensorBoard."""
+"""Writes and reads the metrics of a run: one JSON line for each iteration, and the same values for TensorBoard."""
 
 import contextlib
 import json
@@ -24,23 +24,24 @@ MAX_LINE_BYTES = 2**20
 
 
 class MetricsWarning(UserWarning):
-    """A line of the metrics could not be read and was dropped."""
+    """Warns that a line of the metrics could not be read and was dropped."""
 
 
 @dataclass(frozen=True)
 class LineStart:
-    """The fields that every line of the metrics begins with."""
+    """The fields at the beginning of every line of metrics."""
 
     iteration: int
     env_steps: int
 
 
 class MetricsLog:
-    """Appends to a run's `metrics.jsonl` and TensorBoard events. Close it, or use it as a context manager.
+    """Appends lines to a run's `metrics.jsonl`, and the same values to its TensorBoard events. Close it, or use it
+    as a context manager.
 
-    A run that continues from the iteration `resume_from` loses lines of later iterations and unreadable lines (a
-    `MetricsWarning` names the first unreadable one), and TensorBoard hides their entries. Lines are written at
-    most every `seconds`, for a process that writes those of many runs. Raises a `StorageError` if `metrics.jsonl`
+    If a run continues from iteration `resume_from`, lines of later iterations and unreadable lines are removed,
+    and TensorBoard hides their entries. A `MetricsWarning` names the first unreadable line. A process that writes
+    many runs sets `seconds`, the shortest time between two writes. Raises a `StorageError` if `metrics.jsonl`
     cannot be written.
     """
 
@@ -56,14 +57,14 @@ class MetricsLog:
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line, completely or not at all, and returns it.
 
-        Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are numbers on the
-        host, by names such as `episode/return`. Strings and None are left out of TensorBoard, NaN and infinities
-        become null. Raises a `StorageError` if the file cannot be written, for example because the disk is full.
+        Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are host numbers with
+        names such as `episode/return`. Strings and None are not written to TensorBoard. NaN and infinities become
+        null. Raises a `StorageError` if the file cannot be written, for example because the disk is full.
         """
         return self.write_lines([(iteration, env_steps, metrics)])[0]
 
     def write_lines(self, lines: Sequence[tuple[int, int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """Appends several lines in one piece. See `write`."""
+        """Appends several lines in a single write. See `write`."""
         written = [
             {"iteration": iteration, "env_steps": env_steps, **plain(metrics)}
             for iteration, env_steps, metrics in lines
@@ -77,7 +78,9 @@ class MetricsLog:
         return written
 
     def flush(self) -> None:
-        """Writes the lines that were held back, as before a checkpoint. Raises a `StorageError` like `write`."""
+        """Writes all lines that were held back, for example before a checkpoint. Raises a `StorageError` like
+        `write`.
+        """
         if not self._unwritten:
             return
         lines, self._unwritten = b"".join(self._unwritten), []
@@ -85,7 +88,7 @@ class MetricsLog:
         self._written_at = time.monotonic()
 
     def rewind(self, iteration: int) -> None:
-        """Cuts the lines of later iterations, for a run that goes back to `iteration`."""
+        """Removes the lines after `iteration`, for a run that goes back to this iteration."""
         self.flush()
         self._file.close()
         purge_step = self._open(iteration)
@@ -94,7 +97,9 @@ class MetricsLog:
             self._events = self._event_log(purge_step)
 
     def close(self) -> None:
-        """Completes and closes both files. Raises a `StorageError` if one of them could not be written."""
+        """Writes all remaining lines and closes both files. Raises a `StorageError` if a file could not be
+        written.
+        """
         try:
             self.flush()
         finally:
@@ -159,10 +164,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a `metrics.jsonl`, oldest first, without an incomplete last line.
+    """Returns the lines of a `metrics.jsonl`, oldest first. An incomplete last line is ignored.
 
-    Raises a `CheckpointError` if the file is missing or not a regular file, or if a line before the last is
-    damaged.
+    Raises a `CheckpointError` if the file is missing or not a regular file, or if any other line is damaged.
     """
     lines: list[dict[str, Any]] = []
     for parsed, _ in _lines(Folder(path.parent), path.name):
@@ -173,9 +177,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def check_metrics(folder: Folder) -> tuple[int, str | None]:
-    """Returns the number of intact lines, and the first problem with a line before the last.
+    """Returns the number of intact lines, and the first problem with any line but the last.
 
-    Raises a `CheckpointError` if the file is missing, or not a regular file.
+    Raises a `CheckpointError` if the file is missing or not a regular file.
     """
     count, complaint = 0, None
     for parsed, _ in _lines(folder, METRICS):

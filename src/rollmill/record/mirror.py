@@ -1,7 +1,7 @@
-"""Copies a run to its object store in the background, while it is trained.
+"""Copies a run to its object store in the background while it trains.
 
-A thread looks at the run directory, and copies each checkpoint once it is whole, with the other files of the run
-before it. Training neither waits for the store nor fails with the store: failed requests are retried until they
+A thread watches the run directory, and copies each checkpoint once it is complete, after the other files of the
+run. Training does not wait for the store, and continues if the store fails. Failed requests are retried until they
 succeed or training has ended.
 """
 
@@ -61,22 +61,22 @@ class _Opened(NamedTuple):
 
 
 class TakenOver(StorageError):
-    """Another process copies the same run."""
+    """Raised if another process copies the same run to the store."""
 
 
 class OtherRun(TakenOver):
-    """Another run is at the URL."""
+    """Raised if the store contains another run at the URL."""
 
 
 @contextmanager
 def mirrored(
     run: RunDirectory, url: str, note: Callable[[str], None], warn: Callable[[str], None]
 ) -> Iterator[None]:
-    """Copies a run to its store until the context ends.
+    """Copies a run to its object store until the context ends.
 
-    `note` prints the destination, and `warn` prints problems. At the end it waits for the store: some minutes if
-    the training has finished, and some seconds otherwise. Raises a `StorageError` if training has finished and the
-    store lacks a part.
+    `note` prints the destination, and `warn` prints problems. At the end, the context waits for the store: some
+    minutes if training has finished, and some seconds otherwise. Raises a `StorageError` if training has finished
+    and files are still missing in the store.
     """
     mirror = Mirror(run, ObjectStore(url), warn)
     note(f"copying the run to {url}")
@@ -97,12 +97,12 @@ def mirrored(
 
 
 class Mirror:
-    """Copies one run to one store.
+    """Copies one run to one object store in a background thread.
 
     Args:
         run: a run whose lock this process holds.
-        store: where it is copied to.
-        note: shows a line when the store begins to fail, and when it has all again.
+        store: the destination.
+        note: shows a line when the store begins to fail, and when it is complete again.
     """
 
     def __init__(self, run: RunDirectory, store: ObjectStore, note: Callable[[str], None]) -> None:
@@ -122,11 +122,11 @@ class Mirror:
         self.way_out = f", and the next start on this machine completes the copy:\n  {run.command('resume')}"
 
     def start(self) -> None:
-        """Begins to copy."""
+        """Starts the background thread that copies the run."""
         self._thread.start()
 
     def finish(self, seconds: float) -> bool:
-        """Copies the rest within a time limit, and returns whether the store has the whole run."""
+        """Copies the remaining files within a time limit. Returns whether the store then has the whole run."""
         self._deadline = time.monotonic() + seconds
         self._ends.set()
         self._thread.join(seconds)

@@ -1,8 +1,8 @@
-"""The folder of an object store: S3, Google Cloud Storage or Azure, through the package obstore.
+"""Reads and writes a folder in an object store (S3, Google Cloud Storage or Azure) through the package obstore.
 
-obstore is one wheel without dependencies for all three. Its requests are made in Rust without the GIL, so training
-does not wait while a thread uploads. It takes credentials from the variables that the stores' own tools read, and
-from the instance, but not from their configuration files.
+obstore is one wheel without dependencies for all three stores. It makes requests in Rust without holding the GIL,
+so training does not wait while a thread uploads. Credentials come from the same environment variables as for the
+stores' own tools, or from the instance, but not from configuration files.
 """
 
 import io
@@ -32,7 +32,7 @@ NO_BUCKET = "NoSuchBucket"
 
 
 class StoreError(StorageError):
-    """A request to an object store failed."""
+    """Raised if a request to an object store fails."""
 
     def __init__(self, message: str, *, is_final: bool) -> None:
         super().__init__(message)
@@ -41,17 +41,17 @@ class StoreError(StorageError):
 
 
 class MissingObjectError(StoreError):
-    """An object, or its bucket, does not exist."""
+    """Raised if an object or its bucket does not exist."""
 
 
 def check_installed(url: str) -> None:
-    """Raises a `UsageError` if object stores cannot be read here."""
+    """Raises a `UsageError` if the package for object stores is not installed."""
     if find_spec("obstore") is None:
         raise UsageError(f"{url} needs the package obstore. hint: {install_command('store')}")
 
 
 class ObjectStore:
-    """The objects below the folder at `url`."""
+    """The objects in the folder at `url`."""
 
     def __init__(self, url: str) -> None:
         check_installed(url)
@@ -66,7 +66,7 @@ class ObjectStore:
             self._store = connect(url, client_options=limits, retry_config=again)
 
     def sizes(self) -> dict[str, int]:
-        """Returns the bytes of each object, by its name below the folder."""
+        """Returns the size of each object in bytes, by its name relative to the folder."""
         import obstore
 
         with _named(self.url):
@@ -80,7 +80,7 @@ class ObjectStore:
             return bytes(obstore.get(self._store, name).bytes())
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yields the content of an object in pieces."""
+        """Yields the content of an object in chunks."""
         import obstore
 
         with _named(f"{self.url}/{name}"):
@@ -88,7 +88,7 @@ class ObjectStore:
                 yield bytes(chunk)
 
     def write(self, name: str, content: bytes | IO[bytes]) -> None:
-        """Replaces an object. Readers see either the old or the new content."""
+        """Replaces an object atomically, so that readers see either the old or the new content."""
         import obstore
 
         file = io.BytesIO(content) if isinstance(content, bytes) else content
@@ -96,7 +96,7 @@ class ObjectStore:
             obstore.put(self._store, name, file)
 
     def delete(self, name: str) -> None:
-        """Deletes an object, which may be missing."""
+        """Deletes an object. Nothing happens if the object does not exist."""
         import obstore
 
         with _named(f"{self.url}/{name}"):
@@ -107,7 +107,7 @@ class ObjectStore:
 
 
 def patiently(action: Callable[[], Result], *, seconds: float = PATIENCE_SECONDS) -> Result:
-    """Returns the result of an action, retried for some time if the store fails."""
+    """Returns the result of an action, which is retried for some time if the object store fails."""
     deadline, pause = time.monotonic() + seconds, 0.5
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The directory of one run: its files, its atomic creation, and its lock."""
+"""The directory of a run: the paths of its files, its atomic creation, and its lock."""
 
 import difflib
 import json
@@ -34,48 +34,48 @@ from rollmill.record.run_files import (
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run's files. `create` makes a run, `open` opens one. The paths need not exist."""
+    """Paths of a run's files, which need not exist. `create` creates a run, and `open` opens an existing run."""
 
     root: Path
 
     @property
     def folder(self) -> Folder:
-        """The directory as a `Folder`, whose content is not trusted."""
+        """The run directory as a `Folder`, whose content is not trusted."""
         return Folder(self.root)
 
     @property
     def config_file(self) -> Path:
-        """Path of the run's configuration. A directory without it is not a run."""
+        """Path of the run's configuration. A directory without this file is not a run."""
         return self.root / CONFIG
 
     @property
     def metrics_file(self) -> Path:
-        """Path of the metrics: one JSON object in each line, one line for each iteration."""
+        """Path of the metrics, a file with one JSON object per line."""
         return self.root / METRICS
 
     @property
     def summary_file(self) -> Path:
-        """Path of the result, written when the run ends."""
+        """Path of the summary, which is written when the run ends."""
         return self.root / SUMMARY
 
     @property
     def checkpoints(self) -> Folder:
-        """Folder of the checkpoints, each a folder of its own."""
+        """Path of the folder with the checkpoints, each of which is a folder."""
         return self.folder.inner("checkpoints")
 
     @property
     def tensorboard(self) -> Folder:
-        """Folder of the TensorBoard event files."""
+        """Path of the folder with the TensorBoard event files."""
         return self.folder.inner("tensorboard")
 
     @property
     def fault(self) -> Folder:
-        """Folder of the state before an iteration that failed."""
+        """Path of the folder with the state before an iteration that failed."""
         return self.folder.inner("fault")
 
     @staticmethod
     def refuse_occupied(root: Path) -> None:
-        """Raises a UsageError if `root` is a run, a file, a directory with other files, or no text."""
+        """Raises a `UsageError` if `root` is a run, a file, a directory with other files, or not a valid path."""
         check_is_text("--run-dir", root)
         if (root / CONFIG).exists():
             if RunDirectory(root).is_locked():
@@ -94,7 +94,7 @@ class RunDirectory:
 
     @staticmethod
     def check_parent(root: Path) -> None:
-        """Checks that a run can be created at `root`, by writing to the nearest folder that exists.
+        """Checks that a run can be created at `root`, by writing to the nearest existing folder above it.
 
         Raises a `UsageError` if that folder cannot be written.
         """
@@ -111,9 +111,9 @@ class RunDirectory:
     def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":
         """Creates the directory of a new run, completely or not at all.
 
-        Raises a `UsageError` if `root` is a run, is a file or holds other files, or if its parent is not writable,
-        and a `StorageError` if the disk is full. A value in `config` or `versions` without a JSON form is a
-        `TypeError`.
+        Raises a `UsageError` if `root` is a run, is a file, or contains other files, or if its parent is not
+        writable. Raises a `StorageError` if the disk is full, and a `TypeError` if a value in `config` or
+        `versions` cannot be written as JSON.
         """
         root, config, versions = Path(root), plain(config), plain(versions)
         cls.refuse_occupied(root)
@@ -138,10 +138,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, root: Path) -> "RunDirectory":
-        """Opens the run in `root` and checks that its configuration is readable.
+        """Opens the run in `root`, and checks that its configuration is readable.
 
         Raises a `CheckpointError` if `root` is missing or not a run, or if its configuration is damaged. A run in
-        an object store is brought to its working folder first, with a `StorageError` if the store cannot be read.
+        an object store is first downloaded to its working folder, which raises a `StorageError` if the store
+        cannot be read.
         """
         run = cls(Path(root))
         bring(run.root)
@@ -154,23 +155,27 @@ class RunDirectory:
         return run
 
     def read_config(self) -> dict[str, Any]:
-        """Reads the configuration that `create` wrote, in its JSON form."""
+        """Reads the configuration of the run as JSON."""
         return read_json(self.folder, CONFIG)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Replaces the configuration atomically."""
+        """Replaces the configuration of the run atomically."""
         write_json(self.folder, CONFIG, config)
 
     def read_versions(self) -> dict[str, Any]:
-        """Reads the versions, hardware and commits that `create` wrote, if the file exists."""
+        """Reads the versions, hardware and commits with which the run was created. Returns an empty dictionary
+        without the file.
+        """
         return read_json(self.folder, VERSIONS) if self.folder.has(VERSIONS) else {}
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Reads the summary, which exists once the run has ended for the first time."""
+        """Reads the summary of the run, or returns None if the run has never ended."""
         return read_json(self.folder, SUMMARY) if self.folder.has(SUMMARY) else None
 
     def command(self, name: str, *words: str) -> str:
-        """Returns a shell command on this run, such as `resume`, with further words and the run's `--import`s."""
+        """Returns a shell command for this run, such as `resume`, with further arguments and the run's `--import`
+        options.
+        """
         try:
             imports = self.read_config().get("imports", [])
         except CheckpointError:
@@ -179,11 +184,11 @@ class RunDirectory:
         return command(name, shown(self.root), *words, imports=modules)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes or replaces the summary atomically."""
+        """Writes or replaces the summary of the run atomically."""
         write_json(self.folder, SUMMARY, summary)
 
     def append_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Appends a line to the evaluations of checkpoints by one write, which needs no lock."""
+        """Appends a line to the run's evaluations of checkpoints, in a single write that needs no lock."""
         try:
             descriptor = self.folder.open_to_append(EVALUATIONS)
             try:
@@ -194,20 +199,20 @@ class RunDirectory:
             raise write_failure(self.root / EVALUATIONS, error) from error
 
     def lock(self) -> AbstractContextManager[None]:
-        """Locks the run, so that no second process writes it. See `run_files.locked`."""
+        """Locks the run, so that no other process can write it. See `run_files.locked`."""
         return locked(self.root)
 
     def is_held(self) -> bool:
-        """Returns True if this process trains the run."""
+        """True if this process trains the run."""
         return is_held(self.root)
 
     def is_locked(self) -> bool:
-        """Returns True if another process trains the run."""
+        """True if another process trains the run."""
         return is_locked(self.root)
 
 
 def bring(root: Path) -> None:
-    """Brings a run from its object store, if `root` is a working folder. See `stored_runs.bring`."""
+    """Downloads a run from its object store, if `root` is a working folder. See `stored_runs.bring`."""
     if (url := url_of(root)) is not None:
         from rollmill.record import stored_runs  # which nothing but an object store needs
 

@@ -1,4 +1,4 @@
-"""The files of a run by their names, and the lock that one of them is."""
+"""Names of a run's files, and the lock file that keeps two processes from training the same run."""
 
 import fcntl
 import os
@@ -21,11 +21,11 @@ _HELD: set[Path] = set()
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Locks a run, so that no second process writes it, until the context or the process ends.
+    """Locks a run until the context or the process ends, so that no other process can write it.
 
-    The lock excludes processes, not threads: enter it once within one process. Raises a `UsageError` if another
-    process holds it, a `StorageError` if its file cannot be written, and a `ForeignFileError` if that is a link or
-    not a regular file.
+    The lock excludes processes, not threads, so enter it only once within a process. Raises a `UsageError` if
+    another process holds the lock, a `StorageError` if the lock file cannot be written, and a `ForeignFileError`
+    if it is a link or not a regular file.
     """
     try:
         descriptor = Folder(root).open_to_append(LOCK)

@@ -1,6 +1,6 @@
-"""Stops and checkpoints on signals without tearing an iteration.
+"""Handles signals that stop a run or request a checkpoint, between two iterations.
 
-Ctrl-C, `kill`, a closed terminal and SIGUSR2, the notice of a batch system, stop training. SIGUSR1 asks for a
+Ctrl-C, `kill`, a closed terminal, and SIGUSR2, the notice of a batch system, stop training. SIGUSR1 requests a
 checkpoint.
 """
 
@@ -28,7 +28,7 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *NOTICES)
 
 @dataclass
 class StopRequest:
-    """A request to stop the process, which the training loop checks after each iteration."""
+    """A request to stop, which the training loop checks after each iteration."""
 
     signal_number: int | None = None
     received_at: float = 0.0
@@ -43,22 +43,22 @@ class StopRequest:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the signal arrived, or 0 if there was none."""
+        """Seconds since the signal arrived, or 0 without a signal."""
         return time.monotonic() - self.received_at if self.requested else 0.0
 
     @property
     def requested(self) -> bool:
-        """True if a signal has arrived."""
+        """True if a signal to stop has arrived."""
         return self.signal_number is not None
 
     @property
     def signal_name(self) -> str | None:
-        """Name of the signal, such as `SIGTERM`, or None if there was none."""
+        """Name of the signal, such as `SIGTERM`, or None without a signal."""
         return None if self.signal_number is None else signal.Signals(self.signal_number).name
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the process: 128 and the number of the signal, as 143 after SIGTERM, or 0 without a
+        """Exit code of the process: 128 plus the number of the signal, such as 143 after SIGTERM, or 0 without a
         signal.
         """
         return 0 if self.signal_number is None else 128 + self.signal_number
@@ -68,11 +68,11 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns the first of the signals `CAUGHT` into a `StopRequest` while the context is active.
 
-    SIGUSR1 stops nothing, but requests a checkpoint. A second SIGINT raises KeyboardInterrupt at once. SIGTERM or
-    SIGHUP after SIGUSR2 replaces it, since its deadline counts. Other later signals are ignored. SIGHUP, which a
-    closing terminal sends, stays ignored under `nohup`. SIGUSR1 and SIGUSR2 go to the program's own handler, such
-    as submitit's, if it has one. Previous handlers are restored at the end. Outside the main thread Python cannot
-    set handlers, and nothing is caught.
+    SIGUSR1 only requests a checkpoint. A second SIGINT raises KeyboardInterrupt at once. SIGTERM or SIGHUP after
+    SIGUSR2 replaces it, because its deadline counts. All other later signals are ignored. SIGHUP, which a closing
+    terminal sends, stays ignored under `nohup`. If the program has its own handlers for SIGUSR1 and SIGUSR2, as
+    under submitit, these stay in place. The previous handlers are restored at the end. Outside the main thread,
+    Python cannot set handlers, so no signal is caught.
     """
     request = StopRequest()
 

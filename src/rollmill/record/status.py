@@ -1,4 +1,4 @@
-"""The progress of a run, as shown by displays."""
+"""The progress of a run, in the form in which displays show it."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from rollmill.core.text import compact
 
 
 class Status(NamedTuple):
-    """The progress of a run, as shown by displays."""
+    """The progress of a run, in the form in which displays show it."""
 
     env_steps: int
     total_steps: int
@@ -23,7 +23,7 @@ class Status(NamedTuple):
 
     @property
     def seconds_left(self) -> float:
-        """Estimated seconds until the end, at the current throughput."""
+        """Estimated seconds until the end of the run, at the current throughput."""
         return (self.total_steps - self.env_steps) / max(self.steps_per_second, 1e-9)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Status(NamedTuple):
 
 
 def is_output_on_terminal() -> bool:
-    """Returns whether standard output is a terminal. Only then do its lines belong above a display."""
+    """Returns whether standard output is a terminal, in which case its lines are shown above a display."""
     return getattr(sys.stdout, "isatty", lambda: False)()
 
 
@@ -44,7 +44,7 @@ def _number(value: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Returns a duration as `1:02:03` or `2:03`."""
+    """Formats a duration in seconds as `1:02:03` or `2:03`."""
     minutes, seconds = divmod(int(min(seconds, 359_999)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,7 +1,7 @@
-"""Runs in object stores, and how they come to the working folder of this machine.
+"""Runs in object stores, and how they are downloaded to a working folder on this machine.
 
-A store has the files of the run directory under their names. A checkpoint is complete once it has a record, which
-is written last. The file `stored.json` tells which run it is, and how often it was copied.
+A store contains the files of a run directory under their names. A checkpoint is complete once it has a record,
+which is written last. The file `stored.json` identifies the run, and counts how often it was copied.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ MAX_NAME = 255
 
 @dataclass(frozen=True)
 class Marker:
-    """Identifies the run in a folder or a store, and how recent its copy is."""
+    """The content of `stored.json`: identifies the run in a folder or a store, and how recent the copy is."""
 
     run: str = ""
     """A name that no other run has. Empty in a run that was copied by other tools."""
@@ -46,16 +46,16 @@ class Marker:
     """How often it was copied to the store."""
 
     def named(self) -> "Marker":
-        """Returns the marker with a new name, if it has none."""
+        """Returns the marker, with a new random name if it has none."""
         return self if self.run else replace(self, run=uuid.uuid4().hex)
 
     def text(self) -> bytes:
-        """Returns the content of the file."""
+        """Returns the content of `stored.json` for this marker."""
         return json.dumps(asdict(self)).encode()
 
 
 def is_run_file(name: str) -> bool:
-    """Returns whether a store may hold a file with this path relative to the run directory."""
+    """Returns whether a file with this path relative to the run directory may be downloaded from a store."""
     try:
         fits = all(len(part.encode()) <= MAX_NAME for part in name.split("/"))
     except UnicodeEncodeError:  # bytes that are no text
@@ -64,13 +64,13 @@ def is_run_file(name: str) -> bool:
 
 
 def checkpoint_of(name: str) -> str | None:
-    """Returns the checkpoint that a file belongs to, by its iteration."""
+    """Returns the iteration of the checkpoint that a file belongs to, or None if it belongs to none."""
     parts = name.split("/")
     return parts[1] if len(parts) == 3 and parts[0] == CHECKPOINTS and NAME.fullmatch(parts[1]) else None
 
 
 def whole_checkpoints(names: Mapping[str, int]) -> set[str]:
-    """Returns the checkpoints in a store that are whole."""
+    """Returns the iterations of the complete checkpoints in a store."""
     return {iteration for name in names if name.endswith(f"/{RECORD}") and (iteration := checkpoint_of(name))}
 
 
@@ -96,10 +96,11 @@ def write_local_marker(folder: Folder, marker: Marker) -> None:
 
 
 def bring(root: Path, url: str) -> None:
-    """Fetches a run from its store to its working folder, if the store has a newer state.
+    """Downloads a run from its object store to its working folder, if the store has a newer state.
 
-    The folder is not touched while a process of this machine trains the run. One with another run is moved aside.
-    Raises a `StorageError` if the store cannot be read, and a `UsageError` if it holds other files.
+    The folder stays unchanged while a process on this machine trains the run. If the folder contains another run,
+    it is moved aside. Raises a `StorageError` if the store cannot be read, and a `UsageError` if it contains other
+    files.
     """
     store = ObjectStore(url)
     with _alone(root):

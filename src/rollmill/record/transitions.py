@@ -1,8 +1,8 @@
-"""Recorded transitions in a file of NumPy: whole episodes, one after the other.
+"""Reads and writes recorded transitions in a NumPy archive: whole episodes, one after another.
 
-Each array has one row for each transition: `reward`, `terminated`, `truncated`, and `action`, `observation` and,
-where not all actions are legal, `action_mask`. The parts of a dictionary or tuple are arrays of their own, such as
-`observation.position`. Nothing in the file is code.
+Each array has one row per transition: `reward`, `terminated`, `truncated`, `action`, `observation` and, if not all
+actions are legal, `action_mask`. The parts of a dictionary or tuple are separate arrays, such as
+`observation.position`. The file contains no code.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ FLAGS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
 
 
 def check_recording(path: str | Path) -> Path:
-    """Returns the destination of a recording. Raises a `UsageError` if it cannot be written or exists already."""
+    """Returns the path of a new recording. Raises a `UsageError` if it cannot be written or already exists."""
     path = local_path("record", path)
     if path.suffix != SUFFIX:
         raise UsageError(f"record={path} must end in {SUFFIX}, like archives of NumPy arrays.")
@@ -33,9 +33,9 @@ def check_recording(path: str | Path) -> Path:
 
 
 def write_transitions(path: Path, transitions: Mapping[str, Any]) -> None:
-    """Writes transitions: trees of arrays by name. The file appears as a whole.
+    """Writes transitions, given as trees of arrays by name, to a file that appears only when it is complete.
 
-    Raises a `StorageError` if it cannot be written.
+    Raises a `StorageError` if the file cannot be written.
     """
     arrays = {place: leaf for name, tree in transitions.items() for place, leaf in by_place(name, tree).items()}
     beside: Path | None = None
@@ -52,10 +52,10 @@ def write_transitions(path: Path, transitions: Mapping[str, Any]) -> None:
 
 
 def read_transitions(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the recorded transitions: trees of arrays `[N, ...]` by name.
+    """Reads recorded transitions as trees of arrays `[N, ...]`, by name.
 
-    `expected` holds, by name, trees of the shapes and dtypes of one element. Raises a `UsageError` if the file is
-    not such a recording.
+    `expected` contains the shapes and dtypes of one transition as trees, by name. Raises a `UsageError` if the
+    file is not such a recording.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
