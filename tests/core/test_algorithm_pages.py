@@ -44,7 +44,7 @@ TRAININGS = {
     "a3c": ("CartPole-v1", {}),
     "a2c": ("CartPole-v1", {}),
     "impala": ("CartPole-v1", {}),
-    "dqn": ("CartPole-v1", REPLAY),
+    "dqn": ("CartPole-v1", {**REPLAY, "value_distribution": "c51"}),
     "pqn": ("CartPole-v1", {"num_minibatches": 2}),
     "sac": ("Pendulum-v1", REPLAY),
     "td3": ("Pendulum-v1", REPLAY),
