@@ -8,7 +8,7 @@ from rollmill.processes.jobs import Job
 
 
 class Exit(NamedTuple):
-    """The way in which a worker process ended."""
+    """Describes how a worker process ended."""
 
     status: int | None
     """Exit code, or the negative number of the signal that killed the process. None if unknown."""
@@ -37,8 +37,8 @@ class Launcher(Protocol):
         ...
 
     def kill(self, handle: Any, *, at_once: bool = True) -> None:
-        """Ends the process: with SIGKILL, together with all processes that it has started, or only
-        with SIGTERM.
+        """Ends the process. With `at_once`, kills it and all processes that it has started (SIGKILL), otherwise
+        asks it to end (SIGTERM).
         """
         ...
 

@@ -100,8 +100,8 @@ class LocalLauncher:
         return handle.exit
 
     def kill(self, handle: LocalHandle, *, at_once: bool = True) -> None:
-        """Ends the process: with SIGKILL, together with all processes that it has started, or only
-        with SIGTERM.
+        """Ends the worker. With `at_once`, kills it and all processes that it has started (SIGKILL), otherwise
+        asks it to end (SIGTERM).
         """
         handle.server.ask({"kill": handle.number, "at_once": at_once})
 

@@ -210,7 +210,8 @@ class RayLauncher:
         return f"Ray drains its node {origin.host if origin else ''}{until}"
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
-        """Ends the worker: with SIGKILL, together with all processes that it has started, or only with SIGTERM.
+        """Ends the worker. With `at_once`, kills it and all processes that it has started (SIGKILL), otherwise
+        asks it to end (SIGTERM).
 
         Ray itself can end an actor only with SIGKILL.
         """

@@ -47,8 +47,8 @@ class OutputStream:
         self._changing = threading.Lock()
 
     def relay(self, peer: socket.socket) -> None:
-        """Passes the output on until the worker's process, and every other process with the same output, has
-        ended.
+        """Passes on the output of a worker until its process has ended, and so has every process that inherited
+        its output.
         """
         with self._changing:
             if self.ended.is_set():

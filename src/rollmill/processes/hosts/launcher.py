@@ -112,7 +112,9 @@ class HostsLauncher:
         return handle.exit
 
     def kill(self, handle: LocalHandle | HostHandle, *, at_once: bool = True) -> None:
-        """Ends a worker: with SIGKILL, together with all processes that it has started, or only with SIGTERM."""
+        """Ends the worker. With `at_once`, kills it and all processes that it has started (SIGKILL), otherwise
+        asks it to end (SIGTERM).
+        """
         if isinstance(handle, LocalHandle):
             self._local.kill(handle, at_once=at_once)
         elif handle.host is None:

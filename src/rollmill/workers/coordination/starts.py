@@ -21,7 +21,7 @@ from rollmill.workers.run_spec import RunSpec
 
 
 class Starts:
-    """The state from which replicas begin, and counts of common starts and of single replacements."""
+    """Keeps the state from which replicas begin, and counts their common starts and their single replacements."""
 
     def __init__(self, graph: Graph, spec: RunSpec, initial: State, restored: Saved | None) -> None:
         plan = spec.read_plan()

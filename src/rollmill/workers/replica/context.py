@@ -1,4 +1,4 @@
-"""One replica of one group: its role, its environments and channels, and the stages of an iteration."""
+"""Describes one replica of a group: its role, its environments and channels, and the results of its stages."""
 
 import time
 from abc import ABC, abstractmethod
