@@ -44,7 +44,9 @@ class List:
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the names of everything that a run can be made of, each with a summary. Returns the exit code."""
+    """Prints the names of algorithms, environments, networks, transforms and recipes, each with a summary. Returns
+    the exit code.
+    """
     options = parse(List, arguments, prog="rollmill list")
     import_modules(options.imports)
     kinds, problems = _parts()

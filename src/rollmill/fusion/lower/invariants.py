@@ -44,7 +44,10 @@ def labels_of(begun: Sequence[Output]) -> ValueClasses:
 
 
 def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
-    """Returns the part of an assumption that a step preserves. The step was lowered under the assumption."""
+    """Returns the labels that a step preserves, of those under which it was lowered.
+
+    Elements that the step makes different, or changes from their constant, lose their common label.
+    """
     return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
 
 

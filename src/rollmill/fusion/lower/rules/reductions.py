@@ -39,7 +39,7 @@ REDUCTIONS = {
 """Operations between two elements that the reduction primitives apply, by primitive."""
 
 OF_LANES = {"psum": "add", "pmax": "max", "pmin": "min"}
-"""Collectives, which under `vmap` are reductions over lanes."""
+"""Collectives that reduce over the lanes of a `vmap`, by primitive."""
 
 RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
