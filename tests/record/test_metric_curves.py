@@ -19,28 +19,28 @@ def run(tmp_path):
 
 def test_lines_are_read_as_they_come(run):
     follower = LineFollower(run.folder)
-    assert follower.read_returns() == []  # the run has not begun
+    assert follower.read_points() == []  # the run has not begun
     run.metrics_file.write_text(line(1, None) + line(2, 3.5, extra="x") + '{"env_steps": 3, "epis')
-    assert follower.read_returns() == [MetricPoint(2, 3.5)]
+    assert follower.read_points() == [MetricPoint(2, 3.5)]
     with run.metrics_file.open("a") as file:
         file.write('ode/return": 4}\n' + "damaged\n" + line(4, 5.0))
-    assert follower.read_returns() == [MetricPoint(3, 4.0), MetricPoint(4, 5.0)]
-    assert follower.read_returns() == []
+    assert follower.read_points() == [MetricPoint(3, 4.0), MetricPoint(4, 5.0)]
+    assert follower.read_points() == []
 
 
 def test_a_replaced_file_is_read_again(run, tmp_path):
     follower = LineFollower(run.folder)
     run.metrics_file.write_text(line(1, 1.0) + line(2, 2.0))
-    assert len(follower.read_returns()) == 2
+    assert len(follower.read_points()) == 2
     (tmp_path / "new").write_text(line(1, 1.0) + line(2, 2.5) + line(3, 3.0))
     (tmp_path / "new").replace(run.metrics_file)
-    assert follower.read_returns() == [MetricPoint(1, 1.0), MetricPoint(2, 2.5), MetricPoint(3, 3.0)]
+    assert follower.read_points() == [MetricPoint(1, 1.0), MetricPoint(2, 2.5), MetricPoint(3, 3.0)]
 
 
 def test_links_are_not_followed(run, tmp_path):
     (tmp_path / "elsewhere").write_text(line(1, 1.0))
     run.metrics_file.symlink_to(tmp_path / "elsewhere")
-    assert LineFollower(run.folder).read_returns() == [] == thinned_curve(run, 10)
+    assert LineFollower(run.folder).read_points() == [] == thinned_curve(run, 10)
 
 
 @pytest.mark.parametrize("most", [1, 2, 10, 50])

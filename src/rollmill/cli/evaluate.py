@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
-from rollmill.policies.matches import load_opponent, match_runs
+from rollmill.core.types import Options
+from rollmill.policies.cross_play import cross_play, environment_with_roles, load_partner, roles_in_turn
+from rollmill.policies.matches import environment_of, load_opponent, match_runs
 from rollmill.policies.policies import evaluate_rule, evaluate_run
 from rollmill.policies.policy import LoadedRun
 from rollmill.policies.rules import names_rule, refuse_for_rule
@@ -35,8 +38,11 @@ class Evaluate(PolicyOptions):
     episodes: int = 100
     """Number of episodes to play. A match needs an even number."""
     against: str | None = None
-    """Opponent in a game for two players: random; lookahead-N, which plays optimally over the next N plies; or the
-    directory of a run."""
+    """Another policy to play against: the directory of a run or random; in a game for two players also
+    lookahead-N, which plays best over the next N plies. With several kinds of agents also MODULE:FUNCTION; the run
+    plays each kind in turn, and the other policy all other kinds."""
+    roles: Annotated[tuple[str, ...], Arg(metavar="KIND [KIND ...]")] = ()
+    """Kinds of agents that the run plays with --against, instead of each in turn."""
     against_checkpoint: str = "last"
     """Checkpoint of the opponent, if the opponent is a run."""
     opening_plies: int = 0
@@ -62,9 +68,16 @@ def run(arguments: list[str]) -> int:
         return _watch(options)
     if options.against is not None and options.record is not None:
         raise UsageError("--record writes episodes, but --against plays a match. hint: leave one of them out.")
+    if options.against is None and (options.roles or options.against_checkpoint != "last"):
+        name = "roles" if options.roles else "against-checkpoint"
+        raise UsageError(f"--{name} has no effect without --against. hint: add --against RUN, or leave it out.")
     loaded = options.load()
-    result = _episodes(options, loaded) if options.against is None else _match(options, loaded)
-    sentence = _sentence if options.against is None else _match_sentence
+    if options.against is None:
+        result, sentence = _episodes(options, loaded), _sentence
+    elif isinstance(loaded.graph.observation_space, spaces.Dict) and _has_roles(options, loaded):
+        result, sentence = _cross_play(options, loaded), _cross_play_sentences
+    else:
+        result, sentence = _match(options, loaded), _match_sentence
     print(json.dumps(result) if options.json else sentence(result))
     return 0
 
@@ -163,8 +176,84 @@ def _result(environment: str, policy: dict[str, Any], episodes: EvaluationEpisod
     }
 
 
+def _has_roles(options: Evaluate, loaded: LoadedRun) -> bool:
+    """Returns whether two policies may share the environment as different kinds of agents."""
+    return bool(environment_of(loaded, *_environment(options)).agents)
+
+
+def _environment(options: Evaluate) -> tuple[str | None, Options]:
+    return options.env, chosen_environment_options(options.env_options, options.transforms)
+
+
+def _cross_play(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
+    assert options.against is not None
+    if options.opening_plies:
+        raise UsageError(
+            f"--opening-plies {options.opening_plies} applies to games for two players. hint: leave it out."
+        )
+    env = environment_with_roles(loaded, *_environment(options))
+    rounds = roles_in_turn(env, options.roles)
+    partner = load_partner(
+        options.against,
+        checkpoint=options.against_checkpoint,
+        seed=options.train_seed,
+        imports=options.imports,
+        trust=options.trust,
+    )
+    play = {"episodes": options.episodes, "seed": options.seed, "stochastic": options.stochastic}
+    kinds = [kind.name for kind in env.agents]
+    played = []
+    for roles in rounds:
+        found = cross_play(loaded, partner, roles=roles, env=env, **play)
+        others = [name for name in kinds if name not in roles]
+        returns = {name: found.agent_returns[name] for name in kinds}
+        played.append(
+            {
+                "roles": list(roles),
+                "roles_of_other": others,
+                "mean_returns": {name: float(np.mean(own, dtype=np.float64)) for name, own in returns.items()},
+                "std_returns": {name: float(np.std(own, dtype=np.float64)) for name, own in returns.items()},
+                "mean_length": float(np.mean(found.lengths)),
+            }
+        )
+    return {
+        "environment": env.name,
+        "run": str(options.run),
+        "iteration": loaded.iteration,
+        "against": options.against,
+        "against_iteration": partner.iteration if isinstance(partner, LoadedRun) else None,
+        "episodes": options.episodes,
+        "cross_play": played,
+    }
+
+
+def _cross_play_sentences(result: dict[str, Any]) -> str:
+    """Returns a heading, and a line for each round."""
+    own = f"{result['run']} (iteration {result['iteration']})"
+    other = result["against"]
+    if result["against_iteration"] is not None:
+        other += f" (iteration {result['against_iteration']})"
+    lines = [f"{result['environment']}, {result['episodes']} episodes each: {own} and {other}"]
+    for played in result["cross_play"]:
+        sides = {result["run"]: played["roles"], result["against"]: played["roles_of_other"]}
+        if len(sides) == 1:
+            sides = {
+                f"iteration {result['iteration']}": played["roles"],
+                f"iteration {result['against_iteration']}": played["roles_of_other"],
+            }
+        whose = ", ".join(f"{' and '.join(kinds)} by {name}" for name, kinds in sides.items())
+        means = ", ".join(f"{name} {mean:.5g}" for name, mean in played["mean_returns"].items())
+        lines.append(f"  {whose}: mean return {means}; mean length {played['mean_length']:.5g}")
+    return "\n".join(lines)
+
+
 def _match(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     assert options.against is not None
+    if options.roles:
+        raise UsageError(
+            f"--roles {' '.join(options.roles)} applies to environments with several kinds of agents. hint: "
+            "leave it out."
+        )
     opponent = load_opponent(
         options.against,
         checkpoint=options.against_checkpoint,

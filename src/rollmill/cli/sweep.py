@@ -21,7 +21,8 @@ from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
 from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
-from rollmill.sweeps.directory import SweepDirectory, TrialResult
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.metrics import check_metric, extra_columns
 from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.ranking import OVER_SEEDS
@@ -107,8 +108,9 @@ class _New:
     """Train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does."""
     at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
     together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
-    metric: TrialResult = "final_return"
-    """Column by which trials are compared, by its mean over seeds where these vary."""
+    metric: Annotated[str, Arg(metavar="NAME")] = "final_return"
+    """Result by which trials are compared, by its mean over seeds where these vary: final_return, best_return,
+    env_steps, steps_per_second, seconds, or returns/KIND for one of several kinds of agents."""
     sweep_dir: Path | None = None
     """Directory of the sweep; named by algorithm, environment and time under runs/ if left out."""
 
@@ -127,7 +129,7 @@ class _Resumed:
     gpu_sharing: GpuSharing = "auto"
     """How trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or auto."""
     together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
-    metric: TrialResult | None = None
+    metric: Annotated[str | None, Arg(metavar="NAME")] = None
     """Column by which trials are compared; that of the sweep if left out."""
     imports: Imports = ()
 
@@ -159,6 +161,7 @@ def _created(arguments: list[str]) -> int:
     request = parsed.request
     sharing = request.options.gpu_sharing
     _check_how(new.at_once, sharing)
+    check_metric(new.metric)
     if new.pbt_every is not None:
         check_shares(new.at_once, new.together)
     sweep = create_sweep(
@@ -198,7 +201,7 @@ def _resumed(arguments: list[str]) -> int:
         check_sampler(sweep.spec.sampler)
     if own.all and sweep.spec.early_stopping is None:
         raise UsageError(f"--all has no effect: {sweep.root} does not stop trials early.")
-    metric = own.metric or sweep.spec.metric
+    metric = check_metric(own.metric or sweep.spec.metric)
     return _run(
         sweep,
         at_once=own.at_once,
@@ -288,6 +291,7 @@ def _print_table(sweep: SweepDirectory, metric: str) -> None:
     columns = ["trial", *sweep.spec.options_varied, "status", metric]
     columns += [] if metric == "seconds" else ["seconds"]
     rows = sweep.rows(metric)
+    columns[-1:-1] = [name for name in extra_columns(rows) if name != metric]
     columns += [name for name in OVER_SEEDS if rows and name in rows[0]]
     cells = [columns, *([_text(row[name]) for name in columns] for row in rows)]
     cells = [[printable(text) for text in row] for row in cells]

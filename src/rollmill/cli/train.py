@@ -1,5 +1,7 @@
 """The command `rollmill train ALGORITHM ENVIRONMENT`, which trains a policy."""
 
+from collections.abc import Mapping
+
 from rollmill.cli.help import two_columns
 from rollmill.cli.parsing import HELP
 from rollmill.cli.requests import parse_training
@@ -41,7 +43,7 @@ def report(run: Run) -> int:
         print(
             f"{summary['total_env_steps']:,} steps in {summary['seconds']:.1f} s "
             f"({summary['steps_per_second']:,.0f} steps/s), compiled in {summary['compile_seconds']:.1f} s, "
-            f"{'no episode ended' if final is None else f'final return {final:.4g}'}"
+            f"{'no episode ended' if final is None else _final(final, summary.get('final_returns', {}))}"
         )
         for gpu in summary.get("gpus", ()):
             activity = Activity(**{name: value for name, value in gpu.items() if name != "gpu"})
@@ -51,6 +53,12 @@ def report(run: Run) -> int:
         print(f"run: {run.directory}")
         print(f"evaluate it: {RunDirectory(run.directory).command('evaluate')}")
     return run.exit_code
+
+
+def _final(mean: float, returns: Mapping[str, float]) -> str:
+    """Returns the final returns of all kinds of agents, or of the only one."""
+    each = ", ".join(f"{name} {value:.4g}" for name, value in returns.items())
+    return f"final returns {each} ({mean:.4g} over all agents)" if each else f"final return {mean:.4g}"
 
 
 def usage(command: str) -> str:

@@ -12,7 +12,13 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options, Params, State
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
-from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
+from rollmill.policies.policies import (
+    LoadedRun,
+    check_same_spaces,
+    load_weights,
+    on_environment,
+    refuse_options_alone,
+)
 from rollmill.programs.matches import Game, MatchResult, Player, play_match
 
 
@@ -109,15 +115,23 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
 
     Raises a `UsageError` if it is not such a game.
     """
-    settings = loaded.graph.settings
-    if env is None:
-        env, env_options = settings["environment"], settings.get("environment_options", NO_OPTIONS)
-    game = as_environment(env, env_options)
+    game = environment_of(loaded, env, env_options)
     if isinstance(game, HostEnvironment) or game.num_players != 2:
         raise UsageError(
             f"{game.name} is not a two-player game. hint: evaluate it without an opponent, over episodes."
         )
     return game
+
+
+def environment_of(
+    loaded: LoadedRun, env: Any = None, env_options: Options = NO_OPTIONS
+) -> Environment | HostEnvironment:
+    """Returns an environment, by default the one that a run was trained on."""
+    if env is None:
+        refuse_options_alone(env_options)
+        settings = loaded.graph.settings
+        env, env_options = settings["environment"], settings.get("environment_options", NO_OPTIONS)
+    return as_environment(env, env_options)
 
 
 def _game(env: Environment, rules: EnvironmentFunctions) -> Game:

@@ -188,28 +188,45 @@ def evaluate(
     imports: Sequence[str] = (),
     trust: bool = False,
     record: str | Path | None = None,
+    against: str | Path | Rule | None = None,
+    against_checkpoint: str | int = "last",
+    roles: Sequence[str] = (),
 ) -> EvaluationEpisodes:
     """Plays whole episodes with the policy of a run. The mean return is `episodes.returns.mean()`.
 
     Instead of a run, you can evaluate a function `(key, observation, legal actions) -> action` of one environment,
     or `random`, which samples from the legal actions. Both require `env`.
 
+    With `against`, two policies share a multi-agent environment: the run plays the kinds of agents in `roles`, and
+    the other policy plays all other kinds. `episodes.agent_returns` contains the returns of each kind.
+
     `train_seed` is the `seed` of `load`. `record` names a new .npz file to which all transitions are written, for
-    runs that begin with behaviour cloning. See `load` and `evaluate_run` for the other arguments.
+    runs that begin with behaviour cloning. `against` is the directory of another run, whose checkpoint is
+    `against_checkpoint`; a function; or `random`. See `load` and `evaluate_run` for the other arguments.
 
     Raises:
-        UsageError: a function is given without an environment, or with an argument that only applies to runs.
+        UsageError: a function is given without an environment, or with an argument that only applies to runs; or
+            two policies are given for an environment without several kinds of agents.
 
     Examples:
         >>> rollmill.evaluate("runs/cartpole", episodes=20).returns.mean()
+        >>> rollmill.evaluate("runs/new", against="runs/old", roles=["prey"]).agent_returns["prey"].mean()
     """
+    pair = {"against_checkpoint": (against_checkpoint, "last"), "roles": (tuple(roles), ())}
+    if against is None:
+        for name in (name for name, (value, default) in pair.items() if value != default):
+            raise UsageError(f"{name} has no effect without against, the other policy. hint: leave it out.")
     if callable(run_dir) or names_rule(run_dir):
         about_runs = {
             "checkpoint": (checkpoint, "last"),
             "train_seed": (train_seed, None),
             "trust": (trust, False),
         }
-        about_runs |= {"algorithm": (algorithm, None), "stochastic": (stochastic, False)}
+        about_runs |= {
+            "algorithm": (algorithm, None),
+            "stochastic": (stochastic, False),
+            "against": (against, None),
+        }
         refuse_for_rule(run_dir, [name for name, (value, default) in about_runs.items() if value != default])
         return evaluate_rule(
             run_dir,
@@ -223,6 +240,25 @@ def evaluate(
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
     )
+    if against is not None:
+        from rollmill.policies.cross_play import cross_play, load_partner
+
+        if record is not None:
+            raise UsageError(
+                "record writes episodes of one policy, but against adds another. hint: omit one of them."
+            )
+        other = {"checkpoint": against_checkpoint, "seed": train_seed, "imports": imports, "trust": trust}
+        return cross_play(
+            loaded,
+            load_partner(against, **other),
+            roles=roles,
+            env=env,
+            env_options=env_options,
+            episodes=episodes,
+            seed=seed,
+            stochastic=stochastic,
+            imports=imports,
+        )
     return evaluate_run(
         loaded,
         env=env,
@@ -280,16 +316,20 @@ def evaluate_run(
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
     if env is None:
-        if env_options:
-            raise UsageError(
-                f"the options {', '.join(env_options)} need the name of another environment, because the run's "
-                "own environment keeps the options of its training. hint: --env ID on the command line, env= in "
-                "Python."
-            )
+        refuse_options_alone(env_options)
         return _played(loaded.graph, loaded.weights, None, record, **play)
     import_modules(imports)
     other = as_environment(env, env_options)
     return _played(loaded.graph, loaded.weights, other, record, **play)
+
+
+def refuse_options_alone(env_options: Options) -> None:
+    """Raises a `UsageError` for options of an environment that is not named."""
+    if env_options:
+        raise UsageError(
+            f"the options {', '.join(env_options)} need the name of another environment, because the run's own "
+            "environment keeps the options of its training. hint: --env ID on the command line, env= in Python."
+        )
 
 
 def evaluator_on(

@@ -6,8 +6,8 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rollmill.core.text import compact, cut, format_bytes, number, printable
 from rollmill.record.status import Status, clock, is_output_on_terminal
@@ -23,7 +23,7 @@ FILLED, EMPTY = "━", "╌"
 """Characters of the bar of progress."""
 SPARK = 40
 """Values of the small picture of the return."""
-LOSSES = "losses/"
+LOSSES, EVALUATED = "losses/", "evaluation/returns/"
 FIRST = ("losses/policy", "losses/value", "losses/entropy", "losses/approx_kl")
 """Losses that are shown first, as far as there are any."""
 
@@ -108,18 +108,22 @@ def lines(status: Status, returns: list[float], width: int) -> Iterator[str]:
         episode = "" if status.episode_length is None else f"   length {number(status.episode_length)}"
         picture = sparkline(returns, min(SPARK, width // 3))
         yield f"{speed}   return {number(status.episode_return)} {picture}{episode}"
-    yield from _rows_of_metrics(status.row, width)
+    yield from _rows_of_metrics(status, width)
     yield f"peak memory of this process: {format_bytes(peak_memory())}"
 
 
-def _rows_of_metrics(row: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yields lines on losses, the latest evaluation and the GPUs, as far as they are in a line of metrics."""
-    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+def _rows_of_metrics(status: Status, width: int) -> Iterator[str]:
+    """Yields lines on losses, kinds of agents, the latest evaluation and the GPUs, as far as metrics have them."""
+    numbers = {name: value for name, value in status.row.items() if isinstance(value, int | float)}
     losses = sorted((name for name in numbers if name.startswith(LOSSES)), key=_rank)
     if losses:
         yield fitting("losses", (f"{name.removeprefix(LOSSES)} {number(numbers[name])}" for name in losses), width)
+    if status.returns:
+        yield fitting("returns", (f"{name} {number(value)}" for name, value in status.returns.items()), width)
     if "evaluation/return" in numbers:
-        yield f"evaluation {number(numbers['evaluation/return'])}"
+        of_kinds = {name.removeprefix(EVALUATED): numbers[name] for name in numbers if name.startswith(EVALUATED)}
+        each = (f"{name} {number(value)}" for name, value in of_kinds.items() if "_seed" not in name)
+        yield fitting(f"evaluation {number(numbers['evaluation/return'])}", each, width)
     gpu = [(name.removeprefix("gpu/"), numbers[name]) for name in numbers if name.startswith("gpu/")]
     if gpu:
         yield fitting("GPU", (f"{name.replace('_', ' ')} {value:.0%}" for name, value in gpu), width)

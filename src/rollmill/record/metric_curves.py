@@ -19,6 +19,8 @@ TAIL_BYTES = 2**16
 """Bytes at the end of a file in which the newest values are looked for. A line has about a thousand."""
 LINE_START = ("iteration", "env_steps", "seconds")
 """Fields of every line that count the progress of a run."""
+ENDED = "episode/ended"
+"""Number of episodes that ended in the iterations of a line."""
 RETURN = "episode/return"
 """Default metric of a learning curve: the mean return over all seeds of a run."""
 
@@ -56,13 +58,15 @@ def metric_names(run: RunDirectory) -> set[str]:
     return names - set(LINE_START)
 
 
-def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None) -> list[MetricPoint]:
-    """Returns at most `max_points` evenly spaced points of a run's learning curve, including the last one.
+def thinned_curve(
+    run: RunDirectory, max_points: int, *, seed: int | None = None, metric: str = RETURN
+) -> list[MetricPoint]:
+    """Returns at most `max_points` evenly spaced points of a run's learning curve, including the last.
 
     Only the lines of these points are read, so the length of the file hardly matters. The curve is the mean over
     all seeds, or the curve of one `seed`.
     """
-    metric = RETURN if seed is None else f"{RETURN}_seed{seed}"
+    metric = metric if seed is None else f"{metric}_seed{seed}"
     with _opened(run.folder, METRICS) as file:
         if file is None:
             return []
@@ -74,18 +78,43 @@ def thinned_curve(run: RunDirectory, max_points: int, *, seed: int | None = None
     return [by_steps[steps] for steps in sorted(by_steps)]
 
 
+def newest_means(run: RunDirectory, prefix: str, *, episodes: float) -> dict[str, float]:
+    """Returns means over the newest lines of the metrics whose names begin with a prefix, weighted by episodes.
+
+    Takes as many lines as have these episodes together, of those at the end of the file that are near enough to be
+    read at once. Lines without an episode do not count.
+    """
+    sums: dict[str, float] = {}
+    ended = 0.0
+    for line in reversed(_tail(run)):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError, OverflowError):
+            read = msgspec.json.decode(line, type=dict[str, object])
+            values = {name: value for name, value in read.items() if name.startswith(prefix) and _is_finite(value)}
+            count = read.get(ENDED)
+            if values and _is_finite(count) and count > 0:
+                sums |= {name: sums.get(name, 0.0) + float(count) * float(value) for name, value in values.items()}
+                ended += float(count)
+        if ended >= episodes:
+            break
+    return {name: total / ended for name, total in sums.items()}
+
+
+def _tail(run: RunDirectory) -> list[bytes]:
+    """Returns the whole lines at the end of a run's metrics."""
+    with _opened(run.folder, METRICS) as file:
+        if file is None:
+            return []
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        return file.read(TAIL_BYTES).rpartition(b"\n")[0].splitlines()
+
+
 def newest_values(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
     """Returns the newest finite values of some metrics from the last lines of a run, however long the file is.
 
     Metrics that do not occur in these lines are left out.
     """
-    with _opened(run.folder, METRICS) as file:
-        if file is None:
-            return {}
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        lines = file.read(TAIL_BYTES).rpartition(b"\n")[0].splitlines()
     values: dict[str, float] = {}
-    for line in reversed(lines):
+    for line in reversed(_tail(run)):
         with contextlib.suppress(msgspec.DecodeError, RecursionError, OverflowError):
             read = msgspec.json.decode(line, type=dict[str, object])
             known = {name: read.get(name) for name in names if name not in values}

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from rollmill.core.text import compact
 
+RETURNS = "returns/"
+"""Prefix of the mean returns of kinds of agents."""
+
 
 class Status(NamedTuple):
     """The progress of a run, in the form in which displays show it."""
@@ -22,6 +25,13 @@ class Status(NamedTuple):
     """The newest line of metrics."""
 
     @property
+    def returns(self) -> dict[str, float]:
+        """Returns the mean return of each kind of agents in the newest line, where there is more than one kind."""
+        found = {name.removeprefix(RETURNS): x for name, x in self.row.items() if name.startswith(RETURNS)}
+        known = {name: float(value) for name, value in found.items() if value is not None}
+        return known if len(known) > 1 else {}
+
+    @property
     def seconds_left(self) -> float:
         """Estimated seconds until the end of the run, at the current throughput."""
         return (self.total_steps - self.env_steps) / max(self.steps_per_second, 1e-9)
@@ -29,9 +39,14 @@ class Status(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.env_steps:>12,} / {self.total_steps:,} steps  {compact(self.steps_per_second)} steps/s  "
-            f"{clock(self.seconds_left)} left  return {_number(self.episode_return)}  "
-            f"length {_number(self.episode_length)}"
+            f"{clock(self.seconds_left)} left  {self._shown_returns}  length {_number(self.episode_length)}"
         )
+
+    @property
+    def _shown_returns(self) -> str:
+        """The return of each kind of agents, since those of opponents cancel out, or else the mean return."""
+        each = ", ".join(f"{name} {_number(value)}" for name, value in self.returns.items())
+        return f"returns {each}" if each else f"return {_number(self.episode_return)}"
 
 
 def is_output_on_terminal() -> bool:

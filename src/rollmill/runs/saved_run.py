@@ -106,6 +106,8 @@ class Summary:
     compile_seconds: float | None = None
     final_return: float | None = None
     best_return: float | None = None
+    final_returns: dict[str, float] = field(default_factory=dict)
+    """Mean return of each kind of agents, where there are several."""
     stopped_by: str | None = None
     """A signal, or a hook."""
     stop_reason: str | None = None

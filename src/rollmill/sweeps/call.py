@@ -18,7 +18,7 @@ from rollmill.gpus.machine_parts import check_sharing
 from rollmill.gpus.sharing import SHARINGS
 from rollmill.runs.own_names import modules_of_names
 from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
-from rollmill.sweeps.directory import TRIAL_RESULTS
+from rollmill.sweeps.metrics import check_metric
 from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.running import run_sweep
 from rollmill.sweeps.search_space import Axis, listed_axis, option_name, parse_axis
@@ -94,7 +94,8 @@ def sweep(
         gpu_sharing: how trials share a GPU.
         together: with `auto`, trials that differ only in seeds and hyperparameters share a program. With `off`,
             each trial is a separate process.
-        metric: result by which trials are compared. The largest is the best.
+        metric: result by which trials are compared: `final_return`, `best_return`, `env_steps`,
+            `steps_per_second`, `seconds`, or `returns/KIND` for one kind of agents. The largest is the best.
         sweep_dir: directory of the sweep. By default, it is named after algorithm, environment and time, in runs/.
         env_options: options of the environment, for all trials.
         imports: modules that register the environment, the network or the algorithm, in addition to the modules
@@ -192,8 +193,7 @@ def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) ->
     if sharing not in SHARINGS:
         raise unknown_name("gpu_sharing", str(sharing), SHARINGS)
     check_sharing(sharing)
-    if metric not in TRIAL_RESULTS:
-        raise unknown_name("metric", str(metric), TRIAL_RESULTS)
+    check_metric(metric)
 
 
 def _dictionary(name: str, value: Any) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import HalvingRule, default_grace_steps
+from rollmill.sweeps.metrics import check_metric, is_of_kind
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.search_space import Axis, combinations, listed_axis, points
 from rollmill.sweeps.shared_programs import check_one_program
@@ -140,6 +141,13 @@ def _check_request(asked: NewSweep) -> None:
         if number is not None and number < 1:
             raise UsageError(f"{name} {number} must be at least 1.")
     _check_settings(asked.request, asked.axes)
+    if is_of_kind(check_metric(asked.metric)) and (asked.pbt_every is not None or asked.group_seeds):
+        option, why = ("--group-seeds", "has one mean over the seeds of a program")
+        if asked.pbt_every is not None:
+            option, why = ("--pbt-every", "compares trials by their mean return over all agents")
+        raise UsageError(
+            f"--metric {asked.metric} is not supported with {option}, which {why}. hint: leave one of them out."
+        )
     if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
         raise UsageError(
             "--reduction-factor and --grace-steps have no effect without --stop-early asha. hint: add it, or "

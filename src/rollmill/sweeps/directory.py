@@ -13,11 +13,10 @@ All other information about a trial is read from its run, so a killed sweep cont
 
 import csv
 import io
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.folder import Folder
@@ -28,6 +27,7 @@ from rollmill.plan_search.orders import Order
 from rollmill.record.json_files import read_json, write_json
 from rollmill.record.run_directory import RunDirectory
 from rollmill.sweeps.halving import HalvingState, Judgement
+from rollmill.sweeps.metrics import TRIAL_RESULTS, columns_of_kinds, extra_columns, finite, is_of_kind, result_of
 from rollmill.sweeps.proposals import SAMPLERS, PastTrial, propose
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, ranked
 from rollmill.sweeps.spec import SweepSpec, Trial, text_of
@@ -37,9 +37,6 @@ NORMALIZE = "normalize_observations"
 SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
 FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
-TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
-"""A column of the table, from the summaries of the runs."""
-TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
 FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
 UNFINISHED, RUNNING = "unfinished", "running"
 """Values of the column `status`; others are those of a run's summary."""
@@ -241,8 +238,11 @@ class SweepDirectory:
         results of a `running` trial come from an earlier stop.
         """
         rows, stopped, failed = [], self.stopping().stopped, self.failed()
-        for trial in self.trials():
-            summary = {} if trial.name in running else self.summary(trial)
+        trials = self.trials()
+        summaries = {trial.name: {} if trial.name in running else self.summary(trial) for trial in trials}
+        columns = (*TRIAL_RESULTS, *columns_of_kinds(summaries.values(), metric))
+        for trial in trials:
+            summary = summaries[trial.name]
             if trial.name in running:
                 status = RUNNING
             elif _has_ended(summary):  # before it was stopped early
@@ -252,14 +252,14 @@ class SweepDirectory:
             else:
                 status = FAILED if trial.name in failed else summary.get("status", UNFINISHED)
             for point, results in _of_each_seed(trial, summary):
-                numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
+                numbers = {name: result_of(results, name) for name in columns}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
         return ranked(rows, self.spec.options_varied, metric)
 
     def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
         """Writes the rows of the table to table.csv. Raises a `StorageError` if the file cannot be written."""
         text = io.StringIO(newline="")
-        more = OVER_SEEDS if SEED in self.spec.options_varied else ()
+        more = [*extra_columns(rows), *(OVER_SEEDS if SEED in self.spec.options_varied else ())]
         writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS, *more])
         writer.writeheader()
         varied = self.spec.options_varied
@@ -275,11 +275,12 @@ class SweepDirectory:
 
     def _past(self, trial: Trial, failed: Collection[str]) -> PastTrial:
         summary, stopped = self.summary(trial), self.stopping().stopped
-        result, steps = _number(summary.get(self.spec.metric)), int(_number(summary.get("env_steps")) or 0)
+        result, steps = result_of(summary, self.spec.metric), int(finite(summary.get("env_steps")) or 0)
         if _has_ended(summary):
             return PastTrial(trial.point, "finished", result, steps)
         if (judgement := stopped.get(trial.name)) is not None:
-            if result is None and self.spec.metric == "final_return":  # killed before it could write a summary
+            if result is None and (self.spec.metric == "final_return" or is_of_kind(self.spec.metric)):
+                # It was killed before it could write a summary.
                 result, steps = judgement.result, judgement.steps
             return PastTrial(trial.point, "stopped", result, steps)
         return PastTrial(trial.point, "failed" if trial.name in failed else "running")
@@ -331,8 +332,3 @@ def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str,
                 results[name] = known[index]
         each.append((trial.point | {"seed": seed}, results))
     return each
-
-
-def _number(value: Any) -> int | float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if known else None

@@ -3,6 +3,7 @@
 from rollmill.record.metric_curves import LineFollower
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import CurvePoint, HalvingRule, Judgement
+from rollmill.sweeps.metrics import curve_of
 from rollmill.sweeps.spec import Trial
 
 
@@ -15,6 +16,7 @@ class EarlyStopping:
 
     def __init__(self, sweep: SweepDirectory, rule: HalvingRule) -> None:
         self._sweep, self._rule = sweep, rule
+        self._metric = curve_of(sweep.spec.metric)
         self._state = sweep.stopping()
         self._followers: dict[str, LineFollower] = {}
 
@@ -22,9 +24,8 @@ class EarlyStopping:
         """Reads the new metrics of a running trial. Returns the judgement that stops the trial, or None."""
         if trial.name not in self._followers:
             self._followers[trial.name] = LineFollower(self._sweep.run(trial).folder)
-        curve = [
-            CurvePoint(int(point.env_steps), point.value) for point in self._followers[trial.name].read_returns()
-        ]
+        points = self._followers[trial.name].read_points(self._metric)
+        curve = [CurvePoint(int(point.env_steps), point.value) for point in points]
         judgements = self._state.judge(self._rule, trial.name, curve)
         if judgements:
             self._sweep.write_stopping(self._state)

@@ -12,7 +12,8 @@ from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import BarPart, asset, bar_row, escaped, legend, page, section, table
 from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.sweeps.analysis import Configuration, Importance, configurations, importances, without_seed
-from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.metrics import TRIAL_RESULTS, curve_of, extra_columns, is_of_kind
 from rollmill.sweeps.parallel import parallel_coordinates
 from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best
 from rollmill.sweeps.spec import Trial, text_of
@@ -63,7 +64,8 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
 
 def _curve_of_row(sweep: SweepDirectory, trial: Trial, row: Mapping[str, Any], most: int) -> LabelledCurve:
     if trial.seeds is None:
-        return LabelledCurve(str(trial), thinned_curve(sweep.run(trial), most))
+        metric = curve_of(sweep.spec.metric)
+        return LabelledCurve(str(trial), thinned_curve(sweep.run(trial), most, metric=metric))
     seed = int(row["seed"]) if len(trial.seeds) > 1 else None
     return LabelledCurve(f"{trial}, seed {row['seed']}", thinned_curve(sweep.run(trial), most, seed=seed))
 
@@ -164,7 +166,8 @@ def _share(each: Importance) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], options: Sequence[str], *, num_best: int) -> str:
-    columns = ("trial", *options, "status", *TRIAL_RESULTS, *(OVER_SEEDS if SEED in options else ()))
+    over_seeds = OVER_SEEDS if SEED in options else ()
+    columns = ("trial", *options, "status", *TRIAL_RESULTS, *extra_columns(rows), *over_seeds)
     cells = [tuple(_cell(name, row[name]) for name in columns) for row in rows]
     left = [index for index, name in enumerate(columns) if not _is_numeric(rows, name)]
     return table(columns, cells, left=left, num_marked=num_best)
@@ -181,4 +184,4 @@ def _cell(name: str, value: Any) -> str:
         return ""
     if name == "env_steps":
         return compact(value)
-    return number(float(value)) if name in NUMBERS else text_of(value)
+    return number(float(value)) if name in NUMBERS or is_of_kind(name) else text_of(value)

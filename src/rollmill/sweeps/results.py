@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from rollmill.core.errors import RollmillError
 from rollmill.sweeps.directory import SweepDirectory
+from rollmill.sweeps.metrics import lacking
 from rollmill.sweeps.report import write_report
+from rollmill.sweeps.spec import Trial
 
 SHORTEST_SECONDS = 30.0
 """Shortest time between two writings while trials run."""
@@ -24,6 +26,16 @@ class SweepResults:
     """Column of the table by which trials are compared."""
     due: float = field(default_factory=lambda: time.monotonic() + SHORTEST_SECONDS)
     """`time.monotonic()` from which on the files are out of date."""
+    noted: bool = False
+    """Whether a note on a trial without the metric was returned."""
+
+    def note_on(self, trial: Trial) -> str | None:
+        """Returns a note on the first trial that has ended without a result of the metric's kind of agents."""
+        if self.noted or not self.sweep.is_finished(trial):
+            return None
+        note = lacking(self.sweep.summary(trial), self.metric)
+        self.noted = note is not None
+        return note and f"note: trial {trial.name} {note}"
 
     def write(self, running: Collection[str] = ()) -> None:
         """Updates the table and the report. `running` names the trials that are still running.

@@ -17,6 +17,7 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
+from rollmill.sweeps.metrics import OF_KINDS
 from rollmill.sweeps.population_based import run_population
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.shared_programs import MAX_TRIALS, Together, num_programs, trials_together
@@ -129,9 +130,15 @@ def _run_all(
             schedule.running.remove(running)
             for trial in running.trials:
                 say(_outcome(sweep, schedule, running, trial, alone=len(parts) <= parts.least))
+            _say_notes(results, running, say)
         results.write_if_due([trial.name for running in schedule.running for trial in running.trials])
         if not ended:
             time.sleep(LOOK_SECONDS)
+
+
+def _say_notes(results: SweepResults, running: RunningTrial, say: Callable[[str], None]) -> None:
+    for note in filter(None, map(results.note_on, running.trials)):
+        say(note)
 
 
 def _pass_on_request(stop: StopRequest, schedule: _Schedule) -> None:
@@ -203,7 +210,10 @@ def _outcome(
     code = running.process.returncode
     if sweep.is_finished(trial):
         summary = sweep.summary(trial)
-        return f"trial {trial} finished in {running.seconds:.0f} s, final return {_short(summary['final_return'])}"
+        of_kinds = summary.get(OF_KINDS) or {}
+        each = ", ".join(f"{kind} {_short(value)}" for kind, value in of_kinds.items())
+        final = f"final returns {each}" if each else f"final return {_short(summary['final_return'])}"
+        return f"trial {trial} finished in {running.seconds:.0f} s, {final}"
     if trial.name in schedule.stopped:
         return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
     last = last_line(sweep.log(running.trial))

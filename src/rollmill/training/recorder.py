@@ -25,9 +25,18 @@ from rollmill.hooks import (
     TrainingStarted,
 )
 from rollmill.programs.faults.find import ALMOST_ONE, FINITE
-from rollmill.record.aggregates import EpisodeWindow, RowSums, SavedSums, StackedRows, Throughput, stacked
+from rollmill.record.aggregates import (
+    EPISODES,
+    EpisodeWindow,
+    RowSums,
+    SavedSums,
+    StackedRows,
+    Throughput,
+    stacked,
+)
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.leaves import tree_digest
+from rollmill.record.metric_curves import newest_means
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import Status
@@ -51,6 +60,9 @@ MAX_LINES_OF_REPLAY = 2_000
 ENDED, FAILED, UNSTABLE = "episodes/ended", "episodes/failed", "episodes/unstable"
 OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
 """Metrics of the episodes that ended in an iteration."""
+
+EVALUATED = "evaluation/returns/"
+"""Prefix of the mean returns of kinds of agents in an evaluation."""
 
 HIDDEN = ("episodes/", "finite/", COMPUTED, GAMES, MOMENTS)
 """How metrics begin that are not logged as they are."""
@@ -322,9 +334,14 @@ class Recorder:
         row = self._log.write(iteration, iteration * self._loops.batch_size, line)
         self._reported_seconds = row["seconds"]
         best = evaluation.progress.best_iteration == iteration
+        of_kinds = {
+            name.removeprefix(EVALUATED): mean for name, mean in found.items() if name.startswith(EVALUATED)
+        }
+        each = "".join(f", {name} {mean:.5g}" for name, mean in of_kinds.items() if "_seed" not in name)
         self._display.note(
             f"evaluated after {iteration * self._loops.batch_size:,} steps: mean return "
-            f"{found['evaluation/return']:.5g} in {found['evaluation/episodes']} episodes"
+            f"{found['evaluation/return']:.5g}{' over all agents' if each else ''}{each} in "
+            f"{found['evaluation/episodes']} episodes"
         )
         self._hooks.emit(PolicyEvaluated(**self._at(iteration), seconds=row["seconds"], row=row, best=best))
 
@@ -538,11 +555,17 @@ class Recorder:
             "failures": int(self._episodes.failed),
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
+            **({"final_returns": returns} if (returns := self._returns_of_kinds()) else {}),
             **(self._evaluation.summary if self._evaluation else {}),
             "weights_sha256": tree_digest(weights),
             **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
             **(self._over_seeds(best) if len(best) > 1 else {}),
         }
+
+    def _returns_of_kinds(self) -> dict[str, float]:
+        """Returns the mean return of each kind of agents over the latest episodes, if there are several kinds."""
+        means = newest_means(self._run, RETURNS, episodes=EPISODES)
+        return {name.removeprefix(RETURNS): mean for name, mean in means.items()} if len(means) > 1 else {}
 
     def _over_seeds(self, best: list[float | None]) -> dict[str, Any]:
         known = [value for value in self._returns if value is not None]

@@ -1,0 +1,79 @@
+"""Results by which the trials of a sweep are compared: columns of its table, from the summaries of the runs.
+
+`returns/KIND` is the mean return of one kind of agents. The mean over all agents, `final_return`, says little if
+kinds have opposed aims, as their returns cancel out.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from rollmill.core.errors import UsageError, suggestion
+from rollmill.record.metric_curves import RETURN
+from rollmill.record.status import RETURNS
+
+TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
+"""A column that every sweep has."""
+TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
+OF_KINDS = "final_returns"
+"""Field of a summary with the mean return of each kind of agents."""
+
+
+def check_metric(metric: object) -> str:
+    """Returns the name of a result. Raises a `UsageError` if no sweep has it.
+
+    Whether there is such a kind of agents is known only when a trial has ended.
+    """
+    if isinstance(metric, str) and (metric in TRIAL_RESULTS or (is_of_kind(metric) and metric != RETURNS)):
+        return metric
+    known = (*TRIAL_RESULTS, f"{RETURNS}KIND")
+    raise UsageError(
+        f"unknown metric {str(metric)!r}. {suggestion(str(metric), TRIAL_RESULTS)} Known: {', '.join(known)}, "
+        "where KIND is a kind of agents."
+    )
+
+
+def is_of_kind(metric: str) -> bool:
+    """Returns whether a result is the return of one kind of agents."""
+    return metric.startswith(RETURNS)
+
+
+def curve_of(metric: str) -> str:
+    """Returns the metric of the runs by which trials are stopped early, and whose curves are drawn."""
+    return metric if is_of_kind(metric) else RETURN
+
+
+def result_of(summary: Mapping[str, Any], metric: str) -> int | float | None:
+    """Returns a result from the summary of a run, or None if it has none."""
+    if not is_of_kind(metric):
+        return finite(summary.get(metric))
+    of_kinds = summary.get(OF_KINDS)
+    return finite(of_kinds.get(metric.removeprefix(RETURNS))) if isinstance(of_kinds, dict) else None
+
+
+def columns_of_kinds(summaries: Iterable[Mapping[str, Any]], metric: str) -> list[str]:
+    """Returns the columns of kinds of agents: those that any summary has, and that of the metric."""
+    known = (summary.get(OF_KINDS) for summary in summaries)
+    names = {f"{RETURNS}{kind}" for of_kinds in known if isinstance(of_kinds, dict) for kind in of_kinds}
+    return sorted(names | ({metric} if is_of_kind(metric) else set()))
+
+
+def extra_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the columns of kinds of agents that rows of a table have."""
+    return [name for name in rows[0] if name.startswith(RETURNS)] if rows else []
+
+
+def lacking(summary: Mapping[str, Any], metric: str) -> str | None:
+    """Returns a note if a run has ended without the return of the metric's kind of agents."""
+    if not is_of_kind(metric) or not summary or result_of(summary, metric) is not None:
+        return None
+    of_kinds = summary.get(OF_KINDS)
+    known = ", ".join(f"{RETURNS}{kind}" for kind in of_kinds) if isinstance(of_kinds, dict) else ""
+    has = f"only {known}" if known else "because no episode ended, or it has one kind of agents"
+    return f"has no {metric}, {has}. hint: rollmill sweep --resume SWEEP --metric NAME ranks by another result"
+
+
+def finite(value: Any) -> int | float | None:
+    """Returns a number of a summary, or None if it is anything else."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if known else None
