@@ -149,9 +149,9 @@ class LineFollower:
         self._position += len(whole)
         return whole.splitlines()
 
-    def read_returns(self) -> list[MetricPoint]:
-        """Returns the mean returns in the lines written since the last call."""
-        points = (_parsed(line, RETURN) for line in self.read())
+    def read_points(self, metric: str = RETURN) -> list[MetricPoint]:
+        """Returns the values of a metric in the lines written since the last call."""
+        points = (_parsed(line, metric) for line in self.read())
         return [point._replace(seconds=0.0) for point in points if point is not None]
 
 
