@@ -1,6 +1,7 @@
 """CPU seconds from the shell to a return: PPO of Rollmill, Stable-Baselines3 and Rejax, in turns.
 
-    python benchmarks/seconds_to_return.py --sb3 PYTHON --rejax PYTHON [--seeds 0 1 2]
+    python benchmarks/seconds_to_return.py [--sb3 PYTHON] [--rejax PYTHON] [--seeds 0 1 2]
+    python benchmarks/seconds_to_return.py --merge FOLDER ...
 
 A training counts until the first evaluation that reaches the threshold: the mean return of 20 episodes with the
 most likely action, at regular steps. Evaluations themselves do not count on any side. Rollmill and Rejax train
@@ -9,7 +10,8 @@ up to there. Stable-Baselines3 tells how long its evaluations took. CPU seconds 
 whole process with its children, start and compilation included, as other programs may share the cores. Rollmill
 trains by the plain command's defaults: cold, with an empty cache of compiled programs, and warm, with what the
 cold training left there. Stable-Baselines3 has the hyperparameters of RL Zoo, and Rejax those that it
-publishes. Writes results/seconds-to-return.json.
+publishes. A side without its Python is left out. Writes results/seconds-to-return.json, to which `--merge` adds
+trainings that were written to other folders.
 """
 
 import json
@@ -23,8 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from learning import rejax_settings
-from measure import HERE, REJAX, Failed, foreign, lines_of, options, read_result, write_result
+from measure import HERE, REJAX, Failed, foreign, lines_of, options, read_result, this_commit, write_result
 
+from rollmill.core.machine import hardware
 from rollmill.recipes.classic import RECIPES
 
 EPISODES = 20
@@ -152,13 +155,17 @@ def of_rejax(case: Case, python: str, seed: int) -> dict[str, Any]:
     return {"steps": solved * case.every, "return": returns[solved], "cpu": found["cpu"], "wall": found["wall"]}
 
 
-def measure(case: Case, sb3: str, rejax: str, seed: int) -> dict[str, dict[str, Any]]:
+def measure(case: Case, sb3: str | None, rejax: str | None, seed: int) -> dict[str, dict[str, Any]]:
     """Returns what every side took with a seed, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         sides = of_rollmill(case, Path(folder), seed)
-    sides["Stable-Baselines3"] = of_sb3(case, sb3, seed) | {"seed": seed}
-    sides["Rejax"] = of_rejax(case, rejax, seed) | {"seed": seed}
+    if sb3:
+        sides["Stable-Baselines3"] = of_sb3(case, sb3, seed) | {"seed": seed}
+    if rejax:
+        sides["Rejax"] = of_rejax(case, rejax, seed) | {"seed": seed}
+    conditions = {"commit": this_commit(), "cpu": hardware()["cpu"], "cores": len(os.sched_getaffinity(0))}
     for name, side in sides.items():
+        side |= conditions
         print(f"{case.environment}, {name}: {side}", flush=True)
     return sides
 
@@ -175,11 +182,26 @@ def keep(case: Case, sides: dict[str, dict[str, Any]], folder: Path) -> None:
     write_result("seconds-to-return", {"episodes": EPISODES, "environments": kept}, folder)
 
 
+def merge(folder: Path, output: Path) -> None:
+    """Adds the trainings in a folder to the result."""
+    for case in CASES:
+        row = read_result("seconds-to-return", folder).get("environments", {}).get(case.environment, {"sides": {}})
+        by_seed: dict[int, dict[str, dict[str, Any]]] = {}
+        for name, trainings in row["sides"].items():
+            for each in trainings:
+                by_seed.setdefault(each["seed"], {})[name] = each
+        for sides in by_seed.values():
+            keep(case, sides, output)
+
+
 def main() -> None:
     names = [case.environment for case in CASES]
-    chosen = options(__doc__, sb3=str, rejax=(str, REJAX), seeds=[0, 1, 2], environments=names)
-    if not (chosen.sb3 and chosen.rejax):
-        raise SystemExit(f"--sb3 and --rejax are missing: a Python with stable-baselines3, and {REJAX}.")
+    peers = {"sb3": (str, "a Python with stable-baselines3"), "rejax": (str, REJAX)}
+    chosen = options(__doc__, **peers, seeds=[0, 1, 2], environments=names, merge=[Path])
+    if chosen.merge:
+        for folder in chosen.merge:
+            merge(folder, chosen.output)
+        return
     for seed in chosen.seeds:
         for case in CASES:
             if case.environment in chosen.environments:
