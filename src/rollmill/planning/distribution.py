@@ -18,7 +18,7 @@ DistributionPolicy: TypeAlias = Callable[[Counts], Partition]
 
 
 def central(counts: Counts) -> Partition:
-    """Actors compute gradients of their own rollouts, and one process applies them (A3C, if asynchronous).
+    """Lets actors compute the gradients of their own rollouts, and one process apply them (A3C, if asynchronous).
 
     `{environment, policy, gradients} x actors, {update} x 1`.
     """
@@ -37,7 +37,7 @@ def central(counts: Counts) -> Partition:
 
 
 def environments(counts: Counts) -> Partition:
-    """Environments, policies and learners apart, each with its own number of replicas.
+    """Places environments, policies and learners in separate groups, each with its own number of replicas.
 
     `{environment} x workers, {policy} x actors, {gradients, update} x learners`.
     """
@@ -61,7 +61,7 @@ def gpu_only(counts: Counts) -> Partition:
 
 
 def multi_learner(counts: Counts) -> Partition:
-    """Environments on CPU workers, everything else in several learners that reduce their gradients.
+    """Places environments on CPU workers, and everything else in several learners that average their gradients.
 
     `{environment} x workers, {policy, gradients, update} x learners`, gradients reduced.
     """
@@ -76,7 +76,7 @@ def multi_learner(counts: Counts) -> Partition:
 
 
 def single_learner_coarse(counts: Counts) -> Partition:
-    """Actors collect whole rollouts, one learner learns from them (IMPALA, if asynchronous).
+    """Lets actors collect whole rollouts, from which one learner learns (IMPALA, if asynchronous).
 
     `{environment, policy} x actors, {gradients, update} x 1`.
     """
@@ -96,7 +96,7 @@ def single_learner_coarse(counts: Counts) -> Partition:
 
 
 def single_learner_fine(counts: Counts) -> Partition:
-    """Places environments on CPU workers, and one learner that decides and learns for all of them.
+    """Places environments on CPU workers, and one learner that acts and learns for all of them.
 
     `{environment} x workers, {policy, gradients, update} x 1`.
     """

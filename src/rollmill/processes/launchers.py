@@ -43,7 +43,7 @@ class Launcher(Protocol):
         ...
 
     def abandon(self, handle: Any) -> None:
-        """Drops a process on an unreachable host, whose end could not be noticed."""
+        """Stops tracking a process on an unreachable host, because its end would not be noticed."""
         ...
 
     def condition(self, handle: Any) -> str:

@@ -106,7 +106,7 @@ class LocalLauncher:
         handle.server.ask({"kill": handle.number, "at_once": at_once})
 
     def abandon(self, handle: LocalHandle) -> None:
-        """Drops a process on an unreachable host. Never needed here, because this host can always be reached."""
+        """Stops tracking a process. Never needed here, because this host is always reachable."""
         self.kill(handle)
 
     def leaving(self, handle: LocalHandle) -> str:

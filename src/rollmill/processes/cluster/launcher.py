@@ -219,7 +219,7 @@ class RayLauncher:
         self._ray.kill(handle.actor, no_restart=True)
 
     def abandon(self, handle: RayHandle) -> None:
-        """Drops a worker on an unreachable host, whose end could not be noticed.
+        """Stops tracking a worker on an unreachable host, because its end would not be noticed.
 
         The worker ends itself, because its connection to the coordinator is cut as well.
         """

@@ -123,7 +123,9 @@ class HostsLauncher:
             handle.host.send("kill", number=handle.number, at_once=at_once)
 
     def abandon(self, handle: LocalHandle | HostHandle) -> None:
-        """Drops a worker on an unreachable host. The worker ends itself, because its connection is cut as well."""
+        """Stops tracking a worker on an unreachable host. The worker ends itself, because its connection is cut as
+        well.
+        """
         if isinstance(handle, LocalHandle):
             self._local.abandon(handle)
             return

@@ -22,7 +22,7 @@ class Pace:
         self._row_at = time.monotonic()
 
     def advance(self, iteration: int, rows: int) -> bool:
-        """Records `rows` rows of metrics up to an iteration. Returns whether training has progressed further than
+        """Records `rows` rows of metrics up to `iteration`. Returns whether training has progressed further than
         ever.
         """
         now = time.monotonic()
@@ -33,7 +33,7 @@ class Pace:
         return is_new
 
     def ahead(self, *, mesh: bool) -> int:
-        """Returns an iteration that probably no replica has reached yet. A replica that has answers with
+        """Returns an iteration that probably no replica has reached yet. If a replica has, it answers with
         `MissedSnapshot`.
         """
         ahead = self.iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
