@@ -20,9 +20,9 @@ class TrainingEvent:
     """An event of a run."""
 
     iteration: int
-    """Iterations that were done by then."""
+    """Number of iterations completed when the event happened."""
     env_steps: int
-    """Environment steps of one seed by then."""
+    """Number of environment steps of one seed completed when the event happened."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class TrainingStarted(TrainingEvent):
     config: Mapping[str, Any]
     """The content of config.json."""
     total_env_steps: int
-    """Environment steps of one seed that are planned."""
+    """Number of planned environment steps of one seed."""
     seeds: tuple[int, ...]
-    """Seeds that are trained."""
+    """The seeds that the run trains."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class MetricsLogged(TrainingEvent):
     """A line of metrics.jsonl was written."""
 
     seconds: float
-    """Time of the training so far, without its start-up and compilation."""
+    """Duration of the run so far in seconds, without start-up and compilation."""
     row: Mapping[str, Any]
-    """The line: numbers by name, None for those that are not defined."""
+    """The line of metrics.jsonl: values by name, or None for metrics that are not defined."""
     episodes: float
-    """Latest episodes that `episode/return` is the mean of. For several seeds it is the fewest."""
+    """Number of latest episodes that `episode/return` averages over. With several seeds, the smallest number of
+    any seed."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class PolicyEvaluated(TrainingEvent):
     """The policy was evaluated, and a line with the result was written to metrics.jsonl."""
 
     seconds: float
-    """Time of the training so far, without its start-up and compilation."""
+    """Duration of the run so far in seconds, without start-up and compilation."""
     row: Mapping[str, Any]
-    """The line, with `evaluation/return` and its like."""
+    """The line of metrics.jsonl with the result, such as `evaluation/return`."""
     best: bool
-    """True if no evaluation before had as high a mean return."""
+    """True if no earlier evaluation had an equally high mean return."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class CheckpointSaved(TrainingEvent):
     """A checkpoint of this iteration is complete on disk. A later checkpoint may already have replaced it."""
 
     path: Path
-    """Its folder."""
+    """Path of the checkpoint's folder."""
     score: float | None
-    """The mean return by which the best checkpoints are kept, or None if there is none."""
+    """Mean return by which the best checkpoints are selected, or None if there is none yet."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,12 @@ class FailureReported(TrainingEvent):
     """A worker was lost or hangs, an environment or a hook failed, or a value is not finite."""
 
     kind: FailureKind
-    """A lost or hanging worker, an environment that raised, a number that is not finite, a hook, or other."""
+    """What failed: a worker that was lost or hangs, an environment, a value that is not finite, a hook, or
+    something else."""
     message: str
-    """The message that the user sees."""
+    """The message shown to the user."""
     ends: bool
-    """True if the training ends with it. There is no `TrainingFinished` then."""
+    """True if training ends because of the failure. No `TrainingFinished` follows."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,10 @@ class Checkpoint:
 
 
 HookRequest: TypeAlias = Stop | Checkpoint | None
-"""A hook's answer to an event, or None for no request."""
+"""What a hook returns: a request, or None."""
 
 Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
-"""Called with each event of a training, one at a time."""
+"""A function that is called with each event of a run, one at a time."""
 
 
 def named(name: str, hook: Hook) -> Hook:

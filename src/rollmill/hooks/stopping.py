@@ -9,7 +9,7 @@ from rollmill.core.schema import coerce
 from rollmill.hooks.events import Hook, HookRequest, MetricsLogged, PolicyEvaluated, Stop, TrainingEvent, named
 
 WINDOW = 100
-"""Episodes that `episode/return` is the mean of, once as many have ended."""
+"""Maximum number of episodes that `episode/return` averages over."""
 
 TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
 

@@ -27,16 +27,16 @@ from rollmill.hooks.events import (
 
 STEP = "env_steps"
 WANDB_ID = "wandb_id.txt"
-"""File of a run directory with the run's id at Weights & Biases."""
+"""Name of the file in a run directory with the id of the Weights & Biases run."""
 MAX_ID_BYTES = 8192
 RUN_TAG = "rollmill.run"
-"""Tag of an MLflow run: the path of its run directory."""
+"""Tag of an MLflow run that contains the path of the run directory."""
 
 MAX_PARAMETERS = 100
-"""Parameters, or metrics, that MLflow takes at once."""
+"""Maximum number of parameters, or of metrics, in one call of MLflow."""
 
 MAX_CHARACTERS = 500
-"""Length of a parameter that every version of MLflow takes."""
+"""Maximum length of a parameter that every version of MLflow accepts."""
 
 
 def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:

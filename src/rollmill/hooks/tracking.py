@@ -25,11 +25,11 @@ from rollmill.hooks.trackers import mlflow_log, wandb_log
 
 TRACKERS: dict[str, Callable[[], Hook]] = {"csv": csv_log, "wandb": wandb_log, "mlflow": mlflow_log}
 ONE_OF_A_PROCESS = ("wandb",)
-"""Trackers that follow one training of a process only."""
+"""Trackers that can follow only one run per process."""
 MAX_WAITING = 20_000
-"""Events that wait for a slow tracker, which gets no more beyond them."""
+"""Maximum number of events that wait for a slow tracker. Beyond it, the tracker receives no more events."""
 MAX_SECONDS = 30.0
-"""Time that the end of a training waits for its trackers."""
+"""Maximum time in seconds that a run waits for its trackers at the end."""
 
 
 Trackers: TypeAlias = Mapping[str, Callable[[], Hook]]

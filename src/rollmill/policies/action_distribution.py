@@ -26,7 +26,7 @@ class ActionDistribution(eqx.Module):
     parameters: PyTree
     """The distribution (`rollmill.networks.Categorical` and others), with leaves `[*batch, ...]`."""
     ranks: tuple[int, ...] = eqx.field(static=True)
-    """Number of axes of each of these leaves in a single distribution."""
+    """Number of axes that each of these leaves has in a single distribution."""
 
     @property
     def batch_shape(self) -> Shape:

@@ -33,7 +33,7 @@ from rollmill.runs.saved_run import check_identity
 from rollmill.runs.specification import import_modules
 
 NEWEST, BEST = "last", "best"
-"""Names of checkpoints. Others are numbers of iterations."""
+"""Checkpoint names. Any other checkpoint is given by the number of its iteration."""
 
 
 def load(

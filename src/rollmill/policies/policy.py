@@ -41,7 +41,7 @@ class LoadedRun(NamedTuple):
     weights: Weights
     iteration: int
     name: str = ""
-    """Name of the run's directory."""
+    """Name of the run directory."""
 
 
 class PolicyInput(NamedTuple):
@@ -50,7 +50,7 @@ class PolicyInput(NamedTuple):
     memory: Any
     observation: Any
     mask: Any
-    """Legal actions, or the position that a search begins with."""
+    """Action mask, or the position from which a search starts."""
     batch: Shape
     plain: bool
     """True if results are NumPy arrays."""

@@ -37,11 +37,11 @@ Draw: TypeAlias = Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]
 AnyEnvironment: TypeAlias = Environment | HostEnvironment | GymnasiumObject | str
 
 DEFAULT_SIZE, SMALLEST, LARGEST = 480, 16, 4096
-"""Pixels of the longer side."""
+"""Default length of a picture's longer side, in pixels."""
 DEFAULT_FPS = 30.0
 MAX_FRAMES = 100_000
 MAX_NUMBERS = 4
-"""Numbers of an action that a caption shows."""
+"""Maximum number of elements of an action that a caption shows."""
 WAY_OUT = "docs/extending.md shows how to add one"
 
 
@@ -52,15 +52,15 @@ class Frame(NamedTuple):
     episode: int
     """Number of the episode, from 0."""
     step: int
-    """Steps of the episode so far, or 0 after the reset."""
+    """Number of steps in the episode so far, 0 after the reset."""
     episode_return: float
-    """Rewards of the episode so far, as an evaluation sums them."""
+    """Sum of the rewards in the episode so far, as in an evaluation."""
     fps: float
-    """Frames a second that suit the environment."""
+    """Number of frames per second that suits the environment."""
     action: str
-    """The action that led here, or an empty text after the reset."""
+    """Description of the action that led to this frame, or an empty string after the reset."""
     legend: Legend
-    """Colours of the picture, and their meaning."""
+    """Colours in the picture with their meanings."""
 
     @property
     def texts(self) -> tuple[str, str, str, str]:

@@ -20,8 +20,8 @@ from rollmill.dataflow import ActionMask, Decision, Graph, Loops
 from rollmill.envs import random_action
 
 Rule: TypeAlias = Callable[[Key, Observation, ActionMask], Action]
-"""`(key, observation, legal actions) -> action` of ONE environment, a JAX function. The legal actions are `()`
-where all are legal."""
+"""A JAX function `(key, observation, legal actions) -> action` of ONE environment. The legal actions are `()` if
+all actions are legal."""
 
 RANDOM = "random"
 _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")

@@ -20,7 +20,7 @@ from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity
 
 LOOK_SECONDS = 0.5
-"""Seconds between two looks at the checkpoints."""
+"""Seconds between two checks for new checkpoints."""
 
 
 class WatchedCheckpoint(NamedTuple):

@@ -24,35 +24,38 @@ from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profi
 from rollmill.profiling.text import about_percent, duration
 
 MIN_SHARE = 0.1
-"""Share of the time below which no rule applies."""
+"""Smallest share of the time to which a rule applies."""
 FUSED = 0.5
-"""Fraction of the time between kernels that fusing them is predicted to save."""
+"""Predicted saving of fusion, as a fraction of the time between the fused kernels."""
 TRAFFIC_SAVED = 0.25
-"""Fraction of the time of memory traffic that kernels save by keeping intermediate results in registers."""
+"""Predicted saving of fused kernels, which keep intermediate results in registers, as a fraction of the time of
+memory traffic."""
 PARALLEL = 0.5
-"""Fraction of what is saved where environments wait side by side that is predicted."""
+"""Fraction of the possible saving that is predicted if several environments wait at the same time."""
 ROOM = 2.0
-"""Idle cores from which on more processes may step environments faster that compute."""
+"""Number of idle cores from which it is worth measuring whether more processes step computing environments
+faster."""
 WRITTEN_LESS = 0.5
-"""Fraction of the time of writing files that writing a tenth as often is predicted to save: a part is the same
-each time that anything is reported."""
+"""Predicted saving of writing files a tenth as often, as a fraction of the writing time. Part of that time does
+not depend on how often files are written."""
 RARER = 10
-"""Factor by which fewer files are written."""
+"""Factor by which files are suggested to be written less often."""
 SHORT_KERNEL = 3e-6
-"""Seconds of a kernel on a GPU below which most of it is beginning and ending."""
+"""Duration of a GPU kernel, in seconds, below which most of it is start and end."""
 SHORT_SAVED = 0.8
-"""Fraction of the time of such kernels that fusing them is predicted to save."""
+"""Predicted saving of fusing short kernels, as a fraction of their time."""
 ROLLOUTS_SAVED, GRADIENTS_SAVED = 0.5, 0.3
-"""Fractions of the time of rollouts and of gradients that kernels of a CPU are predicted to save."""
+"""Predicted savings of CPU kernels, as fractions of the time of rollouts and of gradients."""
 FULL_VECTORS = 32
-"""Environments from which a CPU's kernels compute whole vectors. With fewer nothing is predicted: 4 and 16
-environments saved a fifth of a prediction, and nothing (benchmarks/advice.py)."""
+"""Number of environments from which CPU kernels compute whole vectors. With fewer, nothing is predicted: 4 and 16
+environments saved a fifth of the prediction, and nothing (benchmarks/advice.py)."""
 SMALL_KERNELS = 20.0
-"""Kernels of an iteration from which they are many."""
+"""Number of kernels per iteration from which fusion is worth suggesting."""
 MEMORY_BOUND = 0.5
 """Share of the measured memory bandwidth from which an operation counts as limited by it."""
 CACHED = 1.2
-"""Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
+"""Share of the measured memory bandwidth above which data must have come from caches, which the compiler's count
+ignores."""
 COMPILING = (
     "Kernels are compiled when training begins, which takes longer than XLA, so this pays off in long runs."
 )

@@ -22,10 +22,10 @@ from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.training.training import PreparedTraining
 
 Shares = Mapping[Path, Mapping[Path, float]]
-"""For each library kernel the operations that called it, with the share of each."""
+"""For each library kernel, the operations that call it, with their shares of its time."""
 
 SEPARATE_INSTRUCTIONS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ""}
-"""Compiler options that start each instruction by itself."""
+"""Compiler options with which each instruction is launched separately."""
 
 
 def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram) -> Shares:

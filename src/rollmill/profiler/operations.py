@@ -17,7 +17,7 @@ from rollmill.programs.kernel_parts import rollout_parts
 from rollmill.training.training import PreparedTraining
 
 MAX_UNNAMED = 0.01
-"""Share of the device's time that kernels of libraries may have without being divided among operations."""
+"""Share of the device time above which library kernels are divided among operations."""
 
 
 def operations_of(

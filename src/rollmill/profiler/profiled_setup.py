@@ -16,7 +16,7 @@ from rollmill.training.recorder import default_log_every
 from rollmill.training.training import PreparedTraining
 
 MAX_ACTORS = 8
-"""Actors that are proposed at most."""
+"""Maximum number of actors that advice suggests."""
 
 
 def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:

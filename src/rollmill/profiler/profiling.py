@@ -26,7 +26,7 @@ from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import Training
 
 REPORT_SECONDS = 0.02
-"""Time between two reports of a training in one program. Windows begin and end with reports."""
+"""Seconds between two reports of a run in one program. Windows begin and end at reports."""
 
 
 @with_field_help
@@ -35,17 +35,17 @@ class ProfileOptions:
     """Settings of profiling: the number and duration of time windows, and whether to calibrate again."""
 
     windows: Annotated[int, Range(1, 1000)] = 3
-    """Windows of time with the profiler. Before and after each there is one without it."""
+    """Number of time windows with the profiler. Each is preceded and followed by a window without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
-    """Further windows with the profiler after each of these, which tell only how much longer it makes an
-    iteration, and how long a GPU waits."""
+    """Further windows with the profiler after each of these. They only measure how much longer an iteration takes
+    and, on a GPU, how long the GPU waits."""
     window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
-    """Shortest duration of a window with it. A window has at least one iteration."""
+    """Shortest duration of a window with the profiler. It lasts at least one iteration."""
     calibrate: bool = False
-    """Measure this machine's peaks and the profiler's cost of an event again, instead of taking them from the
-    cache. The machine should be idle."""
+    """Measure the machine's peak rates and the cost of an event again, instead of reading them from the cache. The
+    machine should be idle."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -17,24 +17,26 @@ from rollmill.profiling.summary import ProcessWindows
 from rollmill.workers.reports import MetricsRows, Recorded, Report, Training
 
 WARM_SECONDS = 2.0
-"""Shortest time of training before the first window."""
+"""Minimum training time before the first window, in seconds."""
 SHORT_SECONDS, RECORDED_SHORT_SECONDS = 0.3, 0.1
-"""Shortest durations of the windows that show whether a training has come to its speed: without the profiler, and
-with it. The latter is short because all events are collected."""
+"""Minimum durations, without and with the profiler, of the short windows that show whether a run's speed is
+steady. With the profiler, it is short because all events are collected."""
 STEADY = 0.9
-"""A training is steady if a short window takes at least this share of the time of the one before."""
+"""The speed of a run is steady if an iteration takes at least this share of its duration in the preceding short
+window."""
 MAX_SHORT_WINDOWS = 30
 FIRST_RECORDING_SECONDS = 0.05
-"""Shortest duration of the first recording, which belongs to no window."""
+"""Minimum duration of the first recording, which is discarded."""
 SETTLE_SECONDS = 0.3
-"""Time that belongs to no window after a recording begins in workers, and after it ends in workers or on
+"""Seconds that belong to no window after a recording begins in workers, and after it ends in workers or on
 accelerators."""
 SLOWED = 1.5
-"""A training whose iterations take this many times as long as usual may not have come to its speed yet."""
+"""Factor by which iterations are slower than usual if a run may not have reached its steady speed yet."""
 MAX_SLOWED_SECONDS = 0.9
-"""Time after which such a training is taken to be slow because it is recorded."""
+"""Seconds of recording after which such a slow run is considered slow because of the recording."""
 REPLY_SECONDS, FORGET_SECONDS = 300.0, 30.0
-"""How long workers may take to reduce a window, and to forget the events of a window that is not read."""
+"""Maximum time in seconds for workers to reduce a window to sums, and to discard the events of a window that is
+not read."""
 
 
 @runtime_checkable
@@ -83,9 +85,9 @@ class PlainWindow(NamedTuple):
 
     span: WindowSpan
     activity: list[dict[str, Any]]
-    """The driver's figures of each GPU in it."""
+    """The driver's figures for each GPU in the window."""
     processors: Readings
-    """The clocks of the host's cores at its beginning and its end."""
+    """Processor times of the host's cores at the beginning and the end of the window."""
 
 
 class ProfiledWindow(NamedTuple):
@@ -93,11 +95,11 @@ class ProfiledWindow(NamedTuple):
 
     span: WindowSpan
     processes: dict[str, RecordedWindow]
-    """Empty if its events were not read."""
+    """Recorded window of each process, by name. Empty if events were not read."""
     use: DeviceUse | None = None
-    """How long the accelerator was at work, if this process alone computes, on one of them."""
+    """How long the accelerator worked, if only this process computes, on a single accelerator."""
     missing: frozenset[str] = frozenset()
-    """Workers that were lost, or did not send their recording in time."""
+    """Names of workers that were lost, or did not send their recording in time."""
 
     @property
     def program_events(self) -> float:
@@ -119,7 +121,7 @@ class ProfiledWindow(NamedTuple):
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, ReportedProgress, T]
-"""Steps of the measurement. Each `yield` waits for the next report of the training."""
+"""A generator of measurement steps. Each `yield` waits for the next report of the run."""
 
 
 class Windows:

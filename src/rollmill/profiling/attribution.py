@@ -30,8 +30,8 @@ from rollmill.profiling.trace import Event, Lane, Trace
 
 IDLE_CATEGORY = "waiting"
 MAX_START_GAP = 20_000
-"""Longest gap between two kernels of a stream that counts as the start of the second one, in nanoseconds: CUDA
-graphs, and the profiler, take some microseconds for each kernel. In a longer gap the host is late."""
+"""Longest gap between two kernels of a stream, in nanoseconds, that counts as the launch of the second one. CUDA
+graphs and the profiler take some microseconds for each kernel. A longer gap means that the host is late."""
 
 
 class StateSegment(NamedTuple):
@@ -46,22 +46,22 @@ class DeviceTime(NamedTuple):
     """Device time of one operation in one window, in nanoseconds."""
 
     work: float = 0.0
-    """Time in kernels."""
+    """Time inside kernels."""
     between: float = 0.0
-    """Time between kernels of a running program, while no other thread is in one."""
+    """Time between the kernels of a running program, while no thread is inside a kernel."""
     kernels: float = 0.0
     mixed: float = 0.0
-    """The part of `work` in fusions of several operations."""
+    """The part of `work` spent in fusions of several operations."""
     flops: float = 0.0
     bytes: float = 0.0
     work_events: float = 0.0
-    """Events recorded inside `work`. For one beside other threads it is its part of the instant."""
+    """Number of events recorded inside `work`. If several threads work, an event counts in part."""
     between_events: float = 0.0
-    """Events recorded in `between`, the time of the loop around them."""
+    """Number of events recorded in `between`, which is the time of the enclosing loop."""
     copies: float = 0.0
-    """The part of `work` that only copies."""
+    """The part of `work` spent on copies."""
     collectives: float = 0.0
-    """The part of `work` in which devices exchange data."""
+    """The part of `work` spent on exchanging data between devices."""
 
     def __add__(self, other: "DeviceTime") -> "DeviceTime":  # type: ignore[override]
         return DeviceTime(*(mine + its for mine, its in zip(self, other, strict=True)))
@@ -70,7 +70,7 @@ class DeviceTime(NamedTuple):
 WORK, BETWEEN, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS, COPIES, COLLECTIVES = range(
     len(DeviceTime._fields)
 )
-"""Positions of a `DeviceTime`'s fields in lists of running sums, which are faster than tuples made anew."""
+"""Positions of the fields of `DeviceTime` in lists of running sums, which are faster than new tuples."""
 
 
 def _sums() -> dict[Path, list[float]]:
@@ -78,7 +78,7 @@ def _sums() -> dict[Path, list[float]]:
 
 
 FIELD_OF_KIND = {"copy": COPIES, "collective": COLLECTIVES}
-"""The field in which the time of instructions of a kind is a part of `WORK`."""
+"""For each kind of instruction, the field of `DeviceTime` that holds its part of `WORK`."""
 
 
 class WindowTimes(NamedTuple):
@@ -87,23 +87,23 @@ class WindowTimes(NamedTuple):
     duration: int
     device: Mapping[Path, DeviceTime]
     kernel_time: float
-    """Durations of all kernels, as if none ran beside another."""
+    """Sum of the durations of all kernels, even if some ran at the same time."""
     host: Mapping[HostActivity, float]
-    """Time of all threads by activity."""
+    """Time of each host activity, summed over all threads."""
     host_only: Mapping[Path, float]
-    """Time in which no device computes and no kernel is being started, by operation, divided among the working
-    threads."""
+    """Time of each operation in which no device computes and no kernel is being launched, divided among the
+    working threads."""
     starts: Mapping[Path, float]
-    """Time in which no device computes, but kernels are being started, by their operations."""
+    """Time of each operation in which no device computes, but kernels are being launched."""
     starts_beside_host: float
-    """The part of `starts` in which a thread of the host is at work: a part of `overlap.host_only`."""
+    """The part of `starts` in which a host thread is also at work. It belongs to `overlap.host_only`."""
     overlap: Overlap
     program_events: float
-    """Events that the profiler recorded of compiled programs."""
+    """Number of recorded events of compiled programs."""
     span_events: float
-    """Events that it recorded of the host."""
+    """Number of recorded events of the host."""
     calls: Mapping[str, float]
-    """Number of activities of each category that begin in another one."""
+    """For each category, the number of activities that begin inside another category."""
 
     def longer(self, factor: float) -> "WindowTimes":
         """Scales all durations and counts to a window that is longer by `factor`."""

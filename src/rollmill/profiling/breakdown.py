@@ -9,9 +9,9 @@ from rollmill.core.operations import STEPPING
 from rollmill.profiling.results import THIS_PROCESS, OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
 ITSELF = "itself"
-"""The part of an operation that lies in no operation inside it."""
+"""Name for the part of an operation that lies outside the operations inside it."""
 MAX_DEPTH = 16
-"""Depth of the tree. Deeper operations count for the one around them."""
+"""Maximum depth of the tree. Deeper operations count as part of the enclosing operation."""
 
 
 class OperationNode(NamedTuple):
@@ -25,7 +25,7 @@ class OperationNode(NamedTuple):
     flops: float
     bytes: float
     inside: tuple["OperationNode", ...]
-    """The operations inside, the longest first. If they are not all of it, the part by itself follows."""
+    """The operations inside this one, the longest first. If they do not make up all of it, `itself` comes last."""
 
     @property
     def seconds(self) -> float:
@@ -86,9 +86,9 @@ class ShownOperations(NamedTuple):
     """The operations that a report has room for."""
 
     nodes: Sequence[OperationNode]
-    """Each before those inside."""
+    """The shown operations, each before those inside it."""
     left_out: int
-    """Number of operations that are shorter."""
+    """Number of shorter operations that are left out."""
 
 
 def longest_operations(profile: Profile, *, least: float, most: int | None = None) -> ShownOperations:
@@ -109,9 +109,9 @@ class WholeTime(NamedTuple):
 
     seconds: float
     idle: float
-    """Time in which neither host nor device is at work."""
+    """Seconds in which neither host nor device is at work."""
     unnamed: float
-    """Time of no operation in which host or device are at work."""
+    """Seconds in which host or device is at work for no named operation."""
 
     def share(self, seconds: float) -> float:
         """Returns the fraction of the whole time, from 0 to 1."""
@@ -157,7 +157,7 @@ class DeviceKinds(NamedTuple):
     """
 
     kernels: float
-    """Instructions that compute, and the time between them without any other."""
+    """Seconds of instructions that compute, including the time between them."""
     copies: float
     collectives: float
     idle: float
@@ -172,7 +172,7 @@ def device_kinds(profile: Profile) -> DeviceKinds:
 
 
 OVERLAPS = {"both at work": "both", "only the device": "device", "only the host": "host", "neither": "idle"}
-"""Titles of the parts of an overlap, and their colours."""
+"""Titles of the four parts of an overlap, and their colours."""
 
 
 def overlap_values(overlap: Overlap) -> tuple[float, float, float, float]:

@@ -20,10 +20,10 @@ from rollmill.profiling.results import Ceilings
 
 MAX_BYTES = 2**20
 SIZES = {"cpu": (1024, 2**25), "gpu": (8192, 2**29)}
-"""Width of the square matrices to multiply, and number of floats to add, by platform."""
+"""For each platform, the width of the square matrices to multiply, and the number of floats to add."""
 CEILING_REPEATS = 5
 METHOD = 2
-"""Version of the measurement. Calibrations by other versions are not used."""
+"""Version of the measurement. Calibrations of other versions are not used."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Calibration:
 
     machine: str
     inside: float
-    """Share of an event's cost that lies inside it. See `rollmill.profiling.correction.measure_event`."""
+    """Share of an event's cost that falls inside the event. See `rollmill.profiling.correction.measure_event`."""
     event_nanoseconds: float
-    """The cost of an event, or 0 if it could not be measured."""
+    """Cost of recording an event in nanoseconds, or 0 if it could not be measured."""
     ceilings: Ceilings | None
-    """None if they could not be measured."""
+    """Peak rates of the machine, or None if they could not be measured."""
 
 
 def calibrated(*, fresh: bool = False) -> Calibration:

@@ -15,12 +15,12 @@ Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
 
 COPIES_ON_DEVICE = "copies"
 MAX_KERNEL_NAME = 60
-"""Characters of the names of library kernels."""
+"""Maximum length of a library kernel's name in characters."""
 
 ROOT = Instruction("container", {(): 1.0}, 0.0, 0.0)
-"""Stands for a whole compiled program."""
+"""Stands for an event of a whole compiled program."""
 RUNNING = Instruction("container", {(): 1.0}, 0.0, 0.0)
-"""Stands for a compiled program that other threads run."""
+"""Stands for a compiled program whose work other threads do."""
 
 HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern), activity, category)
@@ -36,7 +36,7 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
         (r"PjitFunction|Execute|ParseArguments|Dispatch", "dispatch", "dispatch"),
     )
 )
-"""Patterns of the names of calls into the framework and the driver, the first match counts."""
+"""Patterns for the names of calls into JAX and the driver. The first match counts."""
 CALLS = frozenset((activity, category) for _, activity, category in HOST_CALLS)
 """Activities that are calls rather than operations, with their categories."""
 
@@ -100,7 +100,7 @@ class HostActivity(NamedTuple):
 
 
 PYTHON = HostActivity("python", "python")
-"""A thread that runs Python code of no operation."""
+"""Stands for a thread that runs Python code outside any operation."""
 
 
 def is_span(event: Event) -> bool:
@@ -109,9 +109,9 @@ def is_span(event: Event) -> bool:
 
 
 EventClass: TypeAlias = DeviceWork | HostActivity | None
-"""The work or activity that an event stands for, or None if the event around it counts."""
+"""The work or activity that an event stands for, or None if the enclosing event counts."""
 LaneState: TypeAlias = EventClass | KernelStart
-"""The state of a lane at one time, or None if it is idle."""
+"""The state of a thread or stream at one time, or None if it is idle."""
 
 
 class Classifier:

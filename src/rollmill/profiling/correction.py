@@ -25,24 +25,24 @@ from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0
-"""Highest cost of a span of the host, which cannot be told apart from the cost of a program's events."""
+"""Upper limit for the cost of a host span, which cannot be distinguished from the cost of program events."""
 MAX_FACTOR = 2.0
-"""Factor by which an event's cost in a training may differ from the calibrated one."""
+"""Factor by which the cost of an event in a run may differ from the calibrated cost."""
 TURNS, REPEATS = 400, 9
-"""Turns of the loop of short instructions, and measurements of it."""
+"""Number of turns of the calibration loop of short instructions, and number of times it is measured."""
 
 
 class PairedWindow(NamedTuple):
     """A window with the profiler, and the preceding window without it."""
 
     profiled: float
-    """Nanoseconds of an iteration."""
+    """Duration of an iteration with the profiler, in nanoseconds."""
     unprofiled: float
     program_events: float
-    """Events of an iteration, in all processes."""
+    """Number of program events per iteration, in all processes."""
     span_events: float
     waiting: float | None = None
-    """Nanoseconds of `profiled` in which an accelerator waits for the host, or None if not known."""
+    """The part of `profiled` in which an accelerator waits for the host, or None if not known."""
 
     @property
     def extra(self) -> float:
@@ -56,15 +56,15 @@ class EventCosts(NamedTuple):
     program: float
     span: float
     inside: float = 0.0
-    """The share of a program event's cost that lies inside the event."""
+    """Share of a program event's cost that falls inside the event."""
     in_idle_time: bool = False
-    """Whether the other share lies in the device's idle time: on an accelerator, without an event of a loop
-    around it."""
+    """True if the remaining share falls into idle time of the device. This is so on an accelerator, where there is
+    no event of an enclosing loop."""
     calibrated: float = 0.0
-    """The cost of a program's event in a program of known duration, or 0 if it is not known."""
+    """Cost of a program event in a program of known duration, or 0 if it is not known."""
     waiting_kept: float | None = None
-    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too, or None if
-    its waiting is not known in all windows."""
+    """Nanoseconds per iteration in which an accelerator would also wait for the host without the profiler. None if
+    waiting is not known in all windows."""
 
     @property
     def bounded(self) -> float:
@@ -162,22 +162,22 @@ class WithoutCost(NamedTuple):
     """The times of a process after the profiler's cost has been removed, in nanoseconds of its windows."""
 
     device: Mapping[Path, float]
-    """Nanoseconds of each operation on the device."""
+    """Device time of each operation in nanoseconds."""
     host: float
-    """The share that is left of the time of the host alone."""
+    """Factor by which the time with only the host at work is reduced."""
     starts: float = 1.0
-    """The share that is left of the time in which kernels of an accelerator are being started."""
+    """Factor by which the time of kernel launches on an accelerator is reduced."""
 
 
 class IdleTime(NamedTuple):
     """Nanoseconds of a process's windows in which its device does not compute."""
 
     host_only: float = 0.0
-    """In which a thread of the host is at work."""
+    """Nanoseconds in which a host thread is at work."""
     neither: float = 0.0
-    """In which none is."""
+    """Nanoseconds in which no host thread is at work."""
     starts: float = 0.0
-    """The part of both in which a kernel of an accelerator is being started."""
+    """The part of both in which a kernel is being launched on an accelerator."""
 
     @property
     def waiting(self) -> float:
@@ -232,7 +232,7 @@ class MeasuredEvent(NamedTuple):
 
     nanoseconds: float
     inside: float
-    """The share that lies inside the event."""
+    """Share of the cost that falls inside the event."""
 
 
 def measure_event(recorder: TraceRecorder) -> MeasuredEvent:

@@ -15,7 +15,7 @@ from rollmill.profiling.attribution import MAX_START_GAP
 from rollmill.profiling.trace import clock_offset, lanes_of
 
 Times: TypeAlias = Float64[np.ndarray, "2 n"]
-"""Begin and end of `n` things, in nanoseconds from a window's beginning, sorted by their beginnings."""
+"""Beginnings and ends of `n` kernels, in nanoseconds since the start of a window, sorted by their beginnings."""
 
 
 class DeviceUse(NamedTuple):
@@ -24,7 +24,7 @@ class DeviceUse(NamedTuple):
     computing: float
     """Nanoseconds in which a kernel or a copy runs."""
     starting: float
-    """Nanoseconds in which none runs, but one is being started: short gaps in a stream."""
+    """Nanoseconds in which no kernel or copy runs, but one is being launched: short gaps in a stream."""
     kernels: int
     """Number of kernels and copies that end in the window."""
     waits: int

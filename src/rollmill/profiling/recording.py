@@ -25,9 +25,9 @@ from rollmill.profiling.trace import CLOCK, MAX_EVENTS, Naming, Trace, read_trac
 from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, known_program
 
 BY_PATH = ("device", "host", "host_only", "starts")
-"""Fields of `WindowTimes` with keys that are no strings."""
+"""Fields of `WindowTimes` whose keys are not strings."""
 MAX_TEXT = 64 * 2**20
-"""Characters of a compiled program beyond which it is not read."""
+"""Maximum length of a compiled program's text, in characters, that is read."""
 
 
 class RecordedWindow(NamedTuple):
@@ -36,11 +36,12 @@ class RecordedWindow(NamedTuple):
     times: WindowTimes
     spans: tuple[TimelineSpan, ...]
     memory: tuple[MemoryUse, ...]
-    """Memory of the programs with operations."""
+    """Memory of the compiled programs that contain operations."""
     every: int = 1
-    """One of this many intervals was read, because of too many events. Sums are of all."""
+    """One of this many intervals was read, because there were too many events. Sums are scaled to all
+    intervals."""
     accelerators: int = 0
-    """Accelerators that computed for the process, or 0 if its programs ran on a CPU."""
+    """Number of accelerators that computed for the process, or 0 if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the window in values that JSON can hold."""

@@ -20,9 +20,9 @@ MAX_BYTES = 64 * 2**20
 MAX_NUMBER = 1e18
 """Largest number in a profile, so that reports can multiply any two of them."""
 UNNAMED = "other"
-"""Name of the operation for everything that belongs to none."""
+"""Name for the time that belongs to no operation."""
 THIS_PROCESS = "training"
-"""Name of the process with the profiler, which computes, or coordinates workers."""
+"""Name of the process that ran the profiler, which either computes or coordinates workers."""
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,30 @@ class ProfiledSetup:
     algorithm: str
     environment: str
     command: str
-    """The command line that profiles it again."""
+    """The command line for profiling the run again."""
     placement: str
-    """Its placement in a few words: `one program`, `actor x 4, learner x 1 (processes)`."""
+    """Placement of the run in a few words: `one program`, `actor x 4, learner x 1 (processes)`."""
     fusion: str
     num_envs: int
     num_steps: int
     env_steps: int
-    """Environment steps of an iteration, of all seeds together."""
+    """Environment steps per iteration, of all seeds together."""
     num_seeds: int = 1
-    """Number of seeds that are trained at once."""
+    """Number of seeds trained at the same time."""
     possible_fusion: str = "off"
     """The deepest fusion that is worth trying, or `off`."""
     replicas: int = 1
-    """Replicas of all groups of fragments, which wait for each other if there are several."""
+    """Number of replicas of all groups. If there are several, they wait for each other."""
     can_be_asynchronous: bool = False
-    """Whether actors wait for weights, and `--asynchronous` is possible."""
+    """True if actors wait for weights and `--asynchronous` is supported."""
     possible_actors: tuple[int, ...] = ()
-    """Numbers of actors that `single-learner-coarse` takes here."""
+    """Numbers of actors that `single-learner-coarse` supports for this run."""
     log_every: int = 1
-    """Iterations of a line of metrics."""
+    """Number of iterations per line of metrics."""
     checkpoint_seconds: float | None = 30.0
-    """Seconds between checkpoints, or None if only iterations count."""
+    """Seconds between checkpoints, or None if checkpoints are saved by iterations only."""
     checkpoint_iterations: int | None = None
-    """Iterations between checkpoints."""
+    """Number of iterations between checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class IterationTime:
     """Duration of an iteration with and without the profiler."""
 
     unprofiled: float
-    """Median of windows without it."""
+    """Median duration over the windows without the profiler."""
     profiled: float
-    """Interquartile mean of windows with it, each relative to the one without it before."""
+    """Interquartile mean over the windows with the profiler, each relative to the preceding window without it."""
     corrected: float
-    """`profiled` without the profiler's cost, which was measured in other windows."""
+    """`profiled` after subtracting the profiler's cost, as measured in other windows."""
     iterations: int
-    """Iterations in the windows that were read."""
+    """Number of iterations in the windows whose events were read."""
     windows: int
-    """Number of windows that were read."""
+    """Number of windows whose events were read."""
 
     @property
     def error(self) -> float:
@@ -96,11 +96,11 @@ class WindowDuration:
     profiled: float
     unprofiled: float
     events: float
-    """Events of compiled programs in an iteration, or a mean if the window was not read."""
+    """Number of program events per iteration, or the mean of other windows if the events were not read."""
     read: bool = True
-    """Whether its events were read."""
+    """True if the events of the window were read."""
     waiting: float | None = None
-    """Seconds of `profiled` in which an accelerator waits for the host, or None if not known."""
+    """The part of `profiled` in which an accelerator waits for the host, in seconds, or None if not known."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,11 @@ class BookKeeping:
 
     kind: str
     events: float
-    """Events of an iteration."""
+    """Number of such events per iteration."""
     nanoseconds: float
-    """Cost of one event."""
+    """Cost of one such event."""
     calibrated: float = 0.0
-    """Nanoseconds of one in a program of known duration, or 0 if not measured."""
+    """Cost of one such event in a program of known duration, or 0 if it was not measured."""
 
     @property
     def seconds(self) -> float:
@@ -126,23 +126,25 @@ class OperationTime:
     """Time of one operation, summed over all processes, in seconds per iteration."""
 
     path: tuple[str, ...]
-    """The operation and those around it, the outermost first, such as `("collect", "policy")`."""
+    """Path of the operation, the outermost first, such as `("collect", "policy")`."""
     device: float
-    """While the device computes, without operations inside. Each instant is divided among the running ones."""
+    """Seconds in which the device computes for the operation, without the operations inside it. Each instant is
+    divided among the running operations."""
     host: float
-    """While no device computes, but the host is at work or a kernel is being started; likewise."""
+    """Seconds in which no device computes, but the host is at work or a kernel is being launched for the
+    operation, without the operations inside it."""
     kernels: float = 0.0
-    """Instructions of the compiled program (thunks, kernels) in an iteration."""
+    """Number of instructions of the compiled program (thunks, kernels) per iteration."""
     mixed: float = 0.0
-    """Estimated part of `device`: fusions of several operations, divided by cost."""
+    """The estimated part of `device`: fusions of several operations, divided by cost."""
     flops: float = 0.0
-    """Floating-point operations by the compiled program's text, or 0 if unknown."""
+    """Floating-point operations per iteration, counted in the compiled program's text, or 0 if unknown."""
     bytes: float = 0.0
-    """Bytes of memory read and written, likewise."""
+    """Bytes of memory read and written per iteration, counted in the same way."""
     copies: float = 0.0
-    """The part of `device` that only copies data."""
+    """The part of `device` spent on copies."""
     collectives: float = 0.0
-    """The part of `device` in which devices exchange data, and wait for each other."""
+    """The part of `device` in which devices exchange data or wait for each other."""
 
     @property
     def seconds(self) -> float:
@@ -157,17 +159,14 @@ class HostTime:
     activity: str
     """Name of the activity, such as `dispatch` or `environment step`."""
     category: str
-    """One of `CATEGORIES`."""
+    """Category of the activity, one of `CATEGORIES`."""
     seconds: float
 
 
 CATEGORIES = ("python", "simulator", "dispatch", "cuda", "transfer", "compile", "channel", "storage", "waiting")
-"""Kinds of host activities.
-
-`simulator`: compiled code of the host's environments, before Python 3.12 with the Python code around it;
-`dispatch`: JAX and XLA start programs; `cuda`: calls of CUDA's API; `channel`: sending and receiving between
-workers; `waiting`: for the device or another worker.
-"""
+"""Kinds of host activities. `simulator`: compiled code of host environments, before Python 3.12 including the
+Python code around it; `dispatch`: JAX and XLA launch programs; `cuda`: calls of the CUDA API; `channel`: sending
+and receiving between workers; `waiting`: waiting for the device or another worker."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +188,9 @@ class TimelineSpan:
     """
 
     lane: str
-    """Such as `thread python3 2` or `GPU 0 stream 13`."""
+    """Name of the lane, such as `thread python3 2` or `GPU 0 stream 13`."""
     name: str
-    """The operation or activity."""
+    """Name of the operation or activity."""
     start: float
     end: float
 
@@ -201,15 +200,15 @@ class ProcessTime:
     """The times of one process in a profiled run."""
 
     name: str
-    """`training`, or a worker's name, such as `actor/0`."""
+    """Name of the process: `training`, or a worker's name, such as `actor/0`."""
     host: tuple[HostTime, ...]
     overlap: Overlap
     transitions: dict[str, float]
-    """Calls in an iteration from one part of the stack into another, such as `host to device memory`."""
+    """Number of calls per iteration from one part of the stack into another, such as `host to device memory`."""
     timeline: tuple[TimelineSpan, ...] = ()
-    """One window, by the longest activity in each of some hundred intervals."""
+    """Timeline of one window: the longest activity in each of some hundred intervals."""
     accelerators: int = 0
-    """Accelerators that computed for it, or 0 if its programs ran on a CPU."""
+    """Number of accelerators that computed for the process, or 0 if its programs ran on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -226,10 +225,10 @@ class OperationMemory:
 
     path: tuple[str, ...]
     bytes: int
-    """Bytes when the whole program's memory is fullest."""
+    """Bytes at the program's memory peak."""
     course: tuple[int, ...] = ()
-    """Bytes from the program's beginning to its end, after each change, or the most in each of up to 120
-    intervals, empty if unknown."""
+    """Bytes from the beginning to the end of the program: after each change, or the maximum in each of up to 120
+    intervals. Empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +239,9 @@ class MemoryUse:
     arguments: int
     outputs: int
     temporary: int
-    """Bytes that live only inside the program."""
+    """Bytes of temporary memory, which is needed only while the program runs."""
     operations: tuple[OperationMemory, ...] = ()
-    """The operations of `temporary`, the largest first, empty if unknown."""
+    """Operations that use the temporary memory, the largest first. Empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -253,10 +252,10 @@ class DeviceActivity:
 
     device: str
     utilisation: float
-    """NVML's share of sampled periods in which any kernel ran."""
+    """Share of sampled periods in which any kernel ran, as reported by NVML."""
     sm_activity: float | None
     occupied: float
-    """The share of time in which a kernel ran, by its events."""
+    """Share of time in which a kernel ran, according to recorded events."""
 
 
 @dataclass(frozen=True)
@@ -265,12 +264,12 @@ class Advice:
 
     title: str
     text: str
-    """The evidence, and the change, in plain words."""
+    """The evidence and the suggested change, in plain words."""
     options: str
-    """Options of the command that make the change, empty if no option does."""
+    """Command-line options that make the change, or empty if no option does."""
     saves: float
-    """Predicted seconds saved in an iteration, of which at least half should be seen, or 0 if only a measurement
-    can tell."""
+    """Predicted saving in seconds per iteration, of which at least half should be realised, or 0 if only a
+    measurement can tell."""
 
 
 @dataclass(frozen=True)
@@ -287,13 +286,13 @@ class Profile:
     memory: tuple[MemoryUse, ...] = ()
     devices: tuple[DeviceActivity, ...] = ()
     cores: CoreUse | None = None
-    """Cores at work in the windows without the profiler, or None if the system does not report them, or workers
-    may be on other hosts."""
+    """How many cores were at work in the windows without the profiler. None if the system does not report it, or
+    if workers may be on other hosts."""
     advice: tuple[Advice, ...] = ()
     windows: tuple[WindowDuration, ...] = ()
-    """All windows with the profiler, in order."""
+    """Durations of all windows with the profiler, in order."""
     notes: tuple[str, ...] = ()
-    """Sentences about missing or coarse results."""
+    """Sentences about missing or approximate results."""
     version: int = VERSION
 
     @property

@@ -17,7 +17,7 @@ from rollmill.core.operations import span, stepped_operation
 TOOL = "rollmill"
 CALL = "__call__"
 NOT_SIMULATORS = frozenset({"builtins", "jax", "jaxlib", "numpy", "rollmill"}) | sys.stdlib_module_names
-"""Packages with compiled code that is part of Python, or that every environment calls."""
+"""Packages with compiled code that are part of Python, or that every environment calls."""
 
 
 class SimulatorCalls:

@@ -23,9 +23,9 @@ from rollmill.profiling.results import (
 
 SECOND = 1e9
 AMOUNTS = ("device", "host", "kernels", "flops", "bytes", "copies", "collectives")
-"""Fields of an operation that its parts share."""
+"""Fields of an operation that are divided when the operation is divided."""
 MAX_COURSES = 4
-"""Programs with a course of their memory from beginning to end."""
+"""Maximum number of programs for which the course of memory over the program is stored."""
 TRANSITIONS = {
     "dispatch": "host to framework",
     "simulator": "host to simulator",
@@ -34,7 +34,7 @@ TRANSITIONS = {
     "channel": "to other workers",
     "waiting": "waits",
 }
-"""Names of the transitions into these categories."""
+"""Names of the transitions into each category of host activities."""
 
 
 class ProcessWindows(NamedTuple):

@@ -13,9 +13,9 @@ NOTHING_TO_ADVISE = (
 
 NOT_TESTED = "not tested"
 LARGE_ERROR = 0.05
-"""Error of the correction from which its sentence says how to lower it."""
+"""Error of the correction from which the report says how to reduce it."""
 MANY_WINDOWS = 129
-"""Windows that gave a smaller error in six trainings on CPU cores (`benchmarks/profiler.py`)."""
+"""Number of windows that gave a smaller error in six runs on CPU cores (`benchmarks/profiler.py`)."""
 
 
 def milliseconds(seconds: float) -> str:

@@ -11,9 +11,9 @@ from rollmill.profiling.results import UNNAMED, TimelineSpan
 from rollmill.profiling.trace import Lane, Trace
 
 INTERVALS = 600
-"""Intervals of a lane."""
+"""Number of intervals of a lane."""
 MAX_LANES = 12
-"""Number of lanes, the busiest ones."""
+"""Maximum number of lanes, the busiest ones."""
 
 
 def timeline(trace: Trace, classify: Classifier, begin: int, end: int) -> tuple[TimelineSpan, ...]:

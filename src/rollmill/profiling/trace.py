@@ -9,15 +9,16 @@ from rollmill.core.operations import SPAN_MARK
 from rollmill.profiling.hlo import program_key
 
 CLOCK = "clock"
-"""Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
+"""Category of the span that records the host's clock: `rollmill:clock:NANOSECONDS`."""
 
 MAX_EVENTS = 250_000
-"""Events of a window beyond which only some intervals of it are read."""
+"""Number of events in a window above which only some intervals of it are read."""
 INTERVAL = 997_000
-"""Nanoseconds of an interval: long compared with instructions, and no multiple of a training's own periods."""
+"""Length of an interval in nanoseconds: long compared with instructions, and not a multiple of typical periods of
+a run."""
 
 WHOLE = (-math.inf, math.inf)
-"""A window that has all events."""
+"""A window that includes all events."""
 
 IGNORED = ("end: ", "ThreadpoolListener")
 """Prefixes of the names of events that carry no information."""
@@ -30,11 +31,11 @@ class Event(NamedTuple):
     end: int
     name: str
     module: str = ""
-    """The compiled program, with its number, empty for events of the host with an unambiguous name."""
+    """The compiled program and its number. Empty for host events with an unambiguous name."""
     instruction: str = ""
-    """The instruction that the device reports, empty without a report."""
+    """The instruction that the device reports for the event, or empty."""
     part: float = 1.0
-    """The part of its duration that lies in intervals that are read."""
+    """The fraction of the event's duration that lies in intervals that are read."""
 
 
 class Sampling(NamedTuple):
@@ -56,7 +57,7 @@ class Lane(NamedTuple):
 
     name: str
     on_device: bool
-    """A stream of an accelerator, not a thread."""
+    """True for a stream of an accelerator, and False for a thread."""
     events: Sequence[Event]
 
 
@@ -65,9 +66,9 @@ class Trace(NamedTuple):
 
     lanes: Sequence[Lane]
     clock_offset: int
-    """Nanoseconds to add to a time of the trace for the host's monotonic clock, or 0 if the trace does not say."""
+    """Nanoseconds to add to a time of the trace to get the host's monotonic clock, or 0 if unknown."""
     sampling: Sampling = Sampling()
-    """The intervals that were read. Times of events are on its clock."""
+    """The intervals that were read. The times of events are on its clock."""
 
     @property
     def accelerators(self) -> int:

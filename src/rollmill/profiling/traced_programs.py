@@ -6,18 +6,20 @@ from typing import NamedTuple
 from rollmill.profiling.protobuf import number_in, part_in, parts_of
 
 ALLOCATIONS = 3
-"""The number of a `BufferAssignmentProto`'s field."""
+"""Number of the field of a `BufferAssignmentProto` with its allocations."""
 NOT_TEMPORARY = (3, 5, 7, 12)
-"""Fields of a `BufferAllocationProto`: whether it is thread-local, a parameter, perhaps a result, a constant."""
+"""Fields of a `BufferAllocationProto` that mark memory that is not temporary: thread-local memory, parameters,
+possible results and constants."""
 PLANES, PLANE_NAME, PROGRAMS, STATISTICS, BYTES = 1, 2, 4, 5, 6
-"""Fields of an `XSpace`, of its planes, of the programs in a plane's metadata, and of their statistics
+"""Numbers of fields of an `XSpace`, of its planes, of the programs in a plane's metadata, and of their statistics
 (tsl/profiler/protobuf/xplane.proto)."""
 MODULE, ASSIGNMENT = 1, 3
-"""Fields of an `HloProto` (xla/service/hlo.proto)."""
+"""Numbers of fields of an `HloProto` (xla/service/hlo.proto)."""
 COMPUTATIONS, INSTRUCTIONS, NAME, INSTRUCTION_ID = 3, 2, 1, 35
-"""Fields of an `HloModuleProto`, of its computations, and of their instructions. A module's name is 1, too."""
+"""Numbers of fields of an `HloModuleProto`, of its computations, and of their instructions. The name of a module
+is also 1."""
 MIN_IN_COMMON = 0.5
-"""Lowest share of common instructions by which two texts are of one program."""
+"""Smallest share of common instructions for which two texts count as the same program."""
 
 
 class AssignedProgram(NamedTuple):

@@ -20,9 +20,9 @@ class SavedSums:
 
     iterations: int = 0
     sums: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """For each metric, one number for each seed."""
+    """Sum of each metric, with one value per seed."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Iterations in which a metric was not there, for those that were not there in all."""
+    """For metrics that some iterations lack, the number of iterations without them."""
 
 
 class StackedRows(NamedTuple):
@@ -121,7 +121,8 @@ class RowSums:
 
 
 SECONDS = 1.0
-"""Shortest window over which throughput is measured: the metrics of several iterations may arrive at once."""
+"""Shortest time over which throughput is measured, in seconds. The metrics of several iterations may arrive at
+once."""
 
 
 class Throughput:
@@ -146,7 +147,8 @@ class Throughput:
 
 
 EPISODES = 100
-"""Size of a full window: means are over the latest iterations with at least this many episodes together."""
+"""Number of episodes in a full window. Means are taken over the latest iterations that contain at least this many
+episodes."""
 
 
 class _EndedEpisodes(NamedTuple):

@@ -27,7 +27,7 @@ LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 16 * 2**20
 CHUNK_BYTES = 2**20
 ALIGNMENT = 8
-"""The header is padded so that the first array is aligned."""
+"""Alignment of the first array in bytes, to which the header is padded."""
 
 NAMES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
@@ -35,7 +35,7 @@ NAMES = {
     **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL"},
     **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
 }
-"""Names of dtypes in the format. Arrays of other dtypes are stored as bytes."""
+"""Names of dtypes in the safetensors format. Arrays of other dtypes are stored as bytes."""
 
 
 class DamageError(Exception):
@@ -56,14 +56,14 @@ class CheckpointRecord:
     """The JSON record that accompanies the arrays of a checkpoint."""
 
     iteration: int
-    """Number of iterations that led to the state."""
+    """Number of iterations completed when the checkpoint was saved."""
     leaves: dict[str, tuple[str, tuple[int, ...]]]
     """Dtype and shape of each leaf, by path."""
     sha256: str
-    """Digest of the arrays."""
+    """SHA-256 digest of the arrays."""
     score: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The caller's metadata."""
+    """Metadata passed by the caller."""
     record_sha256: str = ""
     """Digest of all other fields of the record."""
 

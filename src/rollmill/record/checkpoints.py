@@ -36,13 +36,13 @@ from rollmill.record.json_files import disk_is_full, plain
 from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
 
 OVERHEAD_BYTES = 256 * 1024
-"""Disk space that a checkpoint needs besides its arrays."""
+"""Disk space that a checkpoint needs in addition to its arrays, in bytes."""
 
 SHOWN_DIFFERENCES = 5
 WRITING, REPLACED, DELETED = ".writing-", ".replaced-", ".deleted-"
 
 NAME = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-"""Pattern of checkpoint folders. Other names, such as `007`, are not Rollmill's and stay untouched."""
+"""Pattern for the names of checkpoint folders. Folders with other names, such as `007`, are ignored."""
 
 
 class CheckpointWarning(UserWarning):
@@ -63,18 +63,18 @@ class LeftOut(NamedTuple):
     """A part of the training state that a checkpoint may leave out, and that is then initialised again."""
 
     prefix: str
-    """Beginning of the paths of its leaves."""
+    """Prefix of the paths of all leaves in this part."""
     begin: Callable[[int, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-    """Maps the iteration and the leaves of a checkpoint to those that it lacks, by path."""
+    """Maps the iteration and the leaves of a checkpoint to the leaves that it lacks, by path."""
 
 
 class GivenLeaves(NamedTuple):
     """Leaves of a restored state that do not come from its checkpoint, by path."""
 
     replacing: Mapping[str, np.ndarray] = MappingProxyType({})
-    """Leaves instead of those of a checkpoint, which may lack them, and have others beside them."""
+    """Leaves that replace those of a checkpoint. The checkpoint may lack them, or have others in their place."""
     counted: Callable[[int], Mapping[str, np.ndarray]] = lambda iteration: {}
-    """Maps the iteration to leaves that a checkpoint may lack, or have without need."""
+    """Maps the iteration to leaves that a checkpoint need not contain."""
     left_out: LeftOut | None = None
 
 

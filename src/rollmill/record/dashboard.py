@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 2
 MIN_COLUMNS, MIN_LINES = 60, 14
-"""Size of a terminal below which the dashboard would leave too little of it."""
+"""Minimum size of a terminal with a dashboard."""
 BARS = "▁▂▃▄▅▆▇█"
 FILLED, EMPTY = "━", "╌"
-"""Characters of the bar of progress."""
+"""Characters of the progress bar."""
 SPARK = 40
-"""Values of the small picture of the return."""
+"""Maximum number of values in the small chart of returns."""
 LOSSES, EVALUATED = "losses/", "evaluation/returns/"
 FIRST = ("losses/policy", "losses/value", "losses/entropy", "losses/approx_kl")
-"""Losses that are shown first, as far as there are any."""
+"""Losses that are shown first, if the algorithm has them."""
 
 
 def fits_terminal() -> bool:

@@ -10,15 +10,15 @@ from functools import cache
 from typing import Any
 
 POLYNOMIAL = 0x82F63B78
-"""CRC-32C (Castagnoli), its bits reversed."""
+"""Polynomial of CRC-32C (Castagnoli), with reversed bits."""
 MASK = 0xA282EAD8
-"""Constant by which TFRecord masks checksums."""
+"""Constant with which TFRecord masks checksums."""
 VERSION = "brain.Event:2"
-"""Version of the format, in each file's first event."""
+"""Version of the format, which the first event of each file states."""
 START = 1
-"""`SessionLog.START`."""
+"""Value of `SessionLog.START`, which makes TensorBoard hide later steps of earlier files."""
 RGB = 3
-"""Channels of a picture."""
+"""Number of channels of a picture."""
 HPARAMS, SESSION_TAG = "hparams", "_hparams_/session_start_info"
 
 
@@ -131,4 +131,4 @@ def _varint(value: int) -> bytes:
 
 
 ZERO_TENSOR = _integer(1, 1) + _bytes(2, _bytes(2, _integer(1, 1))) + _bytes(5, struct.pack("<f", 0.0))
-"""A float32 of shape [1], which summaries of a plug-in have to hold."""
+"""An encoded float32 tensor of shape [1], which the summaries of a plug-in must contain."""

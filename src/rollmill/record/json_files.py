@@ -41,7 +41,7 @@ def write_failure(path: Path, error: BaseException) -> StorageError:
 
 
 MAX_BYTES = 2 * 2**20
-"""Size limit for reading a JSON file of a run. A configuration has a few thousand bytes."""
+"""Maximum size of a JSON file of a run. A configuration has a few thousand bytes."""
 
 
 def plain(value: Any) -> Any:

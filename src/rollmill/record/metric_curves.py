@@ -16,11 +16,15 @@ from rollmill.record.run_files import METRICS
 
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**16
-"""Bytes at the end of a file in which the newest values are looked for. A line has about a thousand."""
+"""Number of bytes at the end of a file that are searched for the newest values. A line has about a thousand."""
 LINE_START = ("iteration", "env_steps", "seconds")
+<<<<<<< HEAD
 """Fields of every line that count the progress of a run."""
 ENDED = "episode/ended"
 """Number of episodes that ended in the iterations of a line."""
+=======
+"""Fields of every line that state the progress of a run."""
+>>>>>>> 86757b0d (Reword attribute docstrings and help texts of runs and sweeps plainly)
 RETURN = "episode/return"
 """Default metric of a learning curve: the mean return over all seeds of a run."""
 
@@ -31,7 +35,7 @@ class MetricPoint(NamedTuple):
     env_steps: float
     value: float
     seconds: float = 0.0
-    """Seconds of training, in `metric_curve` only."""
+    """Duration of the run so far in seconds. Only `metric_curve` sets it."""
 
 
 def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:

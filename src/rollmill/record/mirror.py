@@ -37,18 +37,19 @@ from rollmill.record.stored_runs import (
 )
 
 LOOK_SECONDS = 0.5
-"""Time between two looks at the run directory."""
+"""Seconds between two checks of the run directory."""
 FAILURES_TOLD = 3
-"""Failures in a row after which the user is told."""
+"""Number of consecutive failures after which the user is warned."""
 FINISHED_SECONDS = 600.0
-"""How long the end of a training that has finished waits for the store."""
+"""How long a run that has finished waits for its store, in seconds."""
 STOPPED_SECONDS = 8.0
-"""The same after a signal or an error. Who sends SIGTERM often sends SIGKILL after 30 s."""
+"""How long a run waits for its store after a signal or an error, in seconds. SIGKILL often follows SIGTERM after
+30 s."""
 MAX_DEPTH = 2
-"""Folders below the run directory, beside those of checkpoints, whose files are copied."""
+"""Maximum depth of folders below the run directory whose files are copied, apart from those of checkpoints."""
 
 Signature: TypeAlias = tuple[int, int, int]
-"""Inode, size and time of a file."""
+"""Inode, size and modification time of a file, which show whether it has changed."""
 _State: TypeAlias = tuple[dict[str, Signature | None], Signature | None, Signature | None]
 
 

@@ -19,16 +19,16 @@ from rollmill.core.installation import install_command
 Result = TypeVar("Result")
 
 REQUEST_SECONDS = 120.0
-"""Time limit of a request: of a small object, or of a part of a large one."""
+"""Time limit, in seconds, for a request for a small object or for a part of a large one."""
 CONNECT_SECONDS = 10.0
 RETRIED_SECONDS = 30.0
-"""How long obstore itself repeats a request that failed."""
+"""How long obstore itself repeats a failed request, in seconds."""
 PATIENCE_SECONDS = 120.0
-"""How long reading is tried at the start of a command."""
+"""How long reading is retried at the start of a command, in seconds."""
 MAX_PAUSE = 20.0
-"""Limit of the pause between two tries, in seconds."""
+"""Longest pause between two attempts, in seconds."""
 NO_BUCKET = "NoSuchBucket"
-"""S3's name of an error."""
+"""Name of the S3 error for a missing bucket."""
 
 
 class StoreError(StorageError):

@@ -13,7 +13,7 @@ from rollmill.record.json_files import write_failure
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
 LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
 MAX_LOCK_BYTES = 32
-"""Bytes of the file of a lock, which holds the number of a process."""
+"""Maximum size of a lock file, which contains a process id."""
 
 _HELD: set[Path] = set()
 """Directories whose lock this process holds."""

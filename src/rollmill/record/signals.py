@@ -32,9 +32,9 @@ class StopRequest:
 
     signal_number: int | None = None
     received_at: float = 0.0
-    """`time.monotonic()` at which the signal arrived."""
+    """Time of `time.monotonic()` at which the signal arrived."""
     wants_checkpoint: bool = False
-    """True once SIGUSR1 has arrived, until `take_checkpoint_request`."""
+    """True after SIGUSR1 has arrived, until `take_checkpoint_request` is called."""
 
     def take_checkpoint_request(self) -> bool:
         """Returns whether SIGUSR1 has arrived since the last call."""

@@ -20,7 +20,7 @@ class Status(NamedTuple):
     episode_return: float | None
     episode_length: float | None
     seconds: float = 0.0
-    """Time of the training so far."""
+    """Duration of the run so far in seconds."""
     row: Mapping[str, Any] = MappingProxyType({})
     """The newest line of metrics."""
 

@@ -25,15 +25,15 @@ from rollmill.record.object_store import MissingObjectError, ObjectStore, patien
 from rollmill.record.run_files import CONFIG, is_held, is_locked
 
 MARKER, WRITER = "stored.json", "writer.txt"
-"""The file that tells which run it is, and the one with the process that copies it."""
+"""Names of two files: one that identifies the run, and one that names the process that copies it."""
 CHECKPOINTS = "checkpoints"
 TRIES = 5
-"""How often a run is read that a training changes meanwhile."""
+"""How often a run is read again if training changes it in the meantime."""
 _PART = r"(?!\.)[^/\\\x00-\x1f\x7f-\x9f]+"
 _SAFE_NAME = re.compile(rf"{_PART}(/{_PART}){{0,2}}")
 """Names of files of a run. Others, such as those that begin with a dot, are neither copied nor fetched."""
 MAX_NAME = 255
-"""Bytes of the name of a file or folder, as file systems have it."""
+"""Maximum length of a file or folder name in bytes, as in common file systems."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Marker:
     """The content of `stored.json`: identifies the run in a folder or a store, and how recent the copy is."""
 
     run: str = ""
-    """A name that no other run has. Empty in a run that was copied by other tools."""
+    """Unique name of the run. Empty for a run that was copied with other tools."""
     revision: int = 0
-    """How often it was copied to the store."""
+    """How often the run was copied to the store."""
 
     def named(self) -> "Marker":
         """Returns the marker, with a new random name if it has none."""

@@ -20,7 +20,7 @@ from rollmill.core.local_paths import check_new_file, local_path
 
 SUFFIX = ".npz"
 FLAGS = {"reward": np.float32, "terminated": np.bool_, "truncated": np.bool_}
-"""Arrays of one number for each transition."""
+"""Names and dtypes of the arrays with one scalar per transition."""
 
 
 def check_recording(path: str | Path) -> Path:

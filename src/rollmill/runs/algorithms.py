@@ -31,7 +31,7 @@ class BuiltInAlgorithm(NamedTuple):
     """A built-in algorithm, whose module is imported only when one of its parts is needed."""
 
     config_name: str
-    """Name of the hyperparameters in `rollmill.algorithms`."""
+    """Name of the algorithm's configuration class in `rollmill.algorithms`."""
     build_name: str
     summary: str
 

@@ -26,7 +26,7 @@ from rollmill.runs.trust import rewrite_config
 _REASONS = {"learning_rate": "the learning rate is annealed"}
 
 COUNTED = ("update_epochs", "num_minibatches")
-"""Schedules count updates, of which there are so many an iteration."""
+"""Hyperparameters on which the number of updates per iteration depends, which schedules count."""
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, str]:

@@ -20,9 +20,9 @@ class Examination(NamedTuple):
     """The files of a run, and the problems found in them."""
 
     notes: list[str]
-    """A line for each part that is whole."""
+    """A line for each part of the run that is intact."""
     complaints: list[str]
-    """A sentence for each that is not."""
+    """A sentence for each problem found in the run."""
 
 
 def replay(

@@ -16,7 +16,7 @@ ADDED: dict[str, dict[str, Any]] = {
     "a3c": {"norm_adv": False, "normalize_values": False},
     "impala": {"norm_adv": False, "normalize_values": False},
 }
-"""Hyperparameters of an algorithm that were added later, with the values by which it trained before."""
+"""Hyperparameters that were added to an algorithm later, with the values that match its earlier behaviour."""
 
 
 def with_added(algorithm: Any, config: Mapping[str, Any]) -> dict[str, Any]:

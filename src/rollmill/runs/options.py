@@ -16,11 +16,11 @@ from rollmill.programs.evaluation.episodes import MAX_EPISODES
 from rollmill.programs.kernels import Fusion
 
 WORKER_LIMITS = ("hang_seconds", "start_seconds", "max_failures")
-"""Fields of `RunOptions` that limit what workers may do before they are replaced, or end the run."""
+"""Fields of `RunOptions` that limit workers: beyond these limits, a worker is replaced or the run ends."""
 
 Seeds: TypeAlias = Annotated[Count, Range(high=2**14)]
 Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
-"""Upper bounds lie beyond what any machine does: a larger number is a slip, or an attempt to use up memory."""
+"""A number of iterations. The upper bound exceeds what any machine can do, so a larger number is a mistake."""
 
 
 @with_field_help
@@ -34,82 +34,83 @@ class RunOptions(PlacementOptions):
     """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Seed of everything random."""
+    """Seed of all random numbers of the run."""
     num_seeds: Seeds = 1
-    """Train this many seeds side by side in one program: seed, seed + 1, ..."""
+    """Train this many seeds together in one program: seed, seed + 1, ..."""
     start_from: str | None = None
-    """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
-    agree. Optimiser and environments start from scratch."""
+    """Start with the weights of the policy in this run directory, as far as paths and shapes in the networks
+    agree. Optimiser and environments are initialised again."""
     clone: Path | None = None
-    """Begin with weights that imitate recorded episodes, a file by `rollmill evaluate --record`. All seeds
-    begin with the same ones."""
+    """Start with weights that imitate recorded episodes, from a file written by `rollmill evaluate --record`. All
+    seeds start with the same weights."""
     clone_updates: Count | None = None
-    """Steps of Adam, on 256 transitions each, by which `clone` learns; 2,000 if left out."""
+    """Number of Adam steps for `clone`, on 256 transitions each. The default is 2,000."""
     pool_from: Path | None = None
-    """Fill the pool of earlier opponents of mappo or ippo with the checkpoints of this run, a directory: the
-    newest ones, at most `pool_size`."""
+    """Fill the pool of earlier opponents of mappo or ippo with the newest checkpoints of this run directory, at
+    most `pool_size`."""
     run_dir: RunPath | None = None
-    """Where the run is recorded: a folder, or a URL such as s3://bucket/runs/mine, where finished checkpoints are
-    copied. If left out, it is named by algorithm, environment, seed and time under runs/."""
+    """Directory of the run, or a URL such as s3://bucket/runs/mine, to which finished checkpoints are copied. By
+    default, it is named after algorithm, environment, seed and time, in runs/."""
     resume_if_exists: bool = False
-    """Go on with the run in --run-dir if there is one, of the same configuration, and train if there is none: for
-    jobs that a batch system starts again with the same command."""
+    """If --run-dir contains a run with the same configuration, continue it. Otherwise, start a new run. For jobs
+    that a batch system starts again with the same command."""
     checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
-    """Time between two checkpoints. One is always saved at the end."""
+    """Seconds between two checkpoints. A checkpoint is always saved at the end."""
     checkpoint_iterations: Iterations | None = None
-    """Save a checkpoint every so many iterations, instead of by time."""
+    """Save a checkpoint every this many iterations, instead of after a time."""
     keep_last: Annotated[Count, Range(high=2**31)] = 3
-    """Checkpoints kept, the newest ones."""
+    """Number of newest checkpoints to keep."""
     keep_best: Annotated[int, Range(0), Range(high=2**31)] = 1
-    """Checkpoints kept besides, those with the best return: of evaluations, where there are any."""
+    """Number of further checkpoints to keep: those with the best return, from evaluations if there are any."""
     checkpoint_environments: bool = True
-    """Save the states of the environments, without which checkpoints are smaller: a resumed run begins new
-    episodes then, and its result is not exactly that of a run that never stopped."""
+    """Save the states of environments in checkpoints. Without them, checkpoints are smaller, but a resumed run
+    begins new episodes, so its result differs slightly from an uninterrupted run."""
     log_every: Iterations | None = None
-    """Iterations that one line of metrics.jsonl is of. If left out, there are 10,000 lines at most."""
+    """Iterations per line of metrics.jsonl. By default, there are at most 10,000 lines."""
     stop_at_return: Annotated[float, Range()] | None = None
-    """Stop as soon as the mean return is at least this: that of the latest 100 episodes, or that of an evaluation
-    with --evaluate-every."""
+    """Stop as soon as the mean return reaches this value: of the latest 100 episodes, or of an evaluation with
+    --evaluate-every."""
     evaluate_every: Iterations | None = None
-    """Evaluate the policy every so many environment steps, at the end of an iteration, and after the last one. The
-    best checkpoints are those of the best evaluations then."""
+    """Evaluate the policy every this many environment steps, rounded up to whole iterations, and after the last
+    iteration. The best checkpoints are then those with the best evaluations."""
     evaluate_episodes: Annotated[Count, Range(high=MAX_EPISODES)] = 20
-    """Episodes of an evaluation, for each seed that is trained."""
+    """Number of episodes in an evaluation, for each trained seed."""
     evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Seed of the environments that evaluations play in, the same for all evaluations."""
+    """Seed of the environments in evaluations, the same for all evaluations."""
     evaluate_stochastic: bool = False
-    """Sample actions in evaluations as in training, instead of taking the most likely one."""
+    """Sample actions in evaluations, as in training, instead of taking the most likely ones."""
     evaluate_env_options: tuple[str, ...] = ()
-    """Options of the environment that evaluations play in, as KEY=VALUE, beside those that it is trained with."""
+    """Options of the environment in evaluations, as KEY=VALUE, in addition to those in training."""
     tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
+    """Write TensorBoard events in addition to metrics.jsonl."""
     track: tuple[str, ...] = ()
-    """Pass each line of metrics on: csv, to metrics.csv in the run directory; wandb or mlflow; module:function, to
-    a function of the run directory and the line. video puts episodes of new checkpoints into TensorBoard. Several
-    may be given. A tracker that fails ends no training."""
+    """Send each line of metrics to a tracker: csv (metrics.csv in the run directory), wandb, mlflow, or
+    module:function, a function of the run directory and the line. video adds episodes of new checkpoints to
+    TensorBoard. Several trackers may be given. A tracker that fails does not end the run."""
     hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0
-    """Time without progress after which a worker counts as hung, and is replaced where it is a process."""
+    """Seconds without progress after which a worker counts as hung. A worker process is then replaced."""
     start_seconds: Annotated[float, Range(1, finite=False)] = 600.0
-    """The same while a worker starts: while it imports, builds its environments and compiles its programs."""
+    """Seconds without progress after which a worker counts as hung while it starts, that is, while it imports
+    modules, builds environments and compiles programs."""
     max_failures: Annotated[int, Range(0, finite=False)] = 5
-    """How many times in a row an environment of Python may fail with no whole episode in between, or a worker
-    that steps environments be lost without having worked for `hang_seconds` and for a minute. One more ends the
-    run."""
+    """How many times in a row a Python environment may fail without a complete episode in between. Also, how many
+    times in a row a worker that steps environments may be lost without having worked for at least `hang_seconds`
+    and a minute. One more failure ends the run."""
     checksums: bool = False
-    """Let packages between groups carry a checksum, which their receivers check."""
+    """Add checksums to messages between groups, which receivers verify."""
     unroll: Annotated[Count, Range(high=2**10)] | None = None
-    """Steps of the environment loop that are compiled as one, or chosen by platform if left out."""
+    """Number of environment steps compiled into one loop iteration. By default, it depends on the platform."""
     fusion: Fusion = "auto"
-    """Fused kernels: `rollout` fuses policy and environment; `full`, gradients too; `auto`, each if it can be and
-    is faster, in trainings that are long enough; `off` leaves all to XLA."""
+    """Fused kernels: `rollout` fuses policy and environment; `full` also fuses gradients; `auto` fuses each of
+    these if it is possible and faster, in runs that are long enough; `off` leaves everything to XLA."""
     numerics: Numerics = "tf32"
-    """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
+    """Precision of matrix products in kernels: `float32`, `tf32` as in XLA on a GPU, or `bfloat16`."""
     memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
-    """Take this share of each GPU's memory at once, instead of memory as it is needed. `resume` takes memory as it
-    is needed."""
+    """Allocate this fraction of each GPU's memory at once, instead of memory on demand. `resume` allocates memory
+    on demand."""
     dashboard: bool = True
-    """Show losses, returns and the rest at the bottom of the terminal, instead of a bar. Elsewhere there are plain
-    lines."""
+    """Show a dashboard with losses and returns at the bottom of the terminal, instead of a progress bar. Outside a
+    terminal, plain lines are printed."""
     quiet: bool = False
     """Show nothing while training."""
 

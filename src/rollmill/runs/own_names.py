@@ -17,7 +17,7 @@ class OwnName(NamedTuple):
     kind: Kind
     name: str
     origin: tuple[str, ...]
-    """Modules whose import registered it, the innermost first."""
+    """Modules whose import registered the name, the innermost first."""
 
     @property
     def module(self) -> str | None:

@@ -37,7 +37,7 @@ COMMAND = "rollmill"
 MAX_BYTES = 2**20
 
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-"""Folders of installed packages, as their files name them."""
+"""Folders of installed packages, as they occur in the paths of their files."""
 STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 
 

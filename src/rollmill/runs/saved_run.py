@@ -15,7 +15,7 @@ from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import config_from_json
 
 IDENTITY = "run"
-"""Entry of a checkpoint's metadata: the part of the configuration that decides what is learned."""
+"""Entry of a checkpoint's metadata with the part of the configuration that determines what the run learns."""
 
 CHANGEABLE = (
     *("total_timesteps", "learning_rate", "update_epochs", "num_minibatches", "max_grad_norm", "target_kl"),
@@ -24,11 +24,11 @@ CHANGEABLE = (
     *("rms_decay", "rms_eps", "clip_rho", "clip_c", "vtrace_lambda", "tau", "start_epsilon", "end_epsilon"),
     *("exploration_noise", "target_noise", "target_noise_clip"),
 )
-"""Hyperparameters that may change when a run is resumed: those on which the shapes of its state do not depend."""
+"""Hyperparameters that may change when a run is resumed, since the shapes of its state do not depend on them."""
 
 DECIDING_OPTIONS = ("seed", "num_seeds", "numerics")
 DERIVED = ("fingerprint",)
-"""Settings of the graph that follow from its program, and differ between versions of it."""
+"""Settings of a graph that follow from its program, and may differ between versions of Rollmill."""
 
 MAX_LAUNCH = 2**16
 
@@ -38,13 +38,13 @@ class Change:
     """Hyperparameters that were changed when a run was resumed."""
 
     iteration: int
-    """Iterations that came before."""
+    """Number of iterations before the change."""
     before: dict[str, Any]
-    """Values until then, by name."""
+    """Values before the change, by name."""
     after: dict[str, Any]
-    """Values from then on."""
+    """Values after the change, by name."""
     source: str | None = None
-    """Training whose weights were taken over then, or None where a run continued with its own."""
+    """Member whose weights were copied at the same time, or None if the run continued with its own weights."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the change in the form that config.json contains."""
@@ -111,7 +111,7 @@ class Summary:
     stopped_by: str | None = None
     """A signal, or a hook."""
     stop_reason: str | None = None
-    """The reason of a hook that stopped the run."""
+    """The reason that a hook gave for stopping the run."""
 
 
 def read_saved(run: RunDirectory) -> SavedConfig:

@@ -28,7 +28,7 @@ from rollmill.runs.saved_run import SavedConfig
 FILE = "trusted_runs.json"
 MAX_BYTES = 8 * 2**20
 CONFIGURATIONS = ("config.json", "sweep.json")
-"""The file of a run, and that of a sweep, that name modules."""
+"""The files of a run and of a sweep that may name modules."""
 
 CLUSTER, START = "cluster=", "start_from="
 
@@ -39,7 +39,7 @@ class NamedModule(NamedTuple):
     module: str
     field: str
     loads_only: bool
-    """Whether it is only imported. Otherwise a function of it is called too."""
+    """True if the module is only imported, and False if one of its functions is also called."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class TrustedRun:
     inode: int
     modules: tuple[str, ...]
     file: int = 0
-    """Inode of the configuration."""
+    """Inode of the configuration file."""
     changed: int = 0
-    """When the configuration was written, in nanoseconds, by the file system."""
+    """Change time of the configuration file, in nanoseconds, as reported by the file system."""
 
 
 def cluster_name(address: str) -> str:

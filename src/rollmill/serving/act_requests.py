@@ -22,15 +22,15 @@ class ActRequest(NamedTuple):
     """A request for the actions of one or several observations."""
 
     observation: PyTree[np.ndarray]
-    """Leaves `[N, ...]`."""
+    """Observations, with leaves `[N, ...]`."""
     mask: PyTree[np.ndarray]
-    """Leaves `[N, ...]`, or `()` where the environment has no masks."""
+    """Action masks with leaves `[N, ...]`, or `()` if the environment has no masks."""
     sessions: Sequence[str | None]
-    """Names of sessions of a recurrent policy, `N` of them. None begins one."""
+    """Session names of the `N` observations, for a recurrent policy. None begins a new session."""
     restart: bool
-    """The observations begin new episodes of their sessions."""
+    """True if the observations begin new episodes in their sessions."""
     single: bool
-    """True if it was asked for one action, not for a list."""
+    """True if the request asks for one action, and not for a list."""
 
     @property
     def rows(self) -> int:
@@ -44,11 +44,11 @@ class RequestSchema(NamedTuple):
     observation_space: spaces.Space
     action_space: spaces.Space
     mask_struct: PyTree[jax.ShapeDtypeStruct]
-    """Shape of the legal actions of one observation, or `()` without masks."""
+    """Shape of the action mask of one observation, or `()` without masks."""
     recurrent: bool
-    """Requests belong to sessions."""
+    """True if the policy is recurrent, so that requests belong to sessions."""
     max_batch: int
-    """Most observations of a request."""
+    """Maximum number of observations in a request."""
 
 
 class ActRequestReader:

@@ -15,16 +15,17 @@ from rollmill.core.errors import UsageError
 T = TypeVar("T")
 
 MAX_ROWS = 2**16
-"""Largest `max_batch`."""
+"""Upper limit for `max_batch`."""
 
 
 class BatchingRule(NamedTuple):
     """Settings of how requests are gathered into batches."""
 
     max_batch: int
-    """Most observations of a batch: a power of two."""
+    """Maximum number of observations in a batch, a power of two."""
     max_wait: float = 0.0
-    """Seconds that the oldest request waits for others while the device is idle, or 0 to compute at once."""
+    """Seconds for which the oldest request waits for others while the device is idle. With 0, it is computed at
+    once."""
 
 
 class _Waiting(NamedTuple, Generic[T]):

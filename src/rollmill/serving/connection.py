@@ -18,21 +18,23 @@ except ImportError as error:
     ) from None
 
 LINGER_SECONDS = 2.0
-"""Time that a connection that is closed after an error is still read from: closing it with unread data in it would
-destroy the answer on its way."""
+"""How long a connection is read after it was closed with an error. If it were closed with unread data, the client
+might not receive the answer."""
 
 
 PIECE = 1024
-"""Bytes that are parsed in one turn of a connection, beside the rest of a body: some dozens of short requests."""
+"""Number of bytes parsed in one turn of a connection, in addition to the rest of a body. This corresponds to some
+dozens of short requests."""
 
 MAX_WAITING = 2**14
-"""Bytes that wait for a turn, beyond which no more are read."""
+"""Number of unparsed bytes above which a connection is not read any further."""
 
 MAX_DIGITS = 20
-"""Digits of the length of a body, which fits into 64 bits."""
+"""Maximum number of digits in the length of a body, which fits into 64 bits."""
 
 MAX_FRAMING = 8
-"""Upper bound on the bytes of a chunked body on the wire, relative to its limit, with the lengths of chunks."""
+"""Maximum size of a chunked body on the wire, including the lengths of chunks, relative to the limit for
+bodies."""
 
 
 class HttpConnection(asyncio.Protocol):

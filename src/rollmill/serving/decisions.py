@@ -31,9 +31,9 @@ class PolicyRows(NamedTuple):
 
     observation: PyTree[np.ndarray]
     mask: PyTree[np.ndarray]
-    """Legal actions, or `()` where the environment has no masks."""
+    """Action masks, or `()` if the environment has no masks."""
     slot: Int[np.ndarray, " N"]
-    """Row of the memories, or `sessions` for padding and policies without memory."""
+    """Row of each observation's memory. It equals `sessions` for padding, and for policies without memory."""
     fresh: Bool[np.ndarray, " N"]
     """True for the first observation of an episode."""
 

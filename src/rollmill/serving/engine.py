@@ -19,7 +19,7 @@ from rollmill.serving.responses import Refusal
 from rollmill.serving.statistics import ServerStatistics
 
 MAX_FAILURES = 3
-"""Batches that may fail in a row before the server gives up."""
+"""Number of consecutive failed batches after which the server gives up."""
 
 Answer = list[Any] | Refusal
 
@@ -29,7 +29,8 @@ class QueuedRequest(NamedTuple):
 
     rows: PolicyRows
     done: Callable[[Answer], None]
-    """Called in the event loop, with an action for each row as JSON, or with the reason why there is none."""
+    """Callback in the event loop. It receives an action for each observation as JSON, or the reason why there is
+    none."""
 
 
 class Engine:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from rollmill.core.bounds import Count, Positive
 
 BYTES_PER_NUMBER = 32
-"""The longest JSON number of 64 bits has 25 characters. A comma and spaces come on top."""
+"""Bytes reserved for a JSON number. The longest 64-bit number has 25 characters, plus a comma and spaces."""
 
 BYTES_BESIDES, BYTES_BESIDES_EACH = 4096, 128
-"""Names of fields and white space of a body, and brackets and a session's id of each observation."""
+"""Bytes reserved for field names and white space of a body, and for brackets and a session id of each
+observation."""
 
 DESCRIPTORS_BESIDES = 1024
-"""Descriptors of a server that are no connections: JAX's, libraries' and those of connections about to close."""
+"""File descriptors reserved for uses other than open connections: JAX, libraries, and connections about to
+close."""
 
 
 @dataclass(frozen=True)
@@ -21,31 +23,31 @@ class ServerLimits:
     """Limits of a server. A request that exceeds one is answered with an error that names the limit."""
 
     body_bytes: Count
-    """Most bytes of a request's body."""
+    """Maximum size of a request's body in bytes."""
     connections: Count = 1024
-    """Most connections that are open at a time."""
+    """Maximum number of open connections."""
     queued: Count = 4096
-    """Most observations that wait for a batch."""
+    """Maximum number of observations in the queue."""
     sessions: Count = 1024
-    """Most sessions of a recurrent policy."""
+    """Maximum number of sessions of a recurrent policy."""
     session_seconds: Positive = 600.0
-    """Seconds without a request after which a session may be given up for a new one."""
+    """Seconds without a request after which a new session may replace a session."""
     head_bytes: Count = 16 * 2**10
-    """Most bytes of a request's first line and headers."""
+    """Maximum size of a request's first line and headers in bytes."""
     headers: Count = 64
-    """Most headers of a request."""
+    """Maximum number of headers in a request."""
     held_bytes: Count = 256 * 2**20
-    """Most bytes of all bodies that have been received and are not answered yet."""
+    """Maximum total size, in bytes, of received bodies whose requests have not been answered yet."""
     pipelined: Count = 32
-    """Requests of one connection that are computed at a time. Further ones wait for their answers."""
+    """Maximum number of requests of one connection that are computed at a time. Further requests wait."""
     receive_seconds: Positive = 10.0
-    """Most seconds from the first byte of a request to its last."""
+    """Maximum time, in seconds, from the first to the last byte of a request."""
     idle_seconds: Positive = 75.0
-    """Most seconds between two requests of a connection."""
+    """Maximum time, in seconds, between two requests on a connection."""
     send_seconds: Positive = 10.0
-    """Most seconds that a client may need to take an answer."""
+    """Maximum time, in seconds, in which a client must receive an answer."""
     drain_seconds: Positive = 30.0
-    """Most seconds that the requests in flight have when the server is stopped."""
+    """Maximum time, in seconds, for requests in flight after the server is told to stop."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
         """Returns these limits with another number of sessions, which end after `seconds` without a request."""

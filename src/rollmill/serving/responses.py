@@ -44,7 +44,7 @@ class Response(NamedTuple):
     body: bytes
     status: int = 200
     headers: bytes = b""
-    """Further headers, each with its end of line."""
+    """Further HTTP headers, each with its line break."""
 
 
 def json_response(document: Any) -> Response:

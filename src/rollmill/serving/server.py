@@ -20,13 +20,14 @@ from rollmill.serving.responses import Refusal
 from rollmill.serving.statistics import ServerStatistics
 
 TICK = 0.1
-"""Seconds between two looks at stop requests and at clients that are too slow."""
+"""Seconds between two checks for stop requests and slow clients."""
 
 REFUSED_AT_ONCE = 64
-"""Connections beyond the limit that are told so at a time. Further ones wait to be accepted."""
+"""Maximum number of connections beyond the limit that are being rejected at a time. Further ones wait to be
+accepted."""
 
 CLOSED_AT_ONCE = 64
-"""Connections of strangers that are closed when no more descriptors are to be had."""
+"""Number of connections without an admitted request that are closed if there are no file descriptors left."""
 
 
 class Server:

@@ -13,15 +13,15 @@ class Session:
     """An episode of one client, with a memory on the server."""
 
     name: str
-    """The opaque id that the client sends with each request."""
+    """The random id that the client sends with each request."""
     slot: int
-    """Row of the memories."""
+    """Row of the session in the memories on the device."""
     fresh: bool
     """True until the first request of the episode, which begins with an empty memory."""
     used: float
-    """Time of the last request."""
+    """Time of the session's last request."""
     in_flight: int = 0
-    """Requests that are not answered yet."""
+    """Number of the session's requests that have not been answered yet."""
 
 
 class Sessions:

@@ -23,14 +23,15 @@ COUNTS = (
     "sessions",
     "largest_batch",
 )
-"""Names of the counts. From `open_connections` on they are of this moment, or the largest so far."""
+"""Names of the counts. From `open_connections` on, they describe the present state, or a maximum so far."""
 
 STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 417, 431, 500, 501, 503)
-"""Every status that an answer may have."""
+"""All HTTP statuses that an answer may have."""
 
 BUCKETS_PER_OCTAVE = 16
 SHORTEST, OCTAVES = 1e-6, 28
-"""Latencies are counted from a microsecond to four minutes. Each bucket is 4.4 % wider than the one before."""
+"""Shortest counted latency in seconds, and the number of doublings up to the longest, about four minutes. Each
+bucket is 4.4 % wider than the previous one."""
 
 BUCKETS = BUCKETS_PER_OCTAVE * OCTAVES
 WIDTH = len(COUNTS) + len(STATUSES) + BUCKETS
@@ -111,7 +112,7 @@ class ServerStatistics:
 
 
 SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
-"""Percentiles of latencies in the report."""
+"""Percentiles of latencies in the report, as fractions."""
 
 
 def bytes_of(workers: int) -> int:

@@ -4,7 +4,8 @@ import ipaddress
 from typing import Any, Protocol, runtime_checkable
 
 IPV6_HOST = 64
-"""Leading bits of an IPv6 address by which hosts are told apart: one host can use all addresses behind them."""
+"""Number of leading bits of an IPv6 address that identify a host, since one host can use all addresses with the
+same prefix."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Protocol, runtime_checkable
 
 SECONDS = 0.005
-"""Time for turns between two looks at sockets, so that no client waits for what others have sent."""
+"""Maximum time for turns before sockets are read again, so that no client waits for the data of others."""
 
 
 @runtime_checkable

@@ -17,11 +17,12 @@ from rollmill.processes.restarts import LossCounter, end_all, ending
 from rollmill.record.signals import StopRequest
 
 READY = b"."
-"""Sent by a worker through its pipe once it serves."""
+"""Message that a worker sends through its pipe once it serves."""
 
 LOOK_SECONDS = 0.1
 MAX_LOSSES = 3
-"""Losses of workers in a row that the server survives. One that has served for a minute starts the count anew."""
+"""Number of consecutive losses of workers that the server survives. The count restarts after a worker has served
+for a minute."""
 
 SETTLED_SECONDS = 60.0
 

@@ -11,24 +11,25 @@ from rollmill.sweeps.ranking import SEED, point_of
 from rollmill.sweeps.spec import text_of
 
 MIN_TRIALS = 6
-"""Trials with a result from which on importance is estimated."""
+"""Minimum number of trials with a result for an estimate of importance."""
 MAX_BINS = 5
-"""Bins of an option with many numbers."""
+"""Maximum number of bins for a numeric option."""
 
 
 class Configuration(NamedTuple):
     """A combination of option values in a sweep, with its results over seeds."""
 
     point: tuple
-    """Its values, in the order of the options without the seed."""
+    """Values of the configuration, in the order of the options without the seed."""
     mean: float
     low: float
-    """Ends of an interval for the mean, by bootstrap over the seeds. Both are the mean where there is one seed."""
+    """Ends of the bootstrap interval for the mean over seeds, `low` and `high`. With a single seed, both equal the
+    mean."""
     high: float
     seeds: int
-    """Seeds with a result."""
+    """Number of seeds with a result."""
     missing: int
-    """Seeds without one yet."""
+    """Number of seeds without a result."""
 
 
 class Importance(NamedTuple):
@@ -36,7 +37,7 @@ class Importance(NamedTuple):
 
     option: str
     share: float
-    """Share of the variance of the metric, from 0 to 1."""
+    """Share of the variance of the metric that the option explains, from 0 to 1."""
 
 
 def configurations(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metric: str) -> list[Configuration]:

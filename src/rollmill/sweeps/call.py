@@ -31,11 +31,12 @@ class Sweep(NamedTuple):
 
     directory: Path
     rows: list[dict[str, Any]]
-    """The table: for each trial its name, the values that it was given, its status and its results; the best
-    trial first. If seeds vary, those of the point with the best mean over its seeds, which rows have then, too."""
+    """The table, with the best trial first: a row for each trial, with its name, values, status and results. If
+    seeds vary, the rows of the configuration with the best mean over its seeds come first, and rows contain this
+    mean."""
     exit_code: int
-    """0 if all trials finished or were stopped early, 1 if one failed; 128 and the number of the signal
-    that stopped it, as 143 after SIGTERM."""
+    """Exit code: 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of the
+    signal if a signal stopped the sweep, such as 143 after SIGTERM."""
 
     def __fspath__(self) -> str:
         """Returns the directory."""
@@ -167,7 +168,7 @@ def sweep(
 
 
 NO_SETTINGS = ("recipe", "transform")
-"""Options of `rollmill train` that are no settings of a request."""
+"""Options of `rollmill train` that are not settings of a training request."""
 
 
 def _names(

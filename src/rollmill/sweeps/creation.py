@@ -45,7 +45,7 @@ from rollmill.training.request import (
 ALL_SAMPLERS = ("grid", "random", *SAMPLERS)
 EARLY_STOPPING = ("asha",)
 SAMPLE_CHECKS = 8
-"""Random combinations that are checked before a sampler proposes any."""
+"""Number of random combinations that are checked before a sampler proposes values."""
 DEFAULT_FACTOR = 3
 
 
@@ -54,7 +54,7 @@ class NewSweep:
     """A request for a new sweep."""
 
     request: TrainingRequest
-    """What all trials have in common."""
+    """The settings that all trials have in common."""
     axes: tuple[Axis, ...]
     random: int | None = None
     trials: int | None = None

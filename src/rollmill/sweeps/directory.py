@@ -37,11 +37,17 @@ NORMALIZE = "normalize_observations"
 SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
 FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
+<<<<<<< HEAD
+=======
+TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
+"""Name of a result column in the table, taken from the summaries of runs."""
+TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
+>>>>>>> 86757b0d (Reword attribute docstrings and help texts of runs and sweeps plainly)
 FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
 UNFINISHED, RUNNING = "unfinished", "running"
-"""Values of the column `status`; others are those of a run's summary."""
+"""Values of the column `status` for trials without a summary. Other values come from the summary of a run."""
 MAX_BYTES = 64 * 2**20
-"""Size limit for a file of a sweep; one of 100,000 trials with five options has 13 million bytes."""
+"""Maximum size of a file of a sweep. With 100,000 trials and five options, a file has 13 million bytes."""
 
 
 @dataclass(frozen=True)

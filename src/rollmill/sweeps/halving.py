@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rollmill.core.errors import UsageError
 
 Rungs = Mapping[int, Mapping[str, float]]
-"""Results by trial of all that came to a rung, by the rung's steps."""
+"""Results at all rungs: for each rung, given by its number of steps, the results by trial."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class HalvingRule:
     """
 
     grace_steps: int
-    """No trial is stopped before it has made these steps."""
+    """Number of environment steps at the first rung. No trial is stopped earlier."""
     reduction_factor: int = 3
-    """One in so many trials continues at each rung."""
+    """One in this many trials continues at each rung."""
 
     def __post_init__(self) -> None:
         if self.reduction_factor < 2:
@@ -48,13 +48,13 @@ class Judgement:
     """The comparison of a trial with earlier trials at a rung."""
 
     steps: int
-    """The rung."""
+    """Number of environment steps of the rung."""
     result: float
-    """The first one of the trial at the rung or later."""
+    """The trial's first result at or after the rung."""
     place: int
-    """1 for the best."""
+    """Rank of the trial at the rung, 1 for the best."""
     trials: int
-    """Trials at the rung, this one included."""
+    """Number of trials that have reached the rung, including this one."""
     stays: bool
 
 
@@ -97,7 +97,7 @@ class HalvingState:
     rungs: dict[int, dict[str, float]] = field(default_factory=dict)
     stopped: dict[str, Judgement] = field(default_factory=dict)
     ended: bool = False
-    """Whether early stopping has ended: from then on no further trial is stopped."""
+    """True once early stopping is turned off, so that no further trial is stopped."""
 
     def judge(self, rule: HalvingRule, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
         """Judges a trial and records the results. Does nothing if the trial is already stopped, or if the sweep

@@ -9,7 +9,8 @@ from jaxtyping import Float
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 MAX_OF_RANGE = 3
-"""Values up to which the interval is their range: each extreme is more than 2.5 % of the resampled means."""
+"""Number of values up to which the interval equals their range, since each extreme makes up more than 2.5 % of the
+resampled means."""
 
 
 def bootstrap_interval(

@@ -14,7 +14,7 @@ from rollmill.sweeps.spec import text_of
 MAX_LINES = 300
 WIDTH, HEIGHT, SIDE, TOP, BOTTOM = 900, 320, 70, 34, 24
 LOGARITHMIC = 50.0
-"""Ratio of the largest to the smallest number from which on an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 MAX_NAME = 18
 MAX_MARKS = 8
 

@@ -17,9 +17,9 @@ from rollmill.core.installation import install_command
 from rollmill.sweeps.search_space import Axis, points, rounded
 
 SAMPLERS = ("tpe", "multivariate-tpe")
-"""Optuna's tree-structured Parzen estimators, of each option alone or of all together."""
+"""Names of the supported Optuna samplers, which use separate or joint tree-structured Parzen estimators."""
 MAX_ATTEMPTS = 20
-"""Times that a sampler is asked again if it proposes values that were tried before."""
+"""How often a sampler is asked again if it proposes values that have already been tried."""
 
 
 class PastTrial(NamedTuple):
@@ -28,9 +28,9 @@ class PastTrial(NamedTuple):
     point: dict[str, Any]
     state: Literal["finished", "stopped", "running", "failed"]
     result: float | None = None
-    """Value of the metric that is maximised; None if it is not known yet."""
+    """Value of the metric to maximise, or None if it is not known yet."""
     steps: int = 0
-    """Environment steps that the result came after."""
+    """Number of environment steps after which the result was measured."""
 
 
 def check_sampler(name: str) -> None:

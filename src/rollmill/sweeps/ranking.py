@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 SEED = "seed"
 OVER_SEEDS = ("mean_over_seeds", "num_seeds")
-"""Columns of a sweep over seeds: the mean of the metric over the seeds of a point, and how many have one."""
+"""Columns that a sweep over seeds adds: the mean of the metric over the seeds of a configuration, and the number
+of seeds with a result."""
 
 
 class _Point(NamedTuple):

@@ -20,13 +20,13 @@ from rollmill.sweeps.spec import Trial, text_of
 
 REPORT = "report.html"
 MAX_ROWS = 500
-"""Rows of the table that are shown with their curves, the best ones."""
+"""Maximum number of rows shown with their curves, the best ones."""
 MAX_POINTS = 12_000
-"""Points of all curves together."""
+"""Maximum number of points in all curves together."""
 MAX_CONFIGURATIONS = 100
-"""Configurations of the table over seeds, the best ones."""
+"""Maximum number of configurations shown in the table over seeds, the best ones."""
 MIN_OF_CURVE, MAX_OF_CURVE = 12, 120
-"""Points of one curve."""
+"""Minimum number of points of a curve."""
 
 STYLE = """\
 svg.parallel { min-width: 560px } .parallel .axis { stroke: var(--line) }

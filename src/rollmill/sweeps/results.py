@@ -12,9 +12,9 @@ from rollmill.sweeps.report import write_report
 from rollmill.sweeps.spec import Trial
 
 SHORTEST_SECONDS = 30.0
-"""Shortest time between two writings while trials run."""
+"""Shortest time between two updates of the files while trials run."""
 HIGHEST_SHARE = 0.01
-"""Highest share of the time that goes into writing: of thousands of trials it takes seconds."""
+"""Highest share of the time spent on updating the files, which takes seconds with thousands of trials."""
 
 
 @dataclass
@@ -25,6 +25,7 @@ class SweepResults:
     metric: str
     """Column of the table by which trials are compared."""
     due: float = field(default_factory=lambda: time.monotonic() + SHORTEST_SECONDS)
+<<<<<<< HEAD
     """`time.monotonic()` from which on the files are out of date."""
     noted: bool = False
     """Whether a note on a trial without the metric was returned."""
@@ -36,6 +37,9 @@ class SweepResults:
         note = lacking(self.sweep.summary(trial), self.metric)
         self.noted = note is not None
         return note and f"note: trial {trial.name} {note}"
+=======
+    """Time of `time.monotonic()` at which the next update of the files is due."""
+>>>>>>> 86757b0d (Reword attribute docstrings and help texts of runs and sweeps plainly)
 
     def write(self, running: Collection[str] = ()) -> None:
         """Updates the table and the report. `running` names the trials that are still running.

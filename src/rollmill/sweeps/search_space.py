@@ -9,23 +9,24 @@ from typing import Any, NamedTuple
 from rollmill.core.errors import UsageError
 
 MAX_TRIALS = 100_000
-"""More are a slip; a sweep's table is read by people."""
+"""Maximum number of trials in a sweep. A larger number is probably a mistake, since people read the table."""
 
 MAX_NUMBERED = 2**62
-"""Combinations beyond which each is drawn without regard to those before: it is improbable that two are equal."""
+"""Number of combinations above which random combinations are drawn independently, since equal ones are then
+improbable."""
 
 
 class Axis(NamedTuple):
     """The values that a sweep tries for one option."""
 
     option: str
-    """Name of the option, without its dashes."""
+    """Name of the option without leading dashes."""
     values: tuple[Any, ...] = ()
-    """Values to try, in order, as JSON holds them; empty for a range."""
+    """Values to try, in order, in a form that JSON can hold. Empty for a range."""
     low: float = 0.0
     high: float = 0.0
     logarithmic: bool = False
-    """Draw the logarithm uniformly."""
+    """True if the logarithm of a value is drawn uniformly from the range."""
 
     @property
     def integers(self) -> tuple[int, int] | None:

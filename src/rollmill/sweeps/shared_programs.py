@@ -18,13 +18,13 @@ from rollmill.sweeps.spec import Trial
 from rollmill.training.request import TrainingRequest, with_types
 
 Together: TypeAlias = Literal["auto", "off"]
-"""Whether trials may share a program."""
+"""Policy for sharing programs between trials: `auto` or `off`."""
 
 MAX_TRIALS = 32
-"""Maximum number of trials in one program: more of them are divided into several."""
+"""Maximum number of trials in one program. More trials are divided among several programs."""
 
 LOOKED_AT = 1024
-"""Trials that are looked at, of those that wait, to count programs."""
+"""Maximum number of waiting trials that are examined to count programs."""
 
 
 def trials_together(

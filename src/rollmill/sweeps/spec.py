@@ -11,7 +11,7 @@ from rollmill.training.evolution import EvolutionRule
 from rollmill.training.request import TrainingRequest, seeds_of
 
 QUIETLY = {"tensorboard": False, "quiet": True}
-"""Settings of all trials, whose curves are in the sweep's report."""
+"""Settings of all trials that suppress their output, since the sweep's report contains their curves."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Trial:
 
     name: str
     point: dict[str, Any]
-    """The values that it was given, by option."""
+    """Values of the trial by option."""
     request: TrainingRequest
-    """The training, without its directory."""
+    """Training request of the trial, without its run directory."""
 
     @property
     def seeds(self) -> range | None:
@@ -35,8 +35,8 @@ class Trial:
 
 
 DEFAULTS = 1
-"""The version of the defaults of hyperparameters. A sweep without one began when PPO normalised no observations by
-default."""
+"""Version of the default hyperparameters. A sweep without this field was created when PPO did not normalise
+observations by default."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class SweepSpec:
     """The specification of a sweep: the request of all trials and the varied options. It never changes."""
 
     request: TrainingRequest
-    """What all trials have in common."""
+    """The settings that all trials have in common."""
     axes: tuple[Axis, ...]
     num_trials: int
     points: tuple[tuple[Any, ...], ...] = ()
-    """Values of each trial, in the order of the axes; empty if a sampler proposes them."""
+    """Values of each trial in the order of the axes. Empty if a sampler proposes them."""
     sampler: str | None = None
-    """Proposes the values of the trials, from the results of those before."""
+    """Name of the Optuna sampler that proposes values, or None."""
     seed: int = 0
-    """Seed of draws and proposals."""
+    """Seed of random and proposed values."""
     metric: str = "final_return"
-    """Result by which trials are compared; the largest is the best."""
+    """Result by which trials are compared. The largest is the best."""
     early_stopping: HalvingRule | None = None
     evolution: EvolutionRule | None = None
-    """When trials take over from others, in population-based training."""
+    """Settings of population-based training, or None."""
     defaults: int = DEFAULTS
-    """The version of the defaults of what the request leaves out."""
+    """Version of the default hyperparameters that the sweep uses."""
 
     @property
     def options_varied(self) -> tuple[str, ...]:

@@ -18,9 +18,9 @@ from rollmill.sweeps.spec import Trial
 from rollmill.training.evolution import EvolutionRule
 
 LOOK_SECONDS = 0.1
-"""Time between two looks at running trials."""
+"""Time between two checks of running trials, in seconds."""
 MAX_KILLS = 3
-"""Times that a trial whose process was killed is resumed."""
+"""How often a trial is resumed after its process was killed."""
 
 
 @dataclass
@@ -28,10 +28,10 @@ class RunningTrial:
     """A running process with one trial, or with several trials that share a program."""
 
     trial: Trial
-    """The first one, whose log the process writes."""
+    """The first trial of the process, whose log contains the output of the process."""
     process: Child
     part: int
-    """Number of the part of the machine that it runs on."""
+    """Number of the part of the machine on which the process runs."""
     beside: Sequence[Trial] = ()
     """Other trials in the same program."""
     began: float = field(default_factory=time.monotonic)

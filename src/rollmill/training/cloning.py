@@ -31,10 +31,11 @@ from rollmill.programs.compiled import begin_learner
 from rollmill.record.transitions import read_transitions, sha256_of_file
 
 UPDATES, BATCH, RATE = 2_000, 256, 1e-3
-"""Steps of Adam by default, transitions of each, and its learning rate, which falls linearly to zero."""
+"""Defaults of behaviour cloning: number of Adam steps, transitions per step, and the learning rate, which falls
+linearly to zero."""
 
 MASKED = -1e6
-"""Log-probability that only illegal actions are below."""
+"""Log-probability below which an action counts as illegal."""
 
 
 class Demonstrations(NamedTuple):
@@ -43,9 +44,9 @@ class Demonstrations(NamedTuple):
     observation: PyTree[Array]
     action: PyTree[Array]
     action_mask: PyTree[Bool[Array, "N ..."]]
-    """`()` where all actions are legal."""
+    """Legal actions of each transition, or `()` if all actions are legal."""
     target: Float[Array, " N"]
-    """Discounted return of the rest of the episode."""
+    """Discounted return from each transition to the end of its episode."""
 
 
 class Cloned(NamedTuple):
@@ -54,10 +55,10 @@ class Cloned(NamedTuple):
     learner: Any
     transitions: int
     digest: str
-    """SHA-256 of the file."""
+    """SHA-256 of the recording."""
     agreement: float
-    """Share of the recorded actions that are now the most likely ones; for numbers their mean squared error, in
-    units of half their range."""
+    """Share of the recorded actions that are the most likely ones after cloning. For continuous actions, the mean
+    squared error in units of half the action range."""
 
 
 def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:

@@ -12,7 +12,7 @@ from rollmill.dataflow import COMPUTED, Batch, Graph
 EPOCHS = "epochs"
 LOSSES = "losses/"
 RETURNS = "returns/"
-"""Prefix of mean returns of agents, which are 0 until the first episode has ended."""
+"""Prefix of the metrics with mean returns of agent kinds, which are 0 until the first episode has ended."""
 
 
 def reported_names(graph: Graph, learner: Any) -> frozenset[str]:

@@ -41,10 +41,10 @@ FAILURES: dict[type[Exception], FailureKind] = {
     EnvironmentFailed: "environment",
     LostWorker: "worker",
 }
-"""Kinds of the errors that end a training."""
+"""Classes of the errors that end a run."""
 
 TERMINATE_SECONDS = 20.0
-"""How long the end of a training is waited for after a SIGTERM. Who sends it often sends SIGKILL after 30."""
+"""Maximum time that a run waits for its workers after a SIGTERM, since SIGKILL often follows after 30 seconds."""
 
 
 class StopOverdue(RollmillError):

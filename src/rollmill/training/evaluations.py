@@ -20,7 +20,7 @@ from rollmill.record.display import Display
 from rollmill.runs.options import RunOptions
 
 OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluate_env_options")
-"""Fields of `RunOptions` that say how to evaluate, and mean nothing without `evaluate_every`."""
+"""Fields of `RunOptions` that configure evaluations, and have no effect without `evaluate_every`."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class EvaluationProgress:
     """The evaluations that a run has completed so far."""
 
     iteration: int = 0
-    """Iteration after which the last one was due and done."""
+    """Iteration of the latest evaluation."""
     mean_return: float | None = None
-    """Its mean return."""
+    """Mean return of the latest evaluation."""
     best_iteration: int | None = None
     best_return: float | None = None
-    """The highest mean return of an evaluation, and its iteration: the first of equals."""
+    """Highest mean return of all evaluations so far. `best_iteration` is the first iteration that reached it."""
 
 
 class _PlayedAhead(NamedTuple):

@@ -13,10 +13,10 @@ from typing import Any
 from rollmill.core.errors import UsageError
 
 FACTORS = (0.8, 1.2)
-"""Factors by which a number is changed that was taken over."""
+"""Factors by which a copied numeric hyperparameter is multiplied, chosen at random."""
 
 DEFAULT_SHARE = 0.2
-"""Share of the trainings that take over from as many others at a rung."""
+"""Default share of the members that copy others at a rung."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class EvolutionRule:
     """Environment steps between two rungs."""
     share: float = DEFAULT_SHARE
     seed: int = 0
-    """Seed of sources and factors."""
+    """Seed for the choice of sources and factors."""
     names: tuple[str, ...] = ()
-    """Hyperparameters that are taken over."""
+    """Names of the hyperparameters that are copied."""
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Lowest and highest value of those hyperparameters that are changed."""
+    """Lowest and highest value of each hyperparameter that is perturbed."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
@@ -69,9 +69,9 @@ class Takeover:
     training: int
     source: int
     before: dict[str, Any]
-    """Its hyperparameters until then."""
+    """The member's hyperparameters before the copy."""
     after: dict[str, Any]
-    """Its hyperparameters from then on."""
+    """The member's hyperparameters after the copy."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Rung:
     results: tuple[float | None, ...]
     takeovers: tuple[Takeover, ...] = ()
     broken: tuple[int, ...] = ()
-    """Members with numbers that are not finite."""
+    """Members with numbers that are not finite at this rung."""
 
 
 @dataclass(frozen=True)

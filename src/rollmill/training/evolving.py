@@ -46,9 +46,9 @@ class CommonPoint(NamedTuple):
     """The iteration from which a population continues, and the runs that continue."""
 
     iteration: int | None
-    """The newest iteration with an intact checkpoint of all members, or None if there is none yet."""
+    """The newest iteration of which all members have an intact checkpoint, or None if there is none yet."""
     members: tuple[int, ...]
-    """Numbers of the runs that have it. The others have continued alone since."""
+    """Indices of the runs that have this checkpoint. The other runs were resumed separately."""
 
 
 def common_point(runs: Sequence[Path]) -> CommonPoint:

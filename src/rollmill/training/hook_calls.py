@@ -20,7 +20,7 @@ class StopByHook(NamedTuple):
     """A hook's request to stop the run, with the hook's name."""
 
     hook: str
-    """Its name."""
+    """Name of the hook."""
     reason: str
 
 

@@ -9,16 +9,16 @@ WITHOUT_A_SIGNAL = {
     "MountainCar-v0": "the reward is -1 until the goal is reached",
     "MountainCarContinuous-v0": "actions cost reward, and only the goal pays any",
 }
-"""Environments that random actions hardly ever solve, and the reason why nothing is learned before."""
+"""Environments that random actions hardly ever solve, and the reason why an algorithm then learns nothing."""
 
 ON_POLICY = ("ppo", "a3c", "a2c", "impala")
-"""Algorithms that explore by the noise of their policies alone."""
+"""Algorithms that explore only through the noise of their policies."""
 
 FAILING = {"MountainCar-v0": (*ON_POLICY, "dqn"), "MountainCarContinuous-v0": (*ON_POLICY, "sac")}
-"""Algorithms that learned nothing at their defaults (benchmarks/defaults.py)."""
+"""Algorithms that learned nothing with their default settings (benchmarks/defaults.py)."""
 
 UNSCALED = {"a2c": "Pendulum-v1"}
-"""Algorithms whose settings suit no rewards of thousands, such as this environment has."""
+"""Algorithms whose default settings do not suit rewards in the thousands, as in this environment."""
 
 
 def note_on_known_failure(graph: Graph) -> str | None:
@@ -46,10 +46,8 @@ def note_on_known_failure(graph: Graph) -> str | None:
 TEMPERATURE = "losses/temperature"
 
 MAX_GROWTH = 1000
-"""Growth of the temperature beyond its initial value that is worth a line.
-
-Trainings whose returns are in the tens of thousands reach temperatures of some hundreds in earnest.
-"""
+"""Growth of the temperature, relative to its initial value, from which a note is shown. Runs with returns in the
+tens of thousands can reach temperatures of some hundreds legitimately."""
 
 
 class TemperatureWatch:

@@ -44,7 +44,8 @@ from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import MetricsRows, Saved, StartedUp
 
 SECONDS_BETWEEN_LINES = 1.0
-"""Time between two writings to a member's metrics: the process writes those of all while the device waits."""
+"""Shortest time between two writes of a member's metrics, since the process writes the metrics of all members
+while the device waits."""
 
 
 class _Lane(NamedTuple):
@@ -64,11 +65,11 @@ class Population(NamedTuple):
 
     rule: EvolutionRule
     folder: Path
-    """Directory of the file that holds all rungs."""
+    """Directory with the file that contains all rungs."""
     members: tuple[int, ...] = ()
-    """Numbers of the runs among all at the beginning. Default: all of them."""
+    """Indices of these runs among the runs at the beginning. Default: all of them."""
     total: int = 0
-    """Runs at the beginning. Default: these."""
+    """Number of runs at the beginning. Default: the number of these runs."""
 
 
 def train_population(requests: Sequence[TrainingRequest], population: Population | None = None) -> list[Run]:

@@ -20,10 +20,10 @@ from rollmill.training.request import ResolvedRequest, TrainingRequest, resolve
 from rollmill.training.training import plan_training
 
 ALONE = ("evaluate_every", "stop_at_return", "start_from", "clone", "pool_from")
-"""Options of runs that have a program of their own."""
+"""Run options that require a separate program for each run."""
 
 SHARED = ("unroll", "fusion", "numerics", "devices", "checkpoint_iterations", "log_every")
-"""Options that a program, or its windows, follow."""
+"""Run options that must be equal for all runs in one program."""
 
 
 class _Built(NamedTuple):

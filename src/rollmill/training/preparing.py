@@ -57,11 +57,11 @@ class PlannedTraining:
     recipe: str | None = None
     """Name of the recipe that the hyperparameters come from, for readers of the run."""
     given: GivenWeights | None = None
-    """Weights to begin with, instead of random ones."""
+    """Initial weights that replace random ones, or None."""
     launches: Launches | None = None
-    """Launches of the kernels, as they were chosen when the run began."""
+    """Launch configurations of the kernels, as chosen when the run began."""
     goes_on_in_place: bool = False
-    """True if a run is resumed by the plan that it had."""
+    """True if a run is resumed with the plan that it already had."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class PreparedTraining:
     """The content of config.json for a new run."""
     spec: RunSpec
     program: CompiledProgram | None
-    """The whole training, if it is one program of this process."""
+    """The compiled program of the whole run, or None if workers train."""
     display: Display
     evaluation: PeriodicEvaluation | None = None
-    """The evaluation of its policy while it trains."""
+    """Evaluates the run's policy while it trains, or None."""
     given: GivenWeights | None = None
     restored: Restored | None = None
-    """The checkpoint that it resumes from. None at the beginning."""
+    """The checkpoint from which the run resumes, or None for a new run."""
 
 
 def prepare(

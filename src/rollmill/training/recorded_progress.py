@@ -15,9 +15,10 @@ class Episodes(NamedTuple):
     """Number of episodes that a run has counted so far."""
 
     ended: float = 0.0
-    """All that ended, failed ones included."""
+    """Number of episodes that have ended, including failed episodes."""
     failed: float = 0.0
-    """Cut short because an environment raised, or its worker was lost."""
+    """Number of episodes that ended early because their environment raised an exception or their worker
+    was lost."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class RecorderState:
     seconds: float
     episodes: tuple[SavedWindow, ...]
     failures: tuple[float, float] = (0.0, 0.0)
-    """Episodes that ended, and those of them that failed."""
+    """Number of episodes that have ended, and how many of them failed."""
     unwritten: SavedSums = field(default_factory=SavedSums)
-    """Metrics of iterations whose line is not complete yet."""
+    """Sums of metrics over iterations whose log line is not complete yet."""
     evaluations: EvaluationProgress = field(default_factory=EvaluationProgress)
-    """The evaluations so far."""
+    """The evaluations that the run has completed so far."""
 
 
 PROGRESS = tuple(entry.name for entry in fields(RecorderState))

@@ -52,10 +52,10 @@ from rollmill.training.recorded_progress import Episodes, read_progress
 from rollmill.workers.reports import MetricsRows
 
 MAX_LINES = 10_000
-"""Lines of metrics that a training writes where nobody says."""
+"""Maximum number of log lines of a run, if the options do not set `log_every`."""
 
 MAX_LINES_OF_REPLAY = 2_000
-"""The same for algorithms that learn from a replay memory, whose iterations are many and short."""
+"""Maximum number of log lines of a run with a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED, UNSTABLE = "episodes/ended", "episodes/failed", "episodes/unstable"
 OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
@@ -65,7 +65,7 @@ EVALUATED = "evaluation/returns/"
 """Prefix of the mean returns of kinds of agents in an evaluation."""
 
 HIDDEN = ("episodes/", "finite/", COMPUTED, GAMES, MOMENTS)
-"""How metrics begin that are not logged as they are."""
+"""Prefixes of metrics that are not logged in their original form."""
 
 
 class Run(NamedTuple):
@@ -74,8 +74,8 @@ class Run(NamedTuple):
     directory: Path
     summary: dict[str, Any]
     exit_code: int
-    """0 where it finished or a hook stopped it, 1 where every episode failed; 128 and the number of the signal
-    that stopped it, as 143 after SIGTERM."""
+    """Exit code: 0 if the run finished or a hook stopped it, 1 if every episode failed, and 128 plus the number of
+    the signal if a signal stopped it, such as 143 after SIGTERM."""
 
     def __fspath__(self) -> str:
         """Returns the directory: a run can be given wherever one is expected."""

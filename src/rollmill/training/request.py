@@ -30,10 +30,10 @@ from rollmill.training.placing import prepare_devices
 from rollmill.training.training import PreparedTraining, Run, prepare_training, train
 
 ENVIRONMENT, OF_ENVIRONMENT = "environment", "env-option."
-"""Names beside those of settings that a sweep may vary: the environment, and its options."""
+"""Names that a sweep may vary in addition to settings: the environment, and its options."""
 NETWORK = "network.name"
 MAX_SEEDS = 2**14
-"""Seeds of one run."""
+"""Maximum number of seeds in one run."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrainingRequest:
     imports: tuple[str, ...] = ()
     """Modules to import first, because they register one of the names."""
     recipe: str | None = None
-    """Recipe whose hyperparameters take the place of the algorithm's defaults."""
+    """Recipe whose hyperparameters replace the algorithm's defaults."""
 
     def changed(self, settings: Mapping[str, Any]) -> "TrainingRequest":
         """Returns the request with other values of some settings."""
@@ -315,11 +315,11 @@ class NamedCode(NamedTuple):
     """The modules, clusters and object stores that training requests name."""
 
     modules: frozenset[str]
-    """Modules to import, of distribution policies and of environments."""
+    """Modules to import for distribution policies and environments."""
     clusters: frozenset[str]
-    """Clusters, as names that are trusted."""
+    """Addresses of clusters, as names that can be trusted."""
     stores: frozenset[str]
-    """Stores of the runs that first weights come from, as names that are trusted."""
+    """Object stores from which runs read initial weights, as names that can be trusted."""
 
 
 def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:

@@ -17,7 +17,7 @@ from rollmill.runs.trust import named_places, remember, trusted_modules
 from rollmill.training.placing import choose_plan
 
 UNCOMPARED = (*DERIVED, "custom")
-"""Settings of a graph that resuming compares by what they compute."""
+"""Settings of a graph that are not compared by value, since resuming compares what they compute."""
 
 
 def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:

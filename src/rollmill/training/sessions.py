@@ -19,7 +19,7 @@ from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import Saved, Training
 
 Session: TypeAlias = AbstractContextManager[tuple[Training, State]]
-"""Gives a training and its first state, and closes it."""
+"""A context manager that opens a training session with its first state, and closes it."""
 
 
 def open_session(prepared: PreparedTraining, run: RunDirectory) -> Session:

@@ -24,35 +24,36 @@ from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
 ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale", "pool", "opponents")
-"""Fields of a learner that are not taken from another run."""
+"""Fields of a learner that are always initialised, and never copied from another run."""
 
 OBSERVATIONS = "weights.observations"
-"""Place of the statistics by which a policy normalises observations."""
+"""Path of the statistics with which a policy normalises observations."""
 
 POOL, KEPT = "pool.networks.", "pool.kept."
-"""Places of a pool of opponents: weights, and the number of those that were kept, of each parameter set."""
+"""Paths, in a learner, of the pool of opponents: the weights, and the number of kept weights, of each parameter
+set."""
 
 NETWORKS, STATISTICS = "weights.networks.", "weights.agents."
-"""Places of the weights of several agents, and of the statistics by which they normalise observations."""
+"""Paths, in a multi-agent learner, of the network weights and of the statistics that normalise observations."""
 
 MAX_LACKING = 6
-"""Names of arrays without initial weights that the note lists. `config.json` lists all."""
+"""Maximum number of arrays without initial weights that the note to the user lists. `config.json` lists all of
+them."""
 
 
 class GivenWeights(NamedTuple):
     """Initial arrays that replace randomly initialised arrays of a learner."""
 
     arrays: Mapping[str, np.ndarray]
-    """By their place in the learner."""
+    """Initial arrays by their path in the learner."""
     source: Mapping[str, Any] = MappingProxyType({})
-    """The run and the iteration that they come from, and the places in the learner that it lacks; or the recording
-    that they imitate."""
+    """Where the arrays come from: a run and an iteration, with the paths that it lacks, or a recording."""
     unread: str | None = None
-    """Statistics of the run's observations, if the training has none of these."""
+    """Statistics of observations that the other run has and this run does not use, or None."""
     pool: Mapping[str, Any] = MappingProxyType({})
-    """The run and the iterations of the weights that a pool of opponents begins with."""
+    """The run and the iterations whose weights fill the pool of opponents."""
     in_pool: Mapping[str, np.ndarray] = MappingProxyType({})
-    """Arrays of this pool, by their place in the learner."""
+    """Arrays of the pool of opponents by their path in the learner."""
 
     @property
     def record(self) -> dict[str, Any]:

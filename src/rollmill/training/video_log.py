@@ -18,9 +18,10 @@ from rollmill.record.event_log import EventLog
 
 TAG, FOLDER = "checkpoint/video", "video"
 SECONDS_BETWEEN = 60.0
-"""Time between two videos, less than which a checkpoint gets none. The last one always has one."""
+"""Shortest time between two videos. Checkpoints in between get no video, except the last checkpoint."""
 MAX_STEPS, MAX_PICTURES, SIZE = 500, 100, 240
-"""Steps of the episode, pictures of the video, and pixels of their longer side."""
+"""Maximum number of steps in the episode, maximum number of pictures in the video, and pixels of the
+longer side."""
 
 
 def video_log(algorithm: Graph | None = None) -> Hook:

@@ -28,9 +28,9 @@ class Export(NamedTuple):
 
     path: Path
     metadata: dict[str, Any]
-    """Spaces, names and shapes of inputs and outputs, run, iteration and digest of the weights."""
+    """Description of the exported policy: spaces, inputs, outputs, run, iteration and digest of the weights."""
     comparison: Comparison
-    """The comparison with the policy."""
+    """Result of the comparison with the original policy."""
 
 
 def export(

@@ -36,11 +36,11 @@ class ExportedFunction(NamedTuple):
     """A policy as a function of named arrays."""
 
     function: Callable[..., tuple[Array, ...]]
-    """Maps the inputs of ONE observation, in order, to the outputs."""
+    """Maps the inputs for ONE observation, in order, to the outputs."""
     inputs: tuple[ExportedArray, ...]
     outputs: tuple[ExportedArray, ...]
     structure: Any
-    """Structure of the inputs: a tuple of observation, legal actions and memory."""
+    """Pytree structure of the inputs: a tuple of observation, action mask and memory."""
 
 
 def exported_function(loaded: LoadedRun) -> ExportedFunction:

@@ -14,7 +14,7 @@ from rollmill.record.json_files import plain
 from rollmill.record.leaves import tree_digest
 
 BATCH = "batch"
-"""Name of the leading axis of all inputs and outputs, whose length is free."""
+"""Name of the leading axis of all inputs and outputs, which may have any length."""
 
 SEARCH_NOTE = "The export does not include the search: actions come from the network alone."
 

@@ -18,10 +18,10 @@ from rollmill.policies.exporting.metadata import BATCH
 from rollmill.policies.exporting.parity import Run
 
 METADATA_KEY = "rollmill"
-"""Key of the description in the model's `metadata_props`."""
+"""Key in the ONNX model's `metadata_props` under which the description is stored."""
 
 OPSET = 21
-"""Version of ONNX's operators: of ONNX 1.16, which ONNX Runtime computes from 1.18 on."""
+"""Version of the ONNX operators. It belongs to ONNX 1.16, which ONNX Runtime supports from version 1.18 on."""
 
 CALLS = {
     "jit": "jaxpr",
@@ -30,7 +30,7 @@ CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-"""Primitives that call a program, and the parameter that holds it."""
+"""JAX primitives that call a program, with the parameter that holds the program."""
 
 
 def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:

@@ -12,16 +12,17 @@ from rollmill.policies.exporting.situations import situations
 from rollmill.policies.policy import Policy
 
 OBSERVATIONS = 1000
-"""Observations that are compared."""
+"""Number of observations on which policies are compared."""
 
 ACTION_TOLERANCE = 1e-5
-"""Largest difference of continuous actions, in parts of the action, or of the largest one of the batch."""
+"""Largest permitted difference between continuous actions, relative to the action or to the largest action of the
+batch."""
 
 OUTPUT_TOLERANCE = 1e-4
-"""Likewise of all other outputs."""
+"""Largest permitted relative difference between all other outputs."""
 
 TIE = 1e-5
-"""Two choices whose logits differ by less, in parts of them, are equally likely up to rounding."""
+"""Relative difference of logits below which two actions count as equally likely up to rounding."""
 
 Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 """Maps the inputs of a batch to the outputs, by the exported function."""
@@ -32,10 +33,11 @@ class Comparison(NamedTuple):
 
     observations: int
     largest_difference: float
-    """Difference of continuous actions, relative to the largest action, or 0 for discrete ones, which are
-    equal."""
+    """Largest difference between continuous actions, relative to the largest action. It is 0 for discrete actions,
+    which must be equal."""
     ties: int
-    """Observations in which two choices were equally likely up to rounding, and the other one was taken."""
+    """Number of observations for which two actions were equally likely up to rounding, and the policies chose
+    different ones."""
 
 
 def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:

@@ -27,7 +27,7 @@ class Situations(NamedTuple):
 
     observation: PyTree[np.ndarray]
     mask: PyTree[np.ndarray]
-    """Legal actions, or `()` where the environment has no masks."""
+    """Action masks, or `()` if the environment has no masks."""
     memory: PyTree[np.ndarray]
 
 

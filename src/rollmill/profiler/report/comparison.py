@@ -42,9 +42,9 @@ from rollmill.profiling.text import (
 )
 
 MAX_OPERATIONS = 100
-"""Operations that a page shows, the longest ones."""
+"""Maximum number of operations that a page shows, the longest ones."""
 MIN_SECONDS = 1e-9
-"""Durations up to this are rounding errors, and have no ratio."""
+"""Duration up to which a time counts as a rounding error, and has no ratio."""
 STATES = ("both at work", "device only", "host only", "neither")
 
 
@@ -57,8 +57,8 @@ class ComparedTime(NamedTuple):
     share_before: float
     share_after: float
     ratio: float | None
-    """After by before, for the same number of environment steps, or None if either is missing or hardly above
-    0."""
+    """Time after divided by time before, for the same number of environment steps. None if either is missing or
+    almost 0."""
 
     @property
     def longest(self) -> float:
@@ -72,11 +72,11 @@ class ProfileComparison(NamedTuple):
     before: Profile
     after: Profile
     operations: tuple[ComparedTime, ...]
-    """Each before those inside, in the order of the longer of both."""
+    """Compared operations, each before those inside it, sorted by the longer of the two times."""
     states: tuple[ComparedTime, ...]
-    """Durations in which both, one or neither of host and device is at work."""
+    """Compared times in which host and device, one of them, or neither is at work."""
     categories: tuple[ComparedTime, ...]
-    """Durations of the hosts' activities by category."""
+    """Compared times of host activities by category."""
 
     @property
     def speedup(self) -> float | None:
@@ -88,7 +88,7 @@ class ProfileComparison(NamedTuple):
 
 
 Durations = dict[tuple[str, ...], float | None]
-"""Seconds of an iteration by path, or None for what did not happen."""
+"""Seconds per iteration by path, or None for something that did not happen."""
 
 
 def compare(before: Profile, after: Profile) -> ProfileComparison:

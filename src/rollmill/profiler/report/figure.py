@@ -20,13 +20,13 @@ from rollmill.profiling.results import ProcessTime, Profile
 from rollmill.profiling.text import machine_text, path_text, sizes_text, speed_text, titled
 
 COLOURS = {"device": "#0072b2", "host": "#e69f00", "both": "#009e73", "idle": GREY}
-"""Those of the page."""
+"""Colours of the figure, the same as on the page."""
 WIDTH, LINE, MARGIN = 8.0, 0.24, 1.1
-"""Inches: of the figure, and of the height of a bar and of what is around the bars."""
+"""Sizes in inches: the width of the figure, the height of a bar, and the height of everything around the bars."""
 MAX_NAME = 48
-"""Characters."""
+"""Maximum length of an operation's name in characters."""
 MIN_SHOWN, MAX_OPERATIONS, MAX_PROCESSES = 0.005, 30, 12
-"""Share of an iteration from which on an operation has a bar, and the most bars."""
+"""Smallest share of an iteration for which an operation has a bar, and maximum number of bars."""
 
 
 def write_figure(file: IO[bytes], profile: Profile) -> None:

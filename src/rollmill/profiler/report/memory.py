@@ -11,9 +11,9 @@ from rollmill.profiling.results import MemoryUse, OperationMemory
 from rollmill.profiling.text import fullest_text, path_text, size_of
 
 MAX_PROGRAMS, FEW_PROGRAMS, MAX_OPERATIONS = 30, 4, 12
-"""Programs of the page and of the terminal, and operations of one, that are shown."""
+"""Maximum number of programs shown on the page and in the terminal, and of operations shown for one program."""
 COLOURS = 7
-"""Operations that have a colour of their own."""
+"""Number of operations that have their own colour."""
 HEIGHT = 150
 OTHERS = "all smaller ones"
 NO_COURSE = (

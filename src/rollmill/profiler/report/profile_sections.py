@@ -39,14 +39,14 @@ from rollmill.profiling.text import (
 )
 
 MAX_OPERATIONS = 40
-"""Operations and activities that the page shows, the longest ones."""
+"""Maximum number of operations and activities that the page shows, the longest ones."""
 MAX_PROCESSES, FEW_PROCESSES = 48, 16
-"""Processes that charts show, and those that they show before a reader unfolds the others. The terminal's tables
-list the few, and sum up more."""
+"""Maximum number of processes in charts, and number of processes shown before a reader unfolds the others. Tables
+in the terminal list the latter, and sum up the others."""
 MAX_COLUMNS = 3
-"""Processes that have a column in the terminal."""
+"""Maximum number of processes that have a column in the terminal."""
 MAX_DEVICES, MAX_LINES = 16, 30
-"""Devices, and lines of the other tables and lists, that the page shows."""
+"""Maximum number of devices, and of lines in other tables and lists, that the page shows."""
 
 
 def advice_section(advice: Sequence[Advice]) -> Section:

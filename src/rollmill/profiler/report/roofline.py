@@ -17,10 +17,10 @@ from rollmill.profiling.text import path_text, percent
 
 HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5
-"""Sides of the plot, as percentages of the figure's width."""
+"""Positions of the sides of the plot, in percent of the figure's width."""
 MAX_POINTS = 20
 MIN_NUMBER, MAX_NUMBER = 1e-9, 1e21
-"""Numbers that the axes can show."""
+"""Smallest and largest number that the axes can show."""
 
 
 class RooflinePoint(NamedTuple):
@@ -28,11 +28,11 @@ class RooflinePoint(NamedTuple):
 
     name: str
     intensity: float
-    """Floating-point operations a byte."""
+    """Floating-point operations per byte of memory traffic."""
     speed: float
-    """Floating-point operations a second of the device's time."""
+    """Floating-point operations per second of device time."""
     share: float
-    """Part of the whole time, from 0 to 1."""
+    """Share of the whole time, from 0 to 1."""
 
 
 class LogScale(NamedTuple):

@@ -13,7 +13,7 @@ from rollmill.core.text import one_line
 from rollmill.pages.page import section
 
 MIN_SHOWN = 0.0005
-"""Share of the whole time below which reports leave an operation out."""
+"""Smallest share of the whole time for which reports show an operation."""
 
 
 class Section(NamedTuple):
@@ -21,16 +21,16 @@ class Section(NamedTuple):
 
     title: str
     how: str
-    """How to read the figure."""
+    """Explanation of how to read the figure."""
     body: Sequence[str]
-    """Parts in HTML. Without any, the page leaves the section out."""
+    """HTML parts of the section. If there are none, the page leaves the section out."""
     heading: str = ""
     unit: str = ""
     columns: Sequence[str] = ()
-    """Titles of the table. A title that begins with a blank is that of a column of text."""
+    """Titles of the table's columns. A title that begins with a blank belongs to a text column."""
     rows: Sequence[Sequence[str | Text]] = ()
     below: Sequence[RenderableType] = ()
-    """Lines below the table."""
+    """Lines shown below the table."""
 
 
 def drawn_on_page(sections: Iterable[Section]) -> list[str]:

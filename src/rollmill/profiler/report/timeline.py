@@ -15,18 +15,18 @@ from rollmill.profiling.results import ProcessTime, TimelineSpan
 from rollmill.profiling.text import duration
 
 UNITS = 20_000
-"""Width of a lane in units of its drawing."""
+"""Width of a lane in the units of its drawing."""
 MIN_WIDTH = 8
-"""Units that the shortest span takes, so that it can be seen."""
+"""Minimum width of a span in these units, so that it is visible."""
 MAX_SPANS = 5_000
-"""Spans that all lanes together show."""
+"""Maximum number of spans in all lanes together."""
 MAX_PROCESSES = 8
 MAX_LANES = 24
-"""Lanes that are shown, of all processes."""
+"""Maximum number of lanes, for all processes together."""
 MAX_NAMES = 16
-"""Names that spans keep, those with the longest spans. All others are one."""
+"""Maximum number of names, those with the longest spans. All other spans share one name."""
 COLOURS = 8
-"""Names that have a colour of their own."""
+"""Number of names that have their own colour."""
 TICKS = 5
 OTHERS = "others"
 
