@@ -1,4 +1,6 @@
-"""Hooks, which are functions called with the events of a run: events, requests, and built-in hooks."""
+"""Hooks are functions that a run calls with its events. This package contains the events, the requests that hooks
+return, and built-in hooks.
+"""
 
 from rollmill.hooks.csv_log import csv_log
 from rollmill.hooks.events import (

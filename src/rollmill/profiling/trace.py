@@ -80,7 +80,7 @@ class Trace(NamedTuple):
 class Naming(Protocol):
     """Interface that tells which instruction names occur in several programs.
 
-    Only for events with such names is the program read as well, since this takes longer.
+    For events with such names, the program must be read from the trace as well, which takes longer.
     """
 
     def is_ambiguous(self, name: str) -> bool:

@@ -18,13 +18,9 @@ MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**16
 """Number of bytes at the end of a file that are searched for the newest values. A line has about a thousand."""
 LINE_START = ("iteration", "env_steps", "seconds")
-<<<<<<< HEAD
-"""Fields of every line that count the progress of a run."""
+"""Fields of every line that state the progress of a run."""
 ENDED = "episode/ended"
 """Number of episodes that ended in the iterations of a line."""
-=======
-"""Fields of every line that state the progress of a run."""
->>>>>>> 86757b0d (Reword attribute docstrings and help texts of runs and sweeps plainly)
 RETURN = "episode/return"
 """Default metric of a learning curve: the mean return over all seeds of a run."""
 

@@ -75,7 +75,7 @@ def whole_checkpoints(names: Mapping[str, int]) -> set[str]:
 
 
 def read_marker(store: ObjectStore) -> Marker | None:
-    """Returns the marker in a store, or None if there is none."""
+    """Reads the marker of a run (`stored.json`) from an object store, or returns None if there is none."""
     try:
         return _parsed(store.read(MARKER), f"{store.url}/{MARKER}")
     except MissingObjectError:
@@ -83,7 +83,7 @@ def read_marker(store: ObjectStore) -> Marker | None:
 
 
 def local_marker(folder: Folder) -> Marker | None:
-    """Returns the marker in a working folder, or None if there is none."""
+    """Reads the marker of a run (`stored.json`) from its working folder, or returns None if there is none."""
     try:
         return _parsed(folder.read(MARKER, limit=MAX_BYTES), str(folder.path / MARKER))
     except (FileNotFoundError, DataError):
@@ -91,7 +91,7 @@ def local_marker(folder: Folder) -> Marker | None:
 
 
 def write_local_marker(folder: Folder, marker: Marker) -> None:
-    """Writes the marker of a working folder."""
+    """Writes the marker of a run (`stored.json`) to its working folder."""
     write_json(folder, MARKER, asdict(marker))
 
 

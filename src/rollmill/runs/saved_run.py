@@ -199,7 +199,9 @@ def flat(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def undone(identity: Mapping[str, Any], changes: tuple[Change, ...]) -> dict[str, Any]:
-    """Returns the identity of a run before these changes."""
+    """Undoes changes in the identity of a run, which is the part of its configuration that determines what it
+    learns.
+    """
     values = dict(identity)
     for change in reversed(changes):
         values |= {f"config.{name}": value for name, value in change.before.items()}

@@ -100,7 +100,7 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
 
 
 def code_of(sweep: SweepDirectory) -> NamedCode:
-    """Returns the modules, clusters and stores that the trials of a sweep name, including trials that a sampler
+    """Collects the modules, clusters and stores that the trials of a sweep name, including trials that a sampler
     has not proposed yet.
     """
     spec = sweep.spec

@@ -37,12 +37,6 @@ NORMALIZE = "normalize_observations"
 SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
 FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
-<<<<<<< HEAD
-=======
-TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
-"""Name of a result column in the table, taken from the summaries of runs."""
-TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
->>>>>>> 86757b0d (Reword attribute docstrings and help texts of runs and sweeps plainly)
 FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
 UNFINISHED, RUNNING = "unfinished", "running"
 """Values of the column `status` for trials without a summary. Other values come from the summary of a run."""

@@ -25,10 +25,9 @@ class SweepResults:
     metric: str
     """Column of the table by which trials are compared."""
     due: float = field(default_factory=lambda: time.monotonic() + SHORTEST_SECONDS)
-<<<<<<< HEAD
-    """`time.monotonic()` from which on the files are out of date."""
+    """Time of `time.monotonic()` at which the next update of the files is due."""
     noted: bool = False
-    """Whether a note on a trial without the metric was returned."""
+    """True once a note on a trial without the metric has been returned."""
 
     def note_on(self, trial: Trial) -> str | None:
         """Returns a note on the first trial that has ended without a result of the metric's kind of agents."""
@@ -37,9 +36,6 @@ class SweepResults:
         note = lacking(self.sweep.summary(trial), self.metric)
         self.noted = note is not None
         return note and f"note: trial {trial.name} {note}"
-=======
-    """Time of `time.monotonic()` at which the next update of the files is due."""
->>>>>>> 86757b0d (Reword attribute docstrings and help texts of runs and sweeps plainly)
 
     def write(self, running: Collection[str] = ()) -> None:
         """Updates the table and the report. `running` names the trials that are still running.

@@ -38,7 +38,7 @@ class RunningTrial:
 
     @property
     def trials(self) -> Sequence[Trial]:
-        """All trials that the process trains."""
+        """All trials that train in this process."""
         return (self.trial, *self.beside)
 
     @property

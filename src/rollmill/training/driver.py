@@ -64,23 +64,23 @@ def drive(
     keeps_choices: bool = True,
     watch: Callable[[Session], Session] = lambda session: session,
 ) -> Run:
-    """Runs prepared training to its end, and records it in a run that the caller has locked.
+    """Trains a prepared run to its end, and records it in a run directory that the caller has locked.
 
     Args:
-        prepared: the training.
-        run: where it is recorded.
-        checkpoints: store of the run's checkpoints.
-        hooks: called with events.
+        prepared: the checked and compiled run.
+        run: directory in which the run is recorded.
+        checkpoints: the checkpoints of the run.
+        hooks: functions that are called with the events of the run.
         keeps_choices: whether the run records choices that workers made by timing. False if the run continues
             elsewhere only this time.
-        watch: optionally wraps the training session.
+        watch: optional function that wraps the training session.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.
         EnvironmentFailed: an environment failed too many times in a row.
-        NonFiniteError: a number of an iteration is not finite.
-        StopOverdue: after a SIGTERM, a worker does not end its iteration.
-        HookFailed: a hook raised an error. A checkpoint was saved.
+        NonFiniteError: a value in an iteration is not finite.
+        StopOverdue: a worker did not end its iteration in time after a SIGTERM.
+        HookFailed: a hook raised an exception. A checkpoint was saved.
         SystemExit: a hook exited. A checkpoint was saved.
     """
     options, display, restored = prepared.options, prepared.display, prepared.restored
