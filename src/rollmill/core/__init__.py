@@ -1,1 +1,1 @@
-"""The shared base: `types`, `spaces`, `errors`, `machine`, and `user_frame` for lines of the user's code."""
+"""Shared foundation of all packages: types, spaces, errors, this machine, and lines of the user's code."""

@@ -1,6 +1,6 @@
-"""Bounds on numbers in the annotations of a dataclass: `gamma: Annotated[float, Range(0, 1)] = 0.99`.
+"""Bounds on numeric fields of a dataclass, as annotations: `gamma: Annotated[float, Range(0, 1)] = 0.99`.
 
-`core.schema` checks them whenever it converts a value.
+`core.schema` checks the bounds whenever it converts a value.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Range:
     """True if infinity is invalid."""
 
     def holds(self, number: int | float) -> bool:
-        """Returns whether the number is valid."""
+        """Returns whether a number lies within the range."""
         if math.isnan(number) or (self.finite and math.isinf(number)):
             return False
         return self.low <= number <= self.high and not (self.exclusive and number == self.low)
@@ -54,7 +54,7 @@ Positive: TypeAlias = Annotated[float, Range(0, exclusive=True)]
 
 @dataclasses.dataclass(frozen=True)
 class OrFunction:
-    """Metadata of a number for which a function in Python may stand, such as an Optax schedule."""
+    """Marks a numeric field that also accepts a Python function, such as an Optax schedule."""
 
 
 Scheduled: TypeAlias = float | str
@@ -70,7 +70,7 @@ Rate: TypeAlias = Annotated[Scheduled, Range(0), OrFunction()]
 
 
 def bounds_of(config: type) -> dict[str, Range]:
-    """Returns the bounds of each bounded field, by its name."""
+    """Returns the bounds of each bounded field of a dataclass, by its name."""
     hints = typing.get_type_hints(config, include_extras=True)
     ranges = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
     return {name: bounds for name, bounds in ranges.items() if bounds is not None}
@@ -78,7 +78,7 @@ def bounds_of(config: type) -> dict[str, Range]:
 
 @functools.cache
 def scheduled_fields(config: type) -> frozenset[str]:
-    """Returns the names of the fields that accept a schedule."""
+    """Returns the names of a dataclass's fields that accept a schedule."""
     hints = typing.get_type_hints(config, include_extras=True)
     names = (field.name for field in dataclasses.fields(config))
     return frozenset(name for name in names if _range_in(hints[name]) and _takes_schedules(hints[name]))

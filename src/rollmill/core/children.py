@@ -1,7 +1,7 @@
 """Starts all child processes: Rollmill's own Python programs, and system programs.
 
-A child can import the same modules as its parent, and no other files of the working directory. It gets no variable
-that makes Python run a file or wait at a prompt.
+A child can import the same modules as its parent, but no other files of the working directory. It does not inherit
+variables that make Python run a file or wait at a prompt.
 """
 
 import os
@@ -18,19 +18,20 @@ AT_A_PROMPT = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONBREAKPOINT")
 
 
 def python_command(*words: str, isolated: bool = False) -> list[str]:
-    """Returns the command of a Python child with the arguments `words`.
+    """Returns the command that starts a Python child process with the arguments `words`.
 
-    `isolated` is for a program that imports the standard library only: variables and site-packages are ignored.
+    An `isolated` child ignores environment variables and site-packages, so it can import only the standard
+    library.
     """
     # `-P`: neither the working directory nor the folder of the program is searched for modules.
     return [sys.executable, *(("-I", "-S") if isolated else ("-P",)), *words]
 
 
 def python_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the variables of a Python child, based on `variables` or this process's own.
+    """Returns the environment variables of a Python child process, based on `variables` or on this process's own.
 
-    `PYTHONPATH` keeps the user's entries. Further folders searched by this process, such as the running script's,
-    come before them, so that the child finds the same modules.
+    `PYTHONPATH` keeps the user's entries. Other folders that this process searches, such as the folder of the
+    running script, come first, so that the child finds the same modules.
     """
     variables = dict(os.environ if variables is None else variables)
     path = os.pathsep.join([*_own_folders(variables.get(PATH, "")), *filter(None, [variables.get(PATH)])])
@@ -41,7 +42,7 @@ def python_environment(variables: Mapping[str, str] | None = None) -> dict[str, 
 def start_python(
     *words: str, isolated: bool = False, variables: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen:
-    """Starts a Python child, without standard input unless `options` for `subprocess.Popen` give one."""
+    """Starts a Python child process. It has no standard input unless `options` for `subprocess.Popen` set one."""
     return subprocess.Popen(
         python_command(*words, isolated=isolated),
         env=python_environment(variables),
@@ -50,7 +51,7 @@ def start_python(
 
 
 def run_program(*words: str, **options: Any) -> subprocess.CompletedProcess:
-    """Runs a system program to its end, without standard input unless `options` for `subprocess.run` give one."""
+    """Runs a system program to its end. It has no standard input unless `options` for `subprocess.run` set one."""
     closed = {} if "input" in options else {"stdin": subprocess.DEVNULL}
     return subprocess.run(words, **{"check": False, **closed, **options})
 

@@ -1,4 +1,4 @@
-"""The code that a process computes with, as digests and versions that two processes compare."""
+"""Describes the code of a process with digests and versions, so that two processes can compare their code."""
 
 import functools
 import hashlib
@@ -16,14 +16,14 @@ SHOWN_DIGITS = 16
 
 
 class CodeIdentity(NamedTuple):
-    """The Rollmill code in a process, and the versions of packages that affect results."""
+    """Digests of the Rollmill code in a process, and versions of the packages that affect results."""
 
     source: str
     """Digest of Rollmill's source files."""
     versions: Mapping[str, str | None]
 
     def differences(self, other: "CodeIdentity") -> list[str]:
-        """Returns how another process's code differs, as "what: mine here, theirs there"."""
+        """Returns how another process's code differs from this code, as "what: mine here, theirs there"."""
         names = [name for name in self.versions if not _same_version(name, self.versions, other.versions)]
         told = [f"{name} {self.versions[name]} here, {other.versions.get(name)} there" for name in names]
         if self.source != other.source:
@@ -59,7 +59,7 @@ def digest_of(place: Path) -> str:
 
 
 def place_of(module: str) -> Path | None:
-    """Returns the folder of a top-level package, or the file of a module, if it has source. Imports nothing."""
+    """Returns the folder of a top-level package, or the file of a module. None without source. Imports nothing."""
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(module)
     folders = list(getattr(spec, "submodule_search_locations", None) or ())
@@ -70,19 +70,19 @@ def place_of(module: str) -> Path | None:
 
 
 def digests_of(modules: Sequence[str]) -> dict[str, str]:
-    """Returns a digest for the top-level package or module of each module with source."""
+    """Returns the digests of the top-level packages or modules that contain the given modules and have source."""
     return {top: digest_of(place) for top, place in places_of(modules)}
 
 
 def places_of(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yields the top-level package or module of each module, once, and its source."""
+    """Yields each top-level package or module that contains one of the given modules, and its source."""
     for top in dict.fromkeys(module.partition(".")[0] for module in modules):
         if (place := place_of(top)) is not None:
             yield top, place
 
 
 def code_from_json(fields: Any) -> CodeIdentity | None:
-    """Returns the identity that another process sent as JSON, if it is one."""
+    """Returns the code identity that another process sent as JSON, or None if the JSON is not one."""
     match fields:
         case {"source": str(source), "versions": dict(known)}:
             return CodeIdentity(source, {str(name): text and str(text) for name, text in known.items()})

@@ -1,8 +1,8 @@
-"""Convolutions for programs on CPUs, with their axes in the one order that XLA computes fast in every place.
+"""Reorders the axes of convolutions on CPUs, so that XLA computes them fast everywhere in a program.
 
-On CPUs, XLA has a fast routine for operands with channels last and kernels with outputs last. It
-brings other convolutions into this order itself, but not those inside of loops and branches. There it computes
-them element by element: gradients of a convolution take eight to eleven times as long in a `scan` as outside.
+On CPUs, XLA has a fast routine for operands with channels last and kernels with outputs last. XLA brings other
+convolutions into this order, but not inside loops and branches, where it computes them element by element.
+Gradients of a convolution therefore take eight to eleven times as long inside a `scan` as outside.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ None."""
 
 
 def by_xla(lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
-    """Leaves every convolution to XLA: an `OwnCode`."""
+    """Leaves every convolution to XLA. This is the `OwnCode` that replaces nothing."""
 
 
 _ordered = core.Primitive("ordered_convolution")
@@ -36,9 +36,9 @@ _ordered = core.Primitive("ordered_convolution")
 
 
 def order_convolutions(own: OwnCode = by_xla) -> None:
-    """Makes programs compiled for CPUs from now on convolve in the fast order of axes.
+    """Makes all programs that are compiled for CPUs from now on convolve in the fast order of axes.
 
-    `own` computes some convolutions by code of this process. Exported programs do not contain it.
+    `own` computes some convolutions with machine code of this process. Exported programs do not contain that code.
     """
 
     def rule(context: mlir.LoweringRuleContext, lhs: ir.Value, rhs: ir.Value, **params: Any) -> Sequence[ir.Value]:
@@ -52,7 +52,7 @@ def order_convolutions(own: OwnCode = by_xla) -> None:
 
 
 def reordered(lhs: Array, rhs: Array, *, dimension_numbers: Any, **params: Any) -> Array:
-    """Computes `jax.lax.conv_general_dilated_p` of these parameters by transposing its operands and its result."""
+    """Computes a convolution in the fast order of axes, by transposing its operands and its result."""
     (batch, inputs, *space), (outputs, kernel_inputs, *kernel_space), out = dimension_numbers
     last, kernel_last = (batch, *space, inputs), (*kernel_space, kernel_inputs, outputs)
     product = _expanded(jnp.transpose(lhs, last), jnp.transpose(rhs, kernel_last), params)

@@ -1,4 +1,4 @@
-"""Drawings as values: shapes in coordinates of their own, whose `x` grows to the right and `y` upwards."""
+"""Drawings as values, which consist of shapes. The coordinate `x` grows to the right, and `y` grows upwards."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ class Circle(NamedTuple):
 
 
 class Polygon(NamedTuple):
-    """A filled polygon. An area that its outline goes around twice is outside."""
+    """A filled polygon. Areas that the outline encloses twice are not filled."""
 
     points: Sequence[Point]
     colour: Colour
@@ -50,5 +50,5 @@ class Drawing(NamedTuple):
 
 
 def rectangle(left: float, bottom: float, right: float, top: float, colour: Colour) -> Polygon:
-    """Returns a filled rectangle with level sides."""
+    """Returns a filled rectangle whose sides are horizontal and vertical."""
     return Polygon(((left, bottom), (right, bottom), (right, top), (left, top)), colour)

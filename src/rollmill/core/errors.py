@@ -1,4 +1,4 @@
-"""Errors that the user can fix. Each message names the value, the limit and a remedy."""
+"""Errors that the user can fix. Each message names the invalid value, the limit, and a remedy."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -11,23 +11,29 @@ class RollmillError(Exception):
 
 
 class UsageError(RollmillError):
-    """An invalid option, name or size."""
+    """Raised for an invalid option, name or size."""
 
 
 class DeviceMemoryError(UsageError):
-    """A device has too little memory for a run."""
+    """Raised if a device has too little memory for a run."""
 
     exit_code = 3
 
 
 class DeviceLostError(RollmillError):
-    """A device failed, or a process that shares it made it fail. The last good checkpoint is kept."""
+    """Raised if a device failed, or if a process that shares it made it fail.
+
+    The last good checkpoint is kept.
+    """
 
     exit_code = 4
 
 
 class CannotFuse(Exception):
-    """A function that no kernel can compute. The text names the primitive, the line, and what would help."""
+    """Raised if no kernel can compute a function.
+
+    The message names the primitive, the line, and a remedy.
+    """
 
     def __init__(self, reason: str, line: str = "", advice: str = "") -> None:
         """`line` of the caller's code, and `advice` on how to change it, both where they are known."""
@@ -37,7 +43,7 @@ class CannotFuse(Exception):
 
 
 class FusionError(UsageError):
-    """A run cannot be fused. `depths` lists the depths of fusion that the reason rules out."""
+    """Raised if a run cannot be fused. `depths` lists the depths of fusion that are ruled out."""
 
     def __init__(self, message: str, depths: Sequence[str]) -> None:
         super().__init__(message)
@@ -45,56 +51,64 @@ class FusionError(UsageError):
 
 
 class UnfitHost(RollmillError):
-    """A worker cannot do its job on its host, because the code there differs or is missing. Another try would
-    fail too.
+    """Raised if a worker cannot run on its host, because the code there differs or is missing.
+
+    Starting the worker again would fail too.
     """
 
 
 class ContractError(RollmillError):
-    """An environment violates the contract of `rollmill.Environment`, or raised an exception in a step."""
+    """Raised if an environment violates the contract of `rollmill.Environment`, or raises an exception in a
+    step.
+    """
 
 
 class DataError(RollmillError):
-    """A document or a message that is not JSON, or does not match its schema."""
+    """Raised if a document or a message is not JSON, or does not match its schema."""
 
 
 class CheckpointError(RollmillError):
-    """A run directory or a checkpoint that is missing, damaged, or belongs to something else."""
+    """Raised if a run directory or a checkpoint is missing, damaged, or belongs to something else."""
 
 
 class StorageError(RollmillError):
-    """The run directory could not be written, for example because the disk is full."""
+    """Raised if the run directory cannot be written, for example because the disk is full."""
 
     exit_code = 1
 
 
 class NonFiniteError(RollmillError):
-    """Training stopped at a NaN or an infinity. The last good checkpoint is kept."""
+    """Raised if training stops at a NaN or an infinity. The last good checkpoint is kept."""
 
     exit_code = 1
 
 
 class EnvironmentFailed(RollmillError):
-    """An environment failed too many times in a row. The last good checkpoint is kept."""
+    """Raised if an environment failed too many times in a row. The last good checkpoint is kept."""
 
     exit_code = 1
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or its type if it has none."""
+    """Returns the first line of an exception's message, or its type if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def unknown_name(
     kind: str, name: str, known: Iterable[str], *, hint: str = "", meant: str | None = None
 ) -> UsageError:
-    """Returns a `UsageError` that suggests `meant`, or else the known names nearest to `name`."""
+    """Returns a `UsageError` for an unknown name. It suggests `meant`, or otherwise the known names nearest to
+    `name`.
+    """
     advice = suggestion(name, known, meant=meant)
     return UsageError(f"unknown {kind} {name!r}. {advice}{' ' + hint if hint else ''}")
 
 
 def suggestion(name: str, known: Iterable[str], *, meant: str | None = None) -> str:
-    """Returns a sentence that suggests `meant`, or else the known names nearest to `name`, or lists all."""
+    """Returns a sentence that suggests a known name instead of `name`.
+
+    The sentence names `meant` if it is given, and otherwise the nearest names, or all names.
+    """
     names = sorted(known)
     near = [meant] if meant else nearest(name, names)
     return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."

@@ -1,8 +1,8 @@
-"""Finds boxes of actions that an initial Gaussian policy around 0 hardly reaches.
+"""Finds `Box` action spaces that an initial Gaussian policy around 0 hardly reaches.
 
-Such a policy draws its actions around mean 0, by default with standard deviation 1, and they are clipped to the
-bounds. Each update moves the mean by a small step. So a box far from 0, or a very small box, is explored only at
-its bounds, and a very large box hardly at all.
+The policy draws its actions around mean 0, by default with standard deviation 1. Actions are clipped to the
+bounds. Each update moves the mean by a small step. A box far from 0, or a very small box, is therefore explored
+only at its bounds, and a very large box hardly at all.
 """
 
 import math
@@ -21,7 +21,7 @@ MAX_WIDTH = float(np.finfo(np.float32).max)
 
 
 class FarBox(NamedTuple):
-    """The action dimension that the Gaussian covers least."""
+    """The action dimension that an initial Gaussian policy covers least."""
 
     where: str
     """The kind of agents, for several agents, as `['taggers']`, or else empty."""
@@ -34,7 +34,7 @@ class FarBox(NamedTuple):
 
     @property
     def is_bounded(self) -> bool:
-        """True if both bounds are finite numbers that a transform can stretch to."""
+        """Whether both bounds are finite, so that a transform can scale actions to them."""
         return self.high - self.low <= MAX_WIDTH
 
     def __str__(self) -> str:
@@ -61,9 +61,10 @@ class FarBox(NamedTuple):
 
 
 def far_boxes(space: spaces.Space, *, std: float = 1.0) -> list[FarBox]:
-    """Returns the boxes of floats in a space of actions that are far from a Gaussian with deviation `std` about 0.
+    """Returns the `Box` spaces of an action space that a Gaussian around 0 with standard deviation `std` hardly
+    reaches.
 
-    With several agents the space is a dictionary by kind.
+    In a multi-agent environment, the space is a dictionary of kinds.
     """
     worst = (_worst(where, box, std) for where, box in _boxes(space))
     return [far for far in worst if far is not None]

@@ -1,4 +1,4 @@
-"""Field docstrings in the output of `help` for a dataclass."""
+"""Adds the docstrings of fields to what `help` prints for a dataclass."""
 
 import dataclasses
 import inspect
@@ -11,10 +11,10 @@ T = TypeVar("T", bound=type)
 
 
 def with_field_help(kind: T) -> T:
-    """Extends the docstring of a dataclass by the defaults and docstrings of its fields.
+    """Extends the docstring of a dataclass with the defaults and docstrings of its fields.
 
-    Sources are parsed when the docstring is read, not when the class is made. The signature of the class is shown
-    without annotations, which are on its fields.
+    The source is parsed when the docstring is read, and not when the class is created. The signature of the class
+    is shown without annotations, because the fields show them.
     """
     signature = inspect.signature(kind)
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]

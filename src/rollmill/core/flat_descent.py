@@ -1,8 +1,8 @@
-"""Optimiser steps on all gradients as one flat vector, as an operation of its own.
+"""Makes an optimiser step on all gradients as one flat vector, in a single JAX operation.
 
-Composed of JAX operations, a step reads and writes memory several times: to concatenate the gradients, for each
-moment, and to add the step to the weights. On CPUs, machine code may compute it in one pass
-(`compute_descents_by`). Elsewhere, and under `vmap`, the operation lowers to its parts.
+If a step consists of several JAX operations, it reads and writes memory several times: to concatenate the
+gradients, for each moment, and to change the weights. On CPUs, machine code may compute the step in one pass
+(`compute_descents_by`). On other devices, and under `vmap`, the operation is lowered to its parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ _descent.multiple_results = True
 def descend_flat(
     update: FlatUpdate, weights: PyTree[Array], state: PyTree[Array], gradients: PyTree[Array]
 ) -> tuple[PyTree[Array], PyTree[Array]]:
-    """Adds the step of an update to the weights. Returns the new weights and the next state."""
+    """Applies an optimiser step to the weights. Returns the new weights and the next optimiser state."""
     leaves, structure = jax.tree.flatten(weights)
     states, state_structure = jax.tree.flatten(state)
     flat = jax.eval_shape(_joined, leaves)
@@ -48,7 +48,7 @@ def descend_flat(
 
 
 def compute_descents_by(own: OwnDescent) -> None:
-    """Registers machine code for steps in programs that this process compiles for CPUs."""
+    """Registers machine code for optimiser steps in programs that this process compiles for CPUs."""
 
     def rule(context: mlir.LoweringRuleContext, *operands: ir.Value, program: Any, count: int) -> Sequence[Any]:
         is_exported = context.module_context.lowering_parameters.for_export

@@ -1,7 +1,8 @@
 """Access to folders with untrusted content: links are not followed, and only regular files are opened.
 
-A path is trusted up to the folder's root, which the user named. Below it every component is opened separately,
-relative to its parent and without following links, so that no name in a run directory leads outside.
+A path is trusted up to the folder's root, which the user named. Below the root, every component is opened
+separately, relative to its parent and without following links. No name in a run directory can therefore lead
+outside.
 """
 
 import contextlib
@@ -24,19 +25,21 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
 
 
 class ForeignFileError(CheckpointError):
-    """A link, a pipe or a device where a regular file or folder of a run is expected."""
+    """Raised if a link, a pipe or a device is found instead of a regular file or folder of a run."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder: a trusted `root`, which the user named, and the names below it that lead to the folder."""
+    """A folder with untrusted content: a trusted `root`, which the user named, and the names that lead from it to
+    the folder.
+    """
 
     root: Path
     names: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
-        """The full path, for messages."""
+        """Full path of the folder, for messages."""
         return self.root.joinpath(*self.names)
 
     def inner(self, name: str) -> "Folder":
@@ -45,7 +48,7 @@ class Folder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Opens a descriptor of the folder.
+        """Opens a file descriptor of the folder.
 
         Raises a `ForeignFileError` if a component below the root is a link.
         """
@@ -62,7 +65,7 @@ class Folder:
     def make(self) -> None:
         """Creates the folder, its parents and the root if they are missing.
 
-        Raises a `ForeignFileError` if a link or a file is in its place.
+        Raises a `ForeignFileError` if the path is a link or a file.
         """
         if not self.names:
             self.root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ class Folder:
             pass
 
     def is_folder(self) -> bool:
-        """Returns True if it exists and is a folder, not a link."""
+        """Returns whether the path exists and is a folder, and not a link."""
         try:
             with self.opened():
                 return True
@@ -83,11 +86,10 @@ class Folder:
             return False
 
     def kinds(self) -> dict[str, str]:
-        """Returns the kind of each entry by name: `file`, `folder`, `link` or `other`.
+        """Returns the kind of each entry of the folder, by name: `file`, `folder`, `link` or `other`.
 
-        A missing folder has none.
-
-        Raises a `ForeignFileError` if the folder itself is a link or a file.
+        The result is empty if the folder does not exist. Raises a `ForeignFileError` if the folder itself is a
+        link or a file.
         """
         try:
             with self.opened() as descriptor, os.scandir(descriptor) as entries:
@@ -96,7 +98,7 @@ class Folder:
             return {}
 
     def has(self, name: str) -> bool:
-        """Returns True if the entry `name` exists, even as a broken link."""
+        """Returns whether the folder has an entry `name`, even if it is a broken link."""
         try:
             with self.opened() as descriptor:
                 os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -106,7 +108,7 @@ class Folder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """Opens a regular file for reading bytes.
+        """Opens a regular file of the folder for reading bytes.
 
         Raises a `ForeignFileError` for a link, folder, pipe or device.
         """
@@ -121,7 +123,7 @@ class Folder:
             yield opened
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Reads the content of a regular file.
+        """Reads the contents of a regular file of the folder.
 
         Raises a `ForeignFileError` for a link, folder, pipe or device, and for a file of more than `limit` bytes.
         """
@@ -134,9 +136,9 @@ class Folder:
             return file.read(limit)
 
     def open_to_append(self, name: str) -> int:
-        """Opens a regular file for appending, creating it if necessary, and returns its descriptor.
+        """Opens a regular file of the folder for appending, creates it if necessary, and returns its descriptor.
 
-        Raises a `ForeignFileError` for a link, folder, pipe or device, and for a file with another hard link.
+        Raises a `ForeignFileError` for a link, folder, pipe or device, and for a file that has another hard link.
         """
         with self.opened() as descriptor:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
@@ -149,7 +151,9 @@ class Folder:
         return file
 
     def create(self, name: str) -> int:
-        """Creates a new file and returns a descriptor for writing. An existing file or link is deleted first."""
+        """Creates a new file in the folder and returns a descriptor for writing. An existing file or link is
+        deleted first.
+        """
         with self.opened() as descriptor:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)
@@ -157,9 +161,9 @@ class Folder:
 
     @contextlib.contextmanager
     def replacing(self, name: str, *, shared: bool = False) -> Iterator[Any]:
-        """Opens a new file that replaces the named file or link if the context ends without an error.
+        """Opens a new file for writing. It replaces the named file or link if the context ends without an error.
 
-        If it is `shared`, several processes may do so at a time, each with its own partial file.
+        If the file is `shared`, several processes may replace it at the same time, each with its own partial file.
         """
         partial = f".{secrets.token_hex(8)}.tmp" if shared else f".{name}.tmp"
         try:
@@ -174,12 +178,12 @@ class Folder:
             raise
 
     def rename(self, name: str, other: str) -> None:
-        """Renames a file or folder within this folder."""
+        """Renames a file or a folder within the folder."""
         with self.opened() as descriptor:
             os.rename(name, other, src_dir_fd=descriptor, dst_dir_fd=descriptor)
 
     def remove(self, name: str) -> None:
-        """Deletes a file, a link, or a folder with its content, without following links."""
+        """Deletes a file, a link, or a folder with its contents, without following links."""
         with self.opened() as descriptor:
             try:
                 os.unlink(name, dir_fd=descriptor)
@@ -193,9 +197,9 @@ class Folder:
 
 
 def read_named(path: Path, *, limit: int) -> bytes:
-    """Reads a file that the user named, through links too, but not from a device or a pipe.
+    """Reads a file that the user named. It follows links, but does not read devices or pipes.
 
-    Raises a `ForeignFileError` for those and for folders, and for a file of more than `limit` bytes.
+    Raises a `ForeignFileError` for a device, a pipe or a folder, and for a file of more than `limit` bytes.
     """
     with opened_named(path) as file:
         data = file.read(limit + 1)
@@ -206,7 +210,7 @@ def read_named(path: Path, *, limit: int) -> bytes:
 
 @contextlib.contextmanager
 def opened_named(path: Path) -> Iterator[Any]:
-    """Opens a file that the user named, for reading bytes, as `read_named` does."""
+    """Opens a file that the user named, for reading bytes, with the same rules as `read_named`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         _check_plain(descriptor, path)
@@ -214,7 +218,7 @@ def opened_named(path: Path) -> Iterator[Any]:
 
 
 def replacing_named(path: Path) -> contextlib.AbstractContextManager[Any]:
-    """Opens a new file that replaces one that the user named, as `Folder.replacing` does."""
+    """Opens a new file that replaces a file that the user named, as `Folder.replacing` does."""
     return Folder(path.parent).replacing(path.name, shared=True)
 
 

@@ -1,7 +1,7 @@
-"""Asks git about a repository, none of whose programs it lets run.
+"""Asks git about a repository, without running programs that the repository configures.
 
-The configuration of a repository can name programs: filters of files, monitors, hooks, transports. The working
-directory may be a stranger's, so none of them is believed.
+The configuration of a repository can name programs: file filters, monitors, hooks and transports. The working
+directory may belong to a stranger, so all of them are disabled.
 """
 
 import os
@@ -25,7 +25,7 @@ COMPARE = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submod
 def commit_of(folder: Path | None = None) -> str | None:
     """Returns the commit of the repository around a folder, with `-dirty` if tracked files differ.
 
-    It is None outside a repository, without a commit, and without git.
+    The result is None outside a repository, without a commit, or if git is not installed.
     """
     commit = _output(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
@@ -36,7 +36,7 @@ def commit_of(folder: Path | None = None) -> str | None:
 
 
 def is_tracked(file: Path) -> bool:
-    """Returns True if a file belongs to the repository of its folder."""
+    """Returns whether git tracks a file in the repository of its folder."""
     return _output(file.parent, "ls-files", "--error-unmatch", file.name) is not None
 
 

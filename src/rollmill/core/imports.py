@@ -1,7 +1,7 @@
-"""Imports all modules with names from outside of the program: from options, files and ids of environments.
+"""Imports modules that are named outside of the program: in options, files and ids of environments.
 
-The code that reads a name decides whether it may be imported. A process of a sweep also has a list of modules: its
-trials import only modules that the sweep was allowed to import.
+The code that reads a name decides whether it may be imported. A process of a sweep also has a list of allowed
+modules, so its trials import only modules that the sweep was allowed to import.
 """
 
 import importlib
@@ -16,16 +16,18 @@ ONLY = "ROLLMILL_ONLY_IMPORT"
 
 
 class ImportRefused(UsageError):
-    """A module that this process may not import."""
+    """Raised if this process is not allowed to import a module."""
 
 
 def only_importing(modules: Iterable[str]) -> dict[str, str]:
-    """Returns the variable by which a process and its children may import only these modules."""
+    """Returns the environment variable that restricts a process and its children to importing the given
+    modules.
+    """
     return {ONLY: ",".join(sorted(modules))}
 
 
 def import_named(name: str) -> ModuleType:
-    """Imports a module by its name. Raises `ImportRefused` if this process may not."""
+    """Imports a module by its name, or raises `ImportRefused` if this process is not allowed to."""
     allowed = os.environ.get(ONLY)
     if allowed is not None and not any(_is_within(name, module) for module in allowed.split(",")):
         raise ImportRefused(

@@ -1,4 +1,4 @@
-"""Paths of the installation and the cache, and commands that install extras."""
+"""Locates the installation and the cache, and names the commands that install extras."""
 
 import os
 import shlex
@@ -21,9 +21,10 @@ def install_command(extra: str) -> str:
 
 
 def cache_root() -> Path:
-    """Returns the cache: `$ROLLMILL_CACHE_DIR`, else `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`.
+    """Returns the cache folder: `$ROLLMILL_CACHE_DIR`, or otherwise `rollmill/` in `$XDG_CACHE_HOME` or
+    `~/.cache`.
 
-    Raises a `UsageError` if other users can write to it, because it contains code.
+    Raises a `UsageError` if other users can write to the folder, because it contains code.
     """
     chosen = os.environ.get("ROLLMILL_CACHE_DIR")
     if chosen:
@@ -53,5 +54,5 @@ def _check_writers(root: Path) -> None:
 
 
 def folder_in_cache(file: Path) -> Folder:
-    """Returns the folder of a file one level below the cache's root, without following a link there."""
+    """Returns a folder one level below the cache's root, without following a link there."""
     return Folder(file.parent.parent, (file.parent.name,))

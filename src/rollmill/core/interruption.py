@@ -1,6 +1,6 @@
 """Handles Ctrl-C before training starts, and ends calls from Python after it.
 
-Imports nothing slow, as the command line imports it first.
+The module imports nothing slow, because the command line imports it first.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ def leave_signals_to_coordinator() -> None:
 
 
 def nothing_to_save(number: int, frame: FrameType | None) -> None:
-    """Ignores SIGUSR1 before training begins, since the first checkpoint follows anyway."""
+    """Ignores SIGUSR1 before training begins, because the first checkpoint follows anyway."""
 
 
 @contextmanager
 def holding_checkpoint_requests() -> Iterator[None]:
-    """Holds SIGUSR1 back in processes that are started in this context, until they `take_held_requests`."""
+    """Blocks SIGUSR1 in processes that are started within this context, until they call `take_held_requests`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {CHECKPOINT_REQUEST})
     try:
         yield
@@ -43,14 +43,14 @@ def holding_checkpoint_requests() -> Iterator[None]:
 
 
 def take_held_requests() -> None:
-    """Keeps SIGUSR1 from ending this process, and holds it back no more."""
+    """Makes SIGUSR1 harmless for this process, and then unblocks it."""
     signal.signal(CHECKPOINT_REQUEST, nothing_to_save)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {CHECKPOINT_REQUEST})
 
 
 @contextmanager
 def handling_early_notices() -> Iterator[None]:
-    """Handles SIGUSR1 and SIGUSR2 until the training loop does, unless the program handles them.
+    """Handles SIGUSR1 and SIGUSR2 until the training loop does, unless the program has its own handlers.
 
     SIGUSR1 is ignored. SIGUSR2 ends the process with a message and exit code 140, even while it compiles.
     """
@@ -69,7 +69,7 @@ def handling_early_notices() -> Iterator[None]:
 
 @dataclass
 class EarlyStop:
-    """Handler of SIGUSR2 until the training loop installs its own. A training that begins afterwards stops."""
+    """Handler of SIGUSR2 until the training loop installs its own. If training begins afterwards, it stops."""
 
     asked: bool = False
     """True once the signal has arrived."""
@@ -106,7 +106,10 @@ def _ending_at_notice() -> Iterator[None]:
 
 @contextmanager
 def leaving_notices_to_training() -> Iterator[None]:
-    """Keeps the thread that ends the process at SIGUSR2 from signals that the training loop handles."""
+    """Lets the training loop handle SIGUSR2 within this context.
+
+    Outside of the context, a thread ends the process at this signal.
+    """
     before = signal.set_wakeup_fd(-1)
     try:
         yield
@@ -127,8 +130,8 @@ def _end_at_notice(watched: socket.socket) -> None:
 class Interruption:
     """Handler of SIGINT until the training loop installs its own: `Interruption().install()`.
 
-    It raises KeyboardInterrupt. In a finaliser or a callback Python continues after that exception. A training
-    that begins afterwards stops at its first opportunity.
+    The handler raises KeyboardInterrupt. In a finaliser or a callback, Python continues after this exception. If
+    training begins afterwards, it stops at the first opportunity.
     """
 
     asked: bool = False
@@ -140,9 +143,9 @@ class Interruption:
         raise KeyboardInterrupt
 
     def install(self) -> None:
-        """Handles SIGINT in this process, unless it is ignored, as in background jobs, or has another handler.
+        """Installs the handler of SIGINT, unless SIGINT is ignored, as in background jobs, or has another handler.
 
-        Python then prints no KeyboardInterrupt that a callback raises.
+        Python then does not print a KeyboardInterrupt that a callback raises.
         """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return
@@ -166,8 +169,8 @@ class Interrupted(KeyboardInterrupt):
     """Raised by Ctrl-C during training, a sweep or a profile, once everything is saved.
 
     Args:
-        result: the value that the call would have returned. For training it is the `Run`, which `rollmill.resume`
-            continues.
+        result: the value that the call would have returned. For training, it is the `Run`, which `rollmill.resume`
+            can continue.
     """
 
     def __init__(self, result: Any) -> None:
@@ -178,7 +181,7 @@ class Interrupted(KeyboardInterrupt):
 def pass_on_interrupt(result: Result) -> Result:
     """Returns the result of a call, or raises `Interrupted` if Ctrl-C stopped it under Python's default handler.
 
-    The command line, and programs with a handler of their own for SIGINT, look at the exit code instead.
+    The command line, and programs with their own handler of SIGINT, use the exit code instead.
     """
     by_interrupt = result.exit_code == 128 + signal.SIGINT
     if by_interrupt and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

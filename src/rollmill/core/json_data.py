@@ -1,7 +1,7 @@
-"""Untrusted JSON: files of a run, plans, messages of other processes.
+"""Reads untrusted JSON: files of a run, plans, and messages of other processes.
 
-`parse_json` limits size, nesting and integers before anything else reads a document. `core.schema.read_as` then
-checks it against a dataclass. Errors of both are one sentence that names source, field and value.
+`parse_json` limits the size, nesting and integers of a document. `core.schema.read_as` then checks the document
+against a dataclass. Each error is one sentence that names the source, the field and the value.
 """
 
 import json
@@ -35,9 +35,10 @@ def parse_json(
 ) -> Any:
     """Parses a JSON document, more strictly than `json.loads`.
 
-    It has no NaN or infinity, no integer beyond 64 bits, and no invalid Unicode. Bytes are UTF-8. `limit` is the
-    maximum number of bytes or characters, and `depth` the maximum nesting of lists and objects. Raises `error`
-    with a message that begins with `where`, the document's source, if it is not JSON or exceeds a limit.
+    NaN, infinity, integers beyond 64 bits and invalid Unicode are rejected. Bytes must be UTF-8. `limit` is the
+    maximum number of bytes or characters, and `depth` the maximum nesting of lists and objects. If the document is
+    not JSON or exceeds a limit, `error` is raised with a message that begins with `where`, the source of the
+    document.
     """
     if len(data) > limit:
         raise error(f"{where} cannot be read: its {len(data):,} bytes exceed the limit of {limit:,}.")
@@ -75,7 +76,7 @@ def is_json(value: Any) -> bool:
 
 
 def writable(value: Any) -> Any:
-    """Returns `value` with infinities as strings and tuples as lists, as JSON holds them."""
+    """Converts `value` to what JSON can hold: infinities become strings, and tuples become lists."""
     if isinstance(value, dict):
         return {name: writable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -84,23 +85,23 @@ def writable(value: Any) -> Any:
 
 
 def short_json(value: Any) -> str:
-    """Returns `value` as JSON for messages: short, on one line, without terminal control characters."""
+    """Formats `value` as JSON for messages: shortened, on one line, and without terminal control characters."""
     return shorten(json.dumps(value))
 
 
 def short_repr(value: Any) -> str:
-    """Returns the representation of a Python value for messages, shortened."""
+    """Returns the shortened `repr` of a Python value, for messages."""
     is_long = isinstance(value, int) and value.bit_length() > MAX_DECIMAL_BITS
     return shorten(hex(value) if is_long else repr(value))
 
 
 def shorten(text: str) -> str:
-    """Truncates a string for messages to `SHOWN_CHARACTERS`."""
+    """Truncates a string to `SHOWN_CHARACTERS` characters, for messages."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
 def check_limits(value: Any, *, where: str, depth: int = MAX_DEPTH, error: type[Exception] = DataError) -> None:
-    """Checks nesting and integers of a parsed document, with the arguments and errors of `parse_json`."""
+    """Checks the nesting and the integers of a parsed document, with the arguments and errors of `parse_json`."""
     # Level by level, as recursion would be as deep as the document.
     level = [value]
     for _ in range(depth + 1):

@@ -1,4 +1,4 @@
-"""Imports the names of a package at their first use."""
+"""Imports the names of a package when they are first used."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -10,11 +10,11 @@ from typing import Any
 def lazy_names(
     package: str, modules: Mapping[str, str], *, packages: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the functions `__getattr__` and `__dir__` of a package.
+    """Returns functions `__getattr__` and `__dir__` for a package that imports its names on first use.
 
     `modules` maps each module to the names that it defines, separated by spaces. `packages` lists inner packages,
-    which are also imported at their first use. The package imports the same names under `TYPE_CHECKING` and lists
-    them in `__all__`, for type checkers read no table.
+    which are also imported on first use. For type checkers, the package must import the same names under
+    `TYPE_CHECKING`, and list them in `__all__`.
     """
     inner = packages.split()
     origins = {name: module for module, names in modules.items() for name in names.split()}

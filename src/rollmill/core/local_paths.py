@@ -1,4 +1,4 @@
-"""Paths of files on this machine, as users give them, and checks of files to write."""
+"""Handles paths on this machine that users give, and checks files that are to be written."""
 
 import dataclasses
 import re
@@ -14,9 +14,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(name: str, path: str | PathLike[str]) -> Path:
-    """Returns a path on this machine. `name` is the argument's or option's, for the message.
+    """Returns a path on this machine. `name` is the name of the argument or option, for the message.
 
-    Raises a `UsageError` if it is the URL of a bucket or of another machine.
+    Raises a `UsageError` if the path is the URL of a bucket or of another machine.
     """
     text = str(path)
     scheme = _SCHEME.match(text)
@@ -56,10 +56,10 @@ ON_THE_COMMAND_LINE = "--force replaces it, --output names another."
 
 
 def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LINE) -> None:
-    """Checks the destination of a file.
+    """Checks that a new file can be written to a path.
 
-    Raises a `UsageError` if it is a folder, if it exists already and is not replaced by `force`, with the hint
-    `way_out`, or if its folder does not exist or cannot be written.
+    Raises a `UsageError` if the path is a folder, or if its parent folder does not exist or cannot be written. If
+    the file exists and `force` is not set, the error includes the hint `way_out`.
     """
     try:
         if path.is_dir():

@@ -1,4 +1,6 @@
-"""This machine: versions, hardware and commit that a result came from; cores, memory, GPUs, the allocator."""
+"""Describes this machine: versions, hardware, commit, cores, memory and GPUs. Also controls the memory
+allocator.
+"""
 
 import ctypes
 import gc
@@ -49,7 +51,7 @@ PACKAGES = {
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of Python and of the packages that affect a run's numbers, None if not installed."""
+    """Returns the versions of Python and of the packages that affect results. None marks a missing package."""
     return {"python": platform.python_version()} | {key: version_of(name) for key, name in PACKAGES.items()}
 
 
@@ -65,7 +67,7 @@ def hardware() -> dict[str, Any]:
 
 
 def own_commit() -> str | None:
-    """Returns Rollmill's own commit, if it runs from a clone or was installed from a repository's URL."""
+    """Returns the commit of Rollmill, if it runs from a clone or was installed from a repository's URL."""
     if is_tracked(Path(__file__)):
         return commit_of(Path(__file__).parent)
     try:
@@ -76,7 +78,7 @@ def own_commit() -> str | None:
 
 
 def version_of(distribution: str) -> str | None:
-    """Returns the version of an installed package, None if it is not installed."""
+    """Returns the version of an installed package, or None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -91,7 +93,7 @@ def _cpu_model() -> str:
 
 
 def describe_processor() -> str:
-    """Returns the name by which a run recognizes this processor, for which kernel launches are chosen."""
+    """Returns a name that identifies this processor, for which a run chooses kernel launches."""
     return f"{platform.machine()} CPU, {usable_cores()} cores"
 
 
@@ -105,9 +107,9 @@ def usable_cores() -> int:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pauses the garbage collector while imports or traces make many objects.
+    """Pauses the garbage collector while imports or traces create many objects.
 
-    Nearly all of these objects stay, so that looking through them again and again would find nothing.
+    Nearly all of these objects stay alive, so repeated collections would find nothing to free.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -124,7 +126,7 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Lets NumPy be imported without starting threads, unless a variable says how many."""
+    """Makes NumPy start no BLAS threads when it is imported, unless an environment variable sets their number."""
     if any(name in os.environ for name in BLAS_THREADS):
         yield
         return
@@ -138,7 +140,8 @@ def one_blas_thread() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Makes glibc's allocator keep freed memory for later allocations.
 
-    XLA programs on CPUs allocate their arrays at each call, and fresh pages take longer to get than to compute on.
+    XLA programs on CPUs allocate their arrays at each call, and getting new pages takes longer than computing on
+    them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -147,22 +150,23 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Makes glibc's allocator return unused memory to the system, such as what a compiler has freed."""
+    """Makes glibc's allocator return unused memory to the system, such as memory that a compiler has freed."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def leave_compilers() -> None:
-    """Returns memory freed by compilers, and the pages of their code, to the system."""
+    """Returns memory that compilers have freed, and the pages of their code, to the system."""
     return_freed_memory()
     leave_code_of(*COMPILERS)
 
 
 def leave_code_of(*libraries: str) -> None:
-    """Returns the pages of libraries' code to the system, which maps them again from the file when they are run.
+    """Returns the code pages of libraries to the system, which loads them again from the file when they are
+    needed.
 
-    `libraries` are prefixes of the libraries' file names. Does nothing without `/proc/self/maps`.
+    `libraries` are prefixes of the libraries' file names. Without `/proc/self/maps`, the function does nothing.
     """
     maps = Path("/proc/self/maps")
     lines = maps.read_text(errors="replace").splitlines() if sys.platform == "linux" and maps.exists() else []
@@ -176,7 +180,7 @@ def leave_code_of(*libraries: str) -> None:
 def visible_gpus() -> list[str]:
     """Returns the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES, without asking a driver.
 
-    As for CUDA, the list ends at the first invalid name, such as `-1`.
+    As in CUDA, the list ends at the first invalid name, such as `-1`.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
@@ -189,13 +193,13 @@ def leave_device_memory() -> None:
     """Disables preallocation of accelerator memory for this process and its children, unless the user has
     configured it.
 
-    It has no effect once the JAX backend has started.
+    The function has no effect after the JAX backend has started.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def memory_bytes() -> int | None:
-    """Returns the bytes of this machine's memory, if known."""
+    """Returns the size of this machine's memory in bytes, or None if it is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -212,7 +216,7 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def device_memory(device: Any) -> int | None:
-    """Returns the bytes that JAX may allocate on a device, if known."""
+    """Returns how many bytes JAX may allocate on a device, or None if the number is unknown."""
     try:
         stats = device.memory_stats()
     except Exception:  # a backend without the call raises its own error

@@ -1,4 +1,4 @@
-"""The rank of this process in a job, from the variables of SLURM, Open MPI or torchrun."""
+"""Reads the rank of this process in a job from the variables of SLURM, Open MPI or torchrun."""
 
 import hashlib
 import os
@@ -42,14 +42,14 @@ class Membership(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Where the process with rank 0 listens."""
+        """Host and port at which the process with rank 0 listens."""
         return f"tcp:{self.first}:{self.port}"
 
 
 def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
     """Reads the rank of this process from its environment variables.
 
-    Raises a `UsageError` if they do not give it, or if there is no common secret.
+    Raises a `UsageError` if the variables do not contain the rank, or if the processes have no common secret.
     """
     rank, count = _rank_and_count(variables)
     first = variables.get("MASTER_ADDR") or _first_of_slurm(variables)
@@ -70,7 +70,7 @@ def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
 
 
 def own_address(towards: str) -> str:
-    """Returns the address under which another host reaches this one."""
+    """Returns the address at which another host reaches this host."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
         probe.connect((towards, 9))

@@ -1,7 +1,7 @@
-"""Named operations: the parts of a run distinguished by the profiler.
+"""Names operations, which are the parts of a run that the profiler distinguishes.
 
-An operation is a scope of traced code, which the compiler keeps with each of its instructions, and a span of time
-of the host. Without a profiler, spans cost a comparison.
+In traced code, an operation is a scope, which the compiler keeps with each instruction. On the host, it is a span
+of time. Without a profiler, a span costs only a comparison.
 """
 
 import sys
@@ -40,17 +40,17 @@ class _Recording:
 
 
 def set_recording(on: bool) -> None:
-    """Begins or ends recording of host spans, for the profiler."""
+    """Starts or stops the recording of host spans, for the profiler."""
     _Recording.on = on
 
 
 def traced(name: str) -> AbstractContextManager[object]:
-    """Returns the scope of an operation in traced code."""
+    """Returns the scope of an operation for use in traced code."""
     return jax.named_scope(SCOPE_MARK + name)
 
 
 def span(name: str, category: str = "python") -> AbstractContextManager[object]:
-    """Opens a span of the host, in code that is not traced, with the name of an operation or activity.
+    """Records the time that a context takes on the host, under the name of an operation or activity.
 
     The category is one of `rollmill.profiling.results.CATEGORIES`, or `INNER`.
     """
@@ -58,21 +58,18 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
 
 
 def stepped_operation() -> str | None:
-    """Returns the operation for which this thread steps host environments, while recording."""
+    """Returns the operation for which this thread currently steps host environments, while spans are recorded."""
     return _STEPPED.get(threading.get_ident())
 
 
 class ThreadActivity:
-    """The activity of a host thread, from one change to the next.
-
-    All calls must come from that thread.
-    """
+    """Records what a host thread is doing, from one change to the next. All calls must come from that thread."""
 
     def __init__(self) -> None:
         self._open: AbstractContextManager[object] | None = None
 
     def become(self, name: str, category: str = "python", *, stepping: bool = False) -> None:
-        """Ends the earlier activity, and begins another, with a category as for `span`.
+        """Ends the thread's current activity, and begins another one, with a category as for `span`.
 
         `stepping` marks an operation that steps host environments.
         """
@@ -97,10 +94,10 @@ class operation:
             ...
 
     Args:
-        name: a short name that is not empty and has none of the characters `/`, `:`, `"`, `(` and `)`.
+        name: a short name, which must not be empty or contain `/`, `:`, `"`, `(` or `)`.
 
     Raises:
-        UsageError: the name is not a string, is empty, or has one of these characters.
+        UsageError: the name is not a string, is empty, or contains one of these characters.
     """
 
     def __init__(self, name: str) -> None:

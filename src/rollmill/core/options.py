@@ -1,4 +1,4 @@
-"""Options of a command, from the fields of a dataclass."""
+"""Derives the options of a command from the fields of a dataclass."""
 
 import ast
 import dataclasses
@@ -17,7 +17,9 @@ from rollmill.core.text_values import count_of
 
 @dataclasses.dataclass(frozen=True)
 class Arg:
-    """Annotates a field with settings of its option: `seed: Annotated[int, Arg(help="Seed of the policy.")]`."""
+    """Sets properties of a field's option in its annotation:
+    `seed: Annotated[int, Arg(help="Seed of the policy.")]`.
+    """
 
     name: str | None = None
     """Name of the option instead of the field's own, empty for a dataclass whose options get no prefix."""
@@ -34,7 +36,7 @@ class Arg:
 
 
 class Option(NamedTuple):
-    """One option of a command."""
+    """One option of a command, derived from a field of its dataclass."""
 
     name: str
     """Without the dashes in front."""
@@ -52,17 +54,17 @@ class Option(NamedTuple):
 
     @property
     def help(self) -> str:
-        """Its meaning, for which the source of its dataclass may be read."""
+        """Description of the option, which may be read from the source of its dataclass."""
         return field_docs(self.owner).get(self.path[-1], "") if self.arg.help is None else self.arg.help
 
     @property
     def is_required(self) -> bool:
-        """True if it has no default."""
+        """Whether the option has no default."""
         return self.default is dataclasses.MISSING
 
     @property
     def is_flag(self) -> bool:
-        """True if it is on or off, or chosen automatically, and no value follows it."""
+        """Whether the option is a flag, which is on, off or automatic, and takes no value."""
         return self.hint in (bool, bool | None) and not self.arg.positional
 
     @property
@@ -75,22 +77,24 @@ class Option(NamedTuple):
 
     @property
     def count(self) -> int | None:
-        """Number of words that follow it, or None for any number."""
+        """Number of arguments that follow the option, or None for any number."""
         return 0 if self.is_flag else 1 if self.arg.repeated else count_of(self.hint)
 
     @property
     def value_hint(self) -> Any:
-        """The type of one value. For options that are given once per value, the type of an element."""
+        """Type of one value of the option. For an option that is repeated once per value, the type of an
+        element.
+        """
         return get_args(self.hint)[0] if self.arg.repeated else self.hint
 
     def coerce(self, value: Any, *, name: str | None = None) -> Any:
-        """Converts a value from JSON, TOML or Python by `schema.coerce`."""
+        """Converts a value from JSON, TOML or Python to the option's type (`schema.coerce`)."""
         name = ".".join(self.path) if name is None else name
         return coerce(name, self.annotation, value)
 
     @property
     def shown(self) -> str:
-        """The option as the user writes it."""
+        """Name of the option as the user writes it."""
         return self.arg.metavar or self.name if self.arg.positional else f"--{self.name}"
 
 
@@ -147,7 +151,7 @@ def field_docs(kind: type) -> Mapping[str, str]:
 
 
 def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
-    """Returns an instance of a command's dataclass, with the values of given options by name."""
+    """Returns an instance of a command's dataclass, given the values of options by name."""
     by_path = {option.path: values[option.name] for option in options if option.name in values}
     return _built(kind, dataclasses.MISSING, by_path)
 
@@ -155,7 +159,7 @@ def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
 def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
     """Returns a copy of a dataclass instance with some fields replaced.
 
-    Their keys are the names of the fields that lead to them, through nested dataclasses.
+    Each key consists of the names of the fields that lead to a value, through nested dataclasses.
     """
     return _built(type(instance), instance, by_path) if by_path else instance
 
@@ -174,7 +178,7 @@ def _built(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) ->
 
 
 def metavar_of(option: Option) -> str:
-    """Returns the name of an option's value in `--help`: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
+    """Returns how `--help` shows the value of an option: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
     if option.arg.metavar is not None:
         return option.arg.metavar
     return _named(option.value_hint)

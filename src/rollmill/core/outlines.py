@@ -1,4 +1,4 @@
-"""Describes values in messages by their structure, with types instead of arrays."""
+"""Describes values in messages by their structure, showing types instead of arrays."""
 
 from typing import Any
 

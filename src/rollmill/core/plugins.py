@@ -1,8 +1,8 @@
-"""Names that installed packages offer by entry points, and the modules that register them.
+"""Finds names that installed packages offer through entry points, and the modules that register them.
 
-An entry point of the group `rollmill.environments`, `rollmill.algorithms` or `rollmill.networks` gives a name and
-a module. Importing the module registers the name, as `--import MODULE` would. Nothing is imported before the name
-is looked up (`core.registry`).
+An entry point of the group `rollmill.environments`, `rollmill.algorithms` or `rollmill.networks` consists of a
+name and a module. Importing the module registers the name, as `--import MODULE` would. Nothing is imported until a
+name is used (`core.registry`).
 """
 
 import sys
@@ -18,7 +18,7 @@ REGISTER = {"environment": "register", "algorithm": "register_algorithm", "netwo
 
 
 class Plugin(NamedTuple):
-    """A name that an installed package offers."""
+    """A name that an installed package offers through an entry point."""
 
     kind: Kind
     name: str
@@ -29,7 +29,7 @@ class Plugin(NamedTuple):
 
 
 def plugins(kind: Kind) -> list[Plugin]:
-    """Returns the names of a kind that installed packages offer, sorted, without importing anything."""
+    """Returns all names of a kind that installed packages offer, sorted, without importing anything."""
     return sorted(
         Plugin(kind, point.name, _module(point), _package(distribution))
         for distribution in _distributions()
@@ -39,12 +39,14 @@ def plugins(kind: Kind) -> list[Plugin]:
 
 
 def plugins_named(kind: Kind, name: str) -> list[Plugin]:
-    """Returns all plug-ins that provide a name."""
+    """Returns all plug-ins that offer a given name."""
     return [plugin for plugin in plugins(kind) if plugin.name == name]
 
 
 def modules_being_imported() -> tuple[str, ...]:
-    """Returns the modules whose import calls this function, directly or through others, the innermost first."""
+    """Returns the modules whose import is calling this function, directly or indirectly, with the innermost
+    first.
+    """
     names, frame = [], sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>":
@@ -54,9 +56,9 @@ def modules_being_imported() -> tuple[str, ...]:
 
 
 def registering_module(origin: Sequence[str]) -> str | None:
-    """Returns the module whose import registers a name in another process too, if there is one.
+    """Returns a module whose import also registers a name in other processes, or None.
 
-    `origin` are the modules whose import registered it (`modules_being_imported`).
+    `origin` lists the modules whose import registered the name (`modules_being_imported`).
     """
     module = origin[0] if origin else "__main__"
     return module if module != "__main__" and _is_importable(module) else None

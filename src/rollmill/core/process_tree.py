@@ -1,7 +1,7 @@
-"""Keeps processes from outliving their owner.
+"""Makes sure that processes do not outlive their owner.
 
-A worker leads a session of its own, and carries a mark in its environment. Its children inherit both, so they are
-found and ended after the worker, even in a session of their own.
+A worker leads its own session, and has a mark in its environment variables. Its children inherit both, so they can
+be found and ended after the worker, even in another session.
 """
 
 import contextlib
@@ -32,39 +32,46 @@ NOBODY = -1
 
 
 def lead_session() -> None:
-    """Makes this process a session leader, out of reach of the terminal's signals."""
+    """Makes this process a session leader, so that the terminal's signals do not reach it."""
     if os.getsid(0) != os.getpid():
         os.setsid()
 
 
 def die_with(parent: int) -> None:
-    """Sets PR_SET_PDEATHSIG to SIGKILL on Linux, and exits if the parent is already gone."""
+    """Ends this process when its parent dies.
+
+    It sets PR_SET_PDEATHSIG to SIGKILL on Linux, and exits if the parent is already gone.
+    """
     end_with_parent(parent, signal.SIGKILL)
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> None:
-    """Sets PR_SET_PDEATHSIG on Linux, for the thread that forked this process, and exits if the parent is gone."""
+    """Signals this process when the thread that forked it ends.
+
+    It sets PR_SET_PDEATHSIG on Linux, and exits if the parent is already gone.
+    """
     _prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Makes this process the subreaper of descendants whose own parent dies."""
+    """Makes this process the new parent of descendants whose own parent dies (a subreaper)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def name_process(name: str) -> None:
-    """Sets the name that `ps` and `top` show, cut to 15 bytes."""
+    """Sets the process name that `ps` and `top` show, truncated to 15 bytes."""
     if ON_LINUX:
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(name[:15])
 
 
 def kill_family(leader: int, mark: str) -> None:
-    """Kills the marked processes that a worker started, except itself, and waits a second at most for their end.
+    """Kills the marked processes that a worker started, but not the worker, and waits up to a second for their
+    end.
 
-    `leader` is the worker's process id and session, or `NOBODY`. It need not exist any more.
+    `leader` is the worker's process id and session, or `NOBODY`. The worker need not exist any more.
     """
     if not ON_LINUX:
         with contextlib.suppress(OSError):
@@ -81,7 +88,9 @@ def kill_family(leader: int, mark: str) -> None:
 
 
 def kill_children() -> None:
-    """Kills and reaps all children of this process, and those that it adopts then. Two seconds at most."""
+    """Kills and reaps all children of this process, and orphans that it adopts meanwhile, for up to two
+    seconds.
+    """
     deadline = time.monotonic() + 2 * FAMILY_SECONDS
     while time.monotonic() < deadline:
         for pid in _children_of(os.getpid()):
@@ -95,10 +104,11 @@ def kill_children() -> None:
 
 
 def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> subprocess.Popen | None:
-    """Starts a process that kills marked processes of this one, or of the session `leader`, once this one is gone.
+    """Starts a guard process, which kills the processes that this process leaves behind when it ends.
 
-    It protects workers whose parent cannot kill them, or dies with them. It also removes a folder of this process,
-    if one is named. Returns None if the system cannot watch a process.
+    These are the marked processes of this process, or of the session `leader`. The guard protects workers whose
+    parent cannot kill them or dies with them. It also removes a folder of this process, if one is given. Returns
+    None if the system cannot watch a process.
     """
     from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
 
@@ -120,7 +130,9 @@ def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> su
 
 
 def guard(watched: int, leader: int, mark: str, folder: str) -> None:
-    """Waits for the end of the process behind the descriptor `watched`, then kills what it left behind."""
+    """Waits until the process behind the descriptor `watched` ends, and then kills the processes that it left
+    behind.
+    """
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     poll.poll()
@@ -133,7 +145,7 @@ def guard(watched: int, leader: int, mark: str, folder: str) -> None:
 
 
 def end_leader(pid: int) -> None:
-    """Kills a worker whose parent is dead, if the kernel has not, and waits a second at most for its end."""
+    """Kills a worker whose parent is dead, if the kernel has not done so, and waits up to a second for its end."""
     deadline = time.monotonic() + FAMILY_SECONDS
     while _is_leader(pid) and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -142,14 +154,14 @@ def end_leader(pid: int) -> None:
 
 
 class ProcessIdentity(NamedTuple):
-    """A process, distinguished from later processes with the same number."""
+    """Identifies a process, so that it is not confused with a later process of the same id."""
 
     pid: int
     start_time: str
 
 
 def descendants_of(pid: int) -> list[ProcessIdentity]:
-    """Returns a process and its descendants, or nothing if the system has no /proc."""
+    """Returns a process and all of its descendants. The result is empty if the system has no /proc."""
     if not ON_LINUX:
         return []
     children: dict[int, list[ProcessIdentity]] = {}
@@ -165,7 +177,7 @@ def descendants_of(pid: int) -> list[ProcessIdentity]:
 
 
 def kill_all(identities: Iterable[ProcessIdentity]) -> None:
-    """Kills those processes that still exist."""
+    """Kills those of the given processes that still exist."""
     for pid, start_time in identities:
         fields = _stat_fields(pid)
         if fields and fields[19] == start_time:
@@ -174,7 +186,10 @@ def kill_all(identities: Iterable[ProcessIdentity]) -> None:
 
 
 def resident_memory(identities: Iterable[ProcessIdentity]) -> int:
-    """Returns the bytes that these processes hold, shared pages divided among their users, or 0 if unknown."""
+    """Returns how many bytes of memory the given processes use, or 0 if unknown.
+
+    Shared pages are divided among the processes that use them.
+    """
     total = 0
     for pid, _ in identities:
         with contextlib.suppress(OSError):
@@ -184,7 +199,7 @@ def resident_memory(identities: Iterable[ProcessIdentity]) -> int:
 
 
 def condition_of(pid: int) -> str:
-    """Returns why a process cannot run, or an empty string if it can."""
+    """Returns the reason why a process cannot run, or an empty string if it can."""
     state, _ = _read_stat(pid)
     names = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead"}
     return names.get(state, "")

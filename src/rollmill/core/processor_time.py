@@ -1,4 +1,4 @@
-"""Reads how much the cores of this machine are at work: for this process and its descendants, and for nobody."""
+"""Measures how busy the cores of this machine are, in total and for this process with its descendants."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class ProcessorTime(NamedTuple):
-    """Clocks that count from an unknown beginning, in seconds."""
+    """Readings of processor clocks in seconds, which count from an unknown beginning."""
 
     wall: float
     computed: float
@@ -25,7 +25,7 @@ class ProcessorTime(NamedTuple):
 
 @dataclass(frozen=True)
 class CoreUse:
-    """Cores of this host that were at work over some time, on average."""
+    """Average number of busy cores of this host over some time."""
 
     busy: float
     """Those that computed for this process and its descendants."""
@@ -38,7 +38,7 @@ Readings = tuple[ProcessorTime | None, ProcessorTime | None]
 
 
 def read_processor_time() -> ProcessorTime | None:
-    """Returns the clocks now, or None if the system has none."""
+    """Reads the processor clocks, or returns None if the system has none."""
     if sys.platform != "linux":
         return None
     try:
@@ -50,7 +50,8 @@ def read_processor_time() -> ProcessorTime | None:
 def core_use(readings: Sequence[Readings]) -> CoreUse | None:
     """Returns the average number of busy cores over intervals.
 
-    It is None without an interval, and if a clock could not be read or ran backwards, as when a descendant ended.
+    The result is None if there are no intervals, or if a clock could not be read or ran backwards, as it does when
+    a descendant ends.
     """
     known = [(begin, end) for begin, end in readings if begin is not None and end is not None]
     wall = sum(end.wall - begin.wall for begin, end in known)
@@ -63,7 +64,7 @@ def core_use(readings: Sequence[Readings]) -> CoreUse | None:
 
 
 def allowed_cores() -> float:
-    """Returns the number of cores that this process may keep busy, by its affinity or its container's quota."""
+    """Returns how many cores this process may use, given its affinity and its container's quota."""
     cores = float(len(os.sched_getaffinity(0))) if sys.platform == "linux" else float(os.cpu_count() or 1)
     return min(cores, quota) if (quota := _quota()) is not None else cores
 

@@ -1,4 +1,6 @@
-"""Environments, algorithms and networks by name: built in, registered by the user, or offered by a package."""
+"""Registers environments, algorithms and networks by name: built-in parts, and parts of the user and of
+packages.
+"""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -14,7 +16,7 @@ WITH_ARTICLE = {"environment": "an environment", "algorithm": "an algorithm", "n
 
 
 class Registry(dict[str, T]):
-    """The parts of one kind by name. As a dictionary, it contains the built-in and registered parts."""
+    """All parts of one kind by name. As a dictionary, it contains the built-in and registered parts."""
 
     def __init__(self, kind: Kind, built_in: Mapping[str, T]) -> None:
         super().__init__(built_in)
@@ -23,14 +25,14 @@ class Registry(dict[str, T]):
         self._origins: dict[str, tuple[str, ...]] = {}
 
     def copy(self) -> "Registry[T]":
-        """Returns an independent copy."""
+        """Returns an independent copy of the registry."""
         other = Registry(self._kind, self._built_in)
         other.update(self)
         other._origins = dict(self._origins)
         return other
 
     def check(self, name: Any, function: Any, *, overwrite: bool) -> None:
-        """Checks a name and the function that makes its part.
+        """Checks whether a part can be registered under a name, with a function that creates it.
 
         Raises a `UsageError` if the name is taken or invalid, or if the function is not callable.
         """
@@ -55,13 +57,14 @@ class Registry(dict[str, T]):
             )
 
     def register(self, name: str, part: T) -> None:
-        """Registers a part under a name that was checked, with the modules whose import calls this."""
+        """Registers a part under a checked name, and records the modules whose import is calling this method."""
         self[name], self._origins[name] = part, modules_being_imported()
 
     def find(self, name: str, *, hint: str) -> T:
         """Returns the entry registered as `name`. If a package offers it, the package's module is imported.
 
-        Raises a `UsageError` with `hint` and the nearest names if there is none, or if its package cannot be used.
+        Raises a `UsageError` with `hint` and the nearest names if the name is unknown, or if its package cannot be
+        used.
         """
         if name not in self and not self._load(name):
             known = {*self, *(plugin.name for plugin in plugins(self._kind))}
@@ -69,28 +72,30 @@ class Registry(dict[str, T]):
         return self[name]
 
     def has(self, name: str) -> bool:
-        """Returns whether the part `name` exists, without importing anything."""
+        """Returns whether a part with this name exists, without importing anything."""
         return name in self or bool(plugins_named(self._kind, name))
 
     def origin(self, name: str) -> tuple[str, ...]:
-        """Returns the modules whose import registered a name, the innermost first."""
+        """Returns the modules whose import registered a name, with the innermost first."""
         return self._origins.get(name, ())
 
     def is_built_in(self, name: str) -> bool:
-        """Returns whether the name refers to the built-in part."""
+        """Returns whether the name refers to a built-in part."""
         return name in self._built_in and self.get(name) is self._built_in[name]
 
     def is_users(self, name: str) -> bool:
-        """Returns whether the user registered the name in this process, so that others may not know it."""
+        """Returns whether the user registered the name in this process, so that other processes may not know
+        it.
+        """
         if self.get(name) is self._built_in.get(name):
             return False  # built in, or not registered at all, as the names of adapters
         offered = plugins_named(self._kind, name)
         return not (len(offered) == 1 and offered[0].module in self.origin(name))
 
     def load_plugins(self) -> list[tuple[Plugin, str]]:
-        """Imports the modules of all packages that offer names of the kind.
+        """Imports the modules of all packages that offer names of the registry's kind.
 
-        Returns each offer, with the reason why its name cannot be used, or an empty string.
+        Returns each offered name, with the reason why it cannot be used, or an empty string.
         """
         return [(plugin, self._problem(plugin)) for plugin in plugins(self._kind)]
 

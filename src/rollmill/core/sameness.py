@@ -1,4 +1,4 @@
-"""Whether two values, functions among them, are certainly the same, by their parts and without calling them."""
+"""Compares two values, including functions, by their parts and without calling them."""
 
 import dataclasses
 import enum
@@ -26,9 +26,9 @@ class _Taken(NamedTuple):
 
 
 def certainly_same(one: Any, other: Any) -> bool:
-    """Returns True if two values hold the same, down to the code and closures of functions.
+    """Returns whether two values are certainly equal, down to the code and closures of functions.
 
-    False proves nothing: two objects of an unsupported kind count as different.
+    False does not mean that they differ: two objects of an unsupported kind also give False.
     """
     return _are_same(one, other, {})
 

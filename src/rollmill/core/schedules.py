@@ -17,7 +17,7 @@ _NUMBERS = {"constant": 1, "linear": 2, "cosine": 2}
 
 
 class NumberSchedule(NamedTuple):
-    """Number that changes from `first` at the beginning of a run to `last` at its end. Both may be traced."""
+    """A number that changes from `first` at the beginning of a run to `last` at its end. Both may be traced."""
 
     shape: str
     """`constant`, `linear` or `cosine`: half a period of the cosine (Loshchilov and Hutter, "SGDR", 2017)."""
@@ -37,7 +37,7 @@ class NumberSchedule(NamedTuple):
 def parse_schedule(name: str, text: str) -> NumberSchedule:
     """Parses a schedule such as `linear:1e-3:0` of finite numbers.
 
-    Raises a `UsageError` with the option's `name` for an invalid schedule.
+    Raises a `UsageError` with the option's `name` if the schedule is invalid.
     """
     shape, *numbers = text.split(":")
     try:

@@ -1,7 +1,7 @@
-"""Dataclasses as schemas: converts values from Python, JSON and text to their annotated types.
+"""Uses dataclasses as schemas: converts values from Python, JSON and text to the annotated types of fields.
 
-One walk along the annotation converts types, checks bounds (`core.bounds`), and names the first part that does not
-match.
+A single pass over the annotation converts types, checks bounds (`core.bounds`), and reports the first part that
+does not match.
 """
 
 import dataclasses
@@ -37,9 +37,10 @@ _PYTHON = {**_JSON, bool: "True or False", types.NoneType: "None", tuple: "a tup
 
 
 class Mismatch(UsageError):
-    """A value that does not match its annotation, named with the types or bounds that it must have.
+    """Raised if a value does not match its annotation. The message names the value, and the types or bounds that
+    it must have.
 
-    It `is_final` if the value's own type matches, and a bound or a part of it does not.
+    The mismatch `is_final` if the value's own type matches, and a bound or a part of the value does not.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
@@ -50,10 +51,10 @@ class Mismatch(UsageError):
 def coerce(name: str, hint: Any, value: Any) -> Any:
     """Converts a value from Python to its annotated type, and checks its bounds.
 
-    It may be a NumPy or JAX scalar, a list for a tuple, a float such as 1e6 for an integer, a mapping for a
-    dataclass, or the string "inf" for a number. Types without a conversion here accept any value. Raises a
-    `UsageError` that begins with the value's name if a part of it has another type or is out of bounds, or if a
-    field is unknown or missing.
+    The value may be a NumPy or JAX scalar, a list for a tuple, a float such as 1e6 for an integer, a mapping for a
+    dataclass, or the string "inf" for a number. If there is no conversion for a type, any value is accepted.
+    Raises a `UsageError` that begins with the value's name if a part of the value has another type or is out of
+    bounds, or if a field is unknown or missing.
     """
     return _Walk(from_json=False).convert(name, hint, value)
 
@@ -61,10 +62,10 @@ def coerce(name: str, hint: Any, value: Any) -> Any:
 def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[Exception] = DataError) -> Any:
     """Converts a parsed JSON value to a dataclass, or to any type that msgspec supports, such as `list[Entry]`.
 
-    Types are checked strictly: 8.0 is not an integer. Fields with a default may be missing. The dataclass's own
-    checks run last. Raises `error` if a field is unknown, missing, out of bounds or of another type. Messages
-    begin with `where`, the document's source, and name the path `field` of the value in it, such as
-    `graph.config`.
+    Types are checked strictly. For example, 8.0 is not an integer. Fields with a default may be missing. The
+    dataclass's own checks run last. Raises `error` if a field is unknown, missing, out of bounds or of another
+    type. Messages begin with `where`, the source of the document. `field` is the path of the value in the
+    document, such as `graph.config`.
     """
     try:
         return _Walk(from_json=True).convert(field, kind, value)
@@ -73,19 +74,22 @@ def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[E
 
 
 def coerced(instance: Instance) -> Instance:
-    """Returns a dataclass instance with each field converted by `coerce`."""
+    """Returns a copy of a dataclass instance with each field converted by `coerce`."""
     changed = _changes(instance)
     return dataclasses.replace(instance, **changed) if changed else instance  # pyright: ignore[reportArgumentType]
 
 
 def check_fields(instance: Any) -> None:
-    """Converts the fields of a new, possibly frozen, dataclass instance in place, for its `__post_init__`."""
+    """Converts the fields of a new dataclass instance in place. Call it in `__post_init__`.
+
+    The dataclass may be frozen.
+    """
     for name, value in _changes(instance).items():
         object.__setattr__(instance, name, value)
 
 
 def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str = "") -> None:
-    """Checks that every key is the name of a field.
+    """Checks that every key of a mapping is the name of a field of a dataclass.
 
     Raises a `UsageError` for an unknown name, which suggests the nearest ones, or the equivalent of another
     library's name.
@@ -97,7 +101,7 @@ def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str =
 
 
 def members(hint: Any) -> Iterator[Any]:
-    """Yields the types that a value, or an element of a sequence, may have."""
+    """Yields the types that a value may have. For a sequence, it yields the types of its elements."""
     if typing.get_origin(hint) not in (*UNIONS, *SEQUENCES):
         yield hint
         return
@@ -107,7 +111,7 @@ def members(hint: Any) -> Iterator[Any]:
 
 
 def expected(hint: Any, names: Mapping[Any, str] = _JSON, *, quote: Callable[[Any], str] = repr) -> str:
-    """Returns a description of an annotation's values, such as `a number or null`."""
+    """Describes the values that an annotation allows, such as `a number or null`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return expected(arguments[0], names, quote=quote)

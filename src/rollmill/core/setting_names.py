@@ -1,4 +1,4 @@
-"""Suggests names of settings for unknown ones and for names from other libraries."""
+"""Suggests settings for unknown names, including names that other libraries use."""
 
 from collections.abc import Iterable
 
@@ -60,16 +60,16 @@ NOTES = {
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known setting that other libraries call `name`, if there is one."""
+    """Returns the known setting that other libraries call `name`, or None."""
     meant = ALIASES.get(_plain(name))
     return meant if meant in set(known) else None
 
 
 def note_on(name: str, known: Iterable[str]) -> str | None:
-    """Returns a sentence on the known setting that serves the purpose of `name` with another value, if there is
-    one.
+    """Returns a sentence on a setting that serves the purpose of `name`, but takes other values. None if there is
+    none.
 
-    The sentence begins with the setting's name, spelled as in `known`.
+    The sentence begins with the name of the setting as in `known`.
     """
     setting, note = NOTES.get(_plain(name), ("", ""))
     meant = next((option for option in known if option.replace("-", "_") == setting), None)
@@ -77,7 +77,9 @@ def note_on(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_setting(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UsageError:
-    """Returns an error that suggests the known settings nearest to `name`, or its name in Rollmill."""
+    """Returns the error for an unknown setting. It suggests the nearest settings, or Rollmill's name for
+    `name`.
+    """
     known = list(known)
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown {kind} {name!r}. {note}")

@@ -1,4 +1,4 @@
-"""Shell commands that are printed for the user to copy."""
+"""Formats shell commands that are printed for the user to copy."""
 
 import os
 import shlex
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
-    """Returns a `rollmill` command, quoted for a shell.
+    """Formats a `rollmill` command, quoted for a shell.
 
-    Modules in `imports` become `--import`, and the user's folders that hold them `PYTHONPATH`.
+    Modules in `imports` become `--import` options, and the folders that contain them become `PYTHONPATH`.
     """
     options = [word for module in imports for word in ("--import", module)]
     return _path_of(imports) + shlex.join(["rollmill", *map(str, words), *options])

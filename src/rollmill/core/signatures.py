@@ -1,4 +1,7 @@
-"""Compares the parameters of a user's function with its call, before a trace fails far from its definition."""
+"""Compares the parameters of a user's function with the arguments of its call.
+
+Otherwise a trace would fail far from the function's definition.
+"""
 
 import inspect
 from typing import Any, NamedTuple
@@ -7,7 +10,7 @@ from rollmill.core.errors import ContractError
 
 
 class Call(NamedTuple):
-    """The arguments of a call."""
+    """Arguments with which Rollmill calls a user's function."""
 
     positional: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
@@ -18,7 +21,9 @@ class Call(NamedTuple):
 
 
 def check_signature(what: str, function: Any, call: Call) -> None:
-    """Raises a `ContractError` unless `function` accepts the call. `what` names it, such as "Walk-v0: step"."""
+    """Raises a `ContractError` unless `function` accepts the call. `what` is its name in messages: "Walk-v0:
+    step".
+    """
     if not callable(function):
         raise ContractError(f"{what} is a {type(function).__name__}, expected a function of {call}.")
     try:

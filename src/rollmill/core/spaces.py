@@ -1,6 +1,6 @@
-"""The JAX form of `gymnasium.spaces`: shapes, dtypes, sampling and membership.
+"""Handles `gymnasium.spaces` in JAX: shapes, dtypes, sampling and membership.
 
-The 64-bit defaults of Gymnasium (`Discrete` is int64) become 32-bit types here and nowhere else.
+Only this module converts the 64-bit defaults of Gymnasium (`Discrete` is int64) to 32-bit types.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBina
 
 
 def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """Returns shape and 32-bit dtype of one element, as a pytree of `jax.ShapeDtypeStruct`."""
+    """Returns the shape and 32-bit dtype of one element of a space, as a pytree of `jax.ShapeDtypeStruct`."""
     match space:
         case spaces.Dict():
             return {name: struct(part) for name, part in space.spaces.items()}
@@ -44,7 +44,7 @@ def is_unbounded(space: spaces.Space) -> bool:
 
 
 def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
-    """Draws one element uniformly. A `Box` side without a bound extends one unit from the other bound."""
+    """Draws one element of a space uniformly. A `Box` that lacks a bound extends one unit from the other bound."""
     match space:
         case spaces.Dict():
             keys = jax.random.split(key, len(space.spaces))
@@ -67,7 +67,9 @@ def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
 
 
 def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
-    """Returns True if `value`, structured as `struct` says, is an element of the space. Traceable."""
+    """Returns whether `value`, structured as by `struct`, is an element of the space. The function is
+    traceable.
+    """
     match space:
         case spaces.Dict():
             inside = [contains(part, value[name]) for name, part in space.spaces.items()]
@@ -89,7 +91,7 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
 
 
 def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of a space in another dtype, clipped to its integers."""
+    """Returns the bounds of a `Box` in another dtype, clipped to the range of that dtype."""
     low, high = np.asarray(space.low), np.asarray(space.high)
     if np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)
@@ -101,9 +103,9 @@ def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
 def possible_choices(space: spaces.Space) -> np.ndarray | None:
     """Returns the mask of all choices of a discrete action space, or None for other spaces.
 
-    `[n]` for `Discrete`, or `[*shape, max(nvec)]` for `MultiDiscrete`, padded with False where `nvec` is smaller.
-    An `action_mask` has this shape, and so have the policy's logits. With several agents, masks are a dictionary
-    by kind, with an entry of this shape for each kind's space.
+    The mask has the shape `[n]` for `Discrete`, or `[*shape, max(nvec)]` for `MultiDiscrete`, padded with False
+    where `nvec` is smaller. An `action_mask` and the policy's logits have the same shape. In a multi-agent
+    environment, masks are a dictionary of kinds, with an entry of this shape for each kind's space.
     """
     match space:
         case spaces.Discrete():
@@ -116,7 +118,8 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
 def repeated(space: spaces.Space, count: int) -> spaces.Space:
     """Returns the space of `count` elements of `space`, as arrays with one more leading axis.
 
-    A `Discrete` becomes a `MultiDiscrete`, a `Dict` or `Tuple` one of repeated parts. Other kinds stay.
+    A `Discrete` becomes a `MultiDiscrete`. The parts of a `Dict` or `Tuple` are repeated. Other kinds of spaces
+    keep their kind.
     """
     match space:
         case spaces.Dict():
@@ -138,7 +141,7 @@ def repeated(space: spaces.Space, count: int) -> spaces.Space:
 
 
 def unsupported(space: spaces.Space) -> UsageError:
-    """Returns the error for a kind of space without a fixed-shape JAX form."""
+    """Returns the error for a kind of space that has no JAX form with a fixed shape."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
     return UsageError(f"the space {space} has no fixed-shape JAX form. Supported spaces: {names}.")
 

@@ -1,7 +1,7 @@
-"""URLs of runs in object stores, and their working folders on this machine.
+"""Maps the URLs of runs in object stores to their working folders on this machine.
 
-A run with a URL has a *working folder* in the cache, whose path contains the URL. So the path of a run determines
-where it is copied to, and code that reads or writes runs works only with folders.
+A run with a URL has a *working folder* in the cache, whose path contains the URL. The path of a run therefore
+determines where the run is copied to, and code that reads or writes runs uses only folders.
 """
 
 import re
@@ -26,7 +26,7 @@ _URL = re.compile(rf"({'|'.join(SCHEMES)}):/+([^/]+)/*(.*)", re.DOTALL)
 
 
 class OfRun:
-    """Marks a path as a run directory in an annotation, which may be a URL."""
+    """Marks a path as a run directory in an annotation. Such a path may be a URL."""
 
 
 RunPath: TypeAlias = Annotated[Path, OfRun()]
@@ -36,7 +36,8 @@ RunPath: TypeAlias = Annotated[Path, OfRun()]
 def run_folder(name: str, path: str | PathLike[str]) -> Path:
     """Returns the folder of a run: the path itself, or the working folder of a URL.
 
-    `name` is the argument's or option's, for messages. Raises a `UsageError` for a URL of another kind.
+    `name` is the name of the argument or option, for messages. Raises a `UsageError` for an unsupported kind of
+    URL.
     """
     url = _URL.fullmatch(str(path))
     if url is None:

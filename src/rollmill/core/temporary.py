@@ -1,7 +1,7 @@
 """Temporary folders that are removed soon after their process has ended, even if it was killed.
 
-Each folder is in the cache, and its process holds a lock on it. The next process that creates a folder removes
-folders without a lock, left by killed processes.
+Each folder is in the cache, and its process holds a lock on it. When another process creates a temporary folder,
+it removes folders without a lock, which killed processes left behind.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ FOLDER = "temporary"
 
 
 class TemporaryFolder:
-    """A new folder at `path`, named after its purpose, which `close` removes."""
+    """A new temporary folder at `path`, named after its purpose, which `close` removes."""
 
     def __init__(self, purpose: str) -> None:
         self._all, self._name = _parent(), f"{purpose}-{secrets.token_hex(6)}"
@@ -33,7 +33,7 @@ class TemporaryFolder:
         self.path = self._all.path / self._name
 
     def close(self) -> None:
-        """Removes the folder and its content, as far as possible."""
+        """Removes the folder and its contents, as far as possible."""
         with contextlib.suppress(OSError):
             self._all.remove(self._name)
             self._all.remove(_lock_of(self._name))
@@ -42,7 +42,7 @@ class TemporaryFolder:
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Makes a new folder for the context. Its name begins with `purpose`."""
+    """Creates a temporary folder for the context. Its name begins with `purpose`."""
     folder = TemporaryFolder(purpose)
     try:
         yield folder.path

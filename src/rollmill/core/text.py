@@ -1,4 +1,4 @@
-"""Numbers as text, and untrusted text for terminals and pages."""
+"""Formats numbers as text, and makes untrusted text safe for terminals and web pages."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def compact(value: int | float) -> str:
-    """Formats a number by three digits and the letter of a power of a thousand: `1.39 M`, `999 k`."""
+    """Formats a number with three digits and a letter for a power of a thousand: `1.39 M`, `999 k`."""
     for size, letter in UNITS:
         if abs(value) >= 0.9995 * size:  # what would be rounded to 1,000 of the next smaller unit
             return f"{value / size:.3g} {letter}"
@@ -19,7 +19,7 @@ def compact(value: int | float) -> str:
 
 
 def format_bytes(count: int | float) -> str:
-    """Formats a number of bytes, 1536 as `1.5 KiB`."""
+    """Formats a number of bytes with a unit. For example, 1536 becomes `1.5 KiB`."""
     size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -27,7 +27,7 @@ def format_bytes(count: int | float) -> str:
 
 
 def check_is_text(option: str, value: str | Path) -> None:
-    """Raises a `UsageError` if a value is not UTF-8, as a JSON file requires."""
+    """Raises a `UsageError` if a string cannot be encoded as UTF-8, which JSON files require."""
     try:
         str(value).encode()
     except UnicodeEncodeError:
@@ -37,13 +37,13 @@ def check_is_text(option: str, value: str | Path) -> None:
 
 
 def printable(text: str) -> str:
-    r"""Returns untrusted text for a terminal, with control characters as escapes such as `\x1b`."""
+    r"""Makes untrusted text safe for a terminal, with control characters shown as escapes such as `\x1b`."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in shown)
 
 
 def shortened(text: str) -> str:
-    """Cuts the middle of a long message. Its beginning names the error, and its end the way out."""
+    """Shortens a long message by cutting its middle. The beginning names the error, and the end the remedy."""
     if len(text) <= MAX_MESSAGE:
         return text
     end = MAX_MESSAGE // 3
@@ -54,7 +54,7 @@ UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def one_line(text: str) -> str:
-    """Returns untrusted text for a page, with a replacement character for each control character."""
+    """Makes untrusted text safe for a web page, with each control character replaced by a placeholder."""
     return "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text)
 
 
@@ -64,7 +64,7 @@ def cut(text: str, most: int) -> str:
 
 
 def number(value: float) -> str:
-    """Formats a number by three digits, without an exponent if possible: `0.0123`, `47.9`, `1,024`."""
+    """Formats a number with three digits, without an exponent if possible: `0.0123`, `47.9`, `1,024`."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)

@@ -1,4 +1,4 @@
-"""Parses typed values: arguments of a command, values of a sweep's axes, and changes of a run.
+"""Parses typed values from strings: arguments of a command, values of a sweep's axes, and changes of a run.
 
 Every error is one sentence that names the setting, the string, and the valid values.
 """
@@ -43,13 +43,13 @@ def read_value(name: str, hint: Any, texts: Sequence[str]) -> Any:
 
 
 def count_of(hint: Any) -> int | None:
-    """Returns the number of strings in a value of a type, or None for any number."""
+    """Returns how many strings a value of a type consists of, or None for any number."""
     part = sequence_in(hint)
     return 1 if part is None else part.length
 
 
 class SequenceType(NamedTuple):
-    """Type of a tuple or a list of values, or of groups of values, or of a dictionary of names and values."""
+    """Type of a setting that takes several values: a tuple, a list, or a dictionary of names and values."""
 
     members: tuple[Any, ...]
     """Types of the values of one group."""
@@ -60,7 +60,7 @@ class SequenceType(NamedTuple):
     kind: type
 
     def collect(self, values: Sequence[Any]) -> Any:
-        """Returns the values as a tuple, list or dictionary, in groups if the type has them."""
+        """Combines parsed values into a tuple, list or dictionary, in groups if the type has them."""
         if not self.is_nested:
             return self.kind(values)
         width = len(self.members)
@@ -68,7 +68,7 @@ class SequenceType(NamedTuple):
 
 
 def sequence_in(hint: Any) -> SequenceType | None:
-    """Returns the tuple, list or dictionary in a type or union of types, if there is one."""
+    """Returns the tuple, list or dictionary type in a type or union of types, or None."""
     if get_origin(hint) in UNIONS:
         return next((part for each in get_args(hint) if (part := sequence_in(each)) is not None), None)
     if get_origin(hint) is dict:

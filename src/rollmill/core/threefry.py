@@ -1,8 +1,8 @@
-"""Threefry-2x32 without loops, for programs on CPUs. Produces the same bits as the default random keys of JAX.
+"""Computes Threefry-2x32 without loops, for programs on CPUs. The results equal JAX's default random bits.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). JAX compiles it to a loop of five iterations
-on a CPU. Training draws many small arrays, and for each array that loop runs about forty tiny operations. Without
-the loop it is one fused operation.
+Threefry comes from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). On a CPU, JAX compiles it
+to a loop of five iterations. Training draws many small arrays, and for each array the loop runs about forty tiny
+operations. Without the loop, there is one fused operation.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ TURNS = 5
 
 
 def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:
-    """Returns two random words for two words of key and two of counter, element by element, as uint32 `[...]`
+    """Computes two random words from two key words and two counter words, element by element, as uint32 `[...]`
     each.
 
-    Keys are mostly made from others. Each generation is computed separately, because jaxlib 0.11 takes minutes to
-    compile several in one fused operation.
+    Most keys are derived from other keys. Each generation of keys is computed separately, because jaxlib 0.11
+    takes minutes to compile several generations in one fused operation.
     """
     # Operations of `lax`, for tracing operators of arrays takes several times longer, and programs draw often.
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
@@ -78,7 +78,7 @@ _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
 
 @contextmanager
 def small_programs() -> Iterator[None]:
-    """Lowers random numbers of CPU programs to loops within this context, for programs that run only once."""
+    """Compiles random numbers of CPU programs to loops within this context, for programs that run only once."""
     before = _is_rolled.set(True)
     try:
         yield
@@ -87,7 +87,9 @@ def small_programs() -> Iterator[None]:
 
 
 def unroll_threefry() -> None:
-    """Lets CPU programs that are lowered later draw without loops, except inside `small_programs`."""
+    """Makes CPU programs that are lowered later draw random numbers without loops, except inside
+    `small_programs`.
+    """
     unrolled, rolled = (
         mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)  # traced once for equal shapes
         for function in (threefry, rolled_threefry)

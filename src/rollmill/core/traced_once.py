@@ -1,4 +1,4 @@
-"""Traces functions once and replays them afterwards, and tells whether parts of a graph are traced for checks."""
+"""Traces functions once and replays the traces, and records whether parts of a graph are traced for checks."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from jax.extend import core
 
 
 class ReplayedTrace:
-    """Trace of a function of arrays, which is computed as the function itself would be.
+    """A trace of a function, which can be called like the function itself.
 
-    The function is called here with its arguments or their types, and not again.
+    The function is called once, when the trace is made, with its arguments or their types.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
@@ -32,12 +32,12 @@ class ReplayedTrace:
 
 
 class TracedOnce:
-    """A pure function that is traced at its first call with arguments of some types, and replayed at later calls.
+    """A pure function that is traced at the first call with arguments of given types, and replayed at later calls.
 
-    At the start of a run, the functions of an environment are traced for their checks, for the fingerprint and for
-    every program. Values that are not traced, such as numbers in an environment's parameters, stay constants, so
-    each program has the operations that the function itself would give it. Calls outside of a trace run the
-    function, so a fault is found in plain Python.
+    At the start of a run, the functions of an environment are needed for checks, for the fingerprint and for every
+    program. Values that are not traced, such as numbers in an environment's parameters, remain constants, so each
+    program contains the same operations as without replay. Calls outside of a trace run the function itself, so
+    that errors appear in plain Python.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -89,13 +89,13 @@ _CHECKED = ContextVar("parts of graphs are checked", default=True)
 
 
 def are_checked() -> bool:
-    """Returns whether functions of environments and networks are traced for their checks."""
+    """Returns whether the functions of environments and networks are currently traced for checks."""
     return _CHECKED.get()
 
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Builds graphs without checks, to compare them with graphs that were checked."""
+    """Builds graphs without checks within this context, to compare them with graphs that were checked."""
     token = _CHECKED.set(False)
     try:
         yield

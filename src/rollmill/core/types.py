@@ -1,6 +1,6 @@
-"""The types that all packages share: environments, timesteps, and their parts.
+"""Defines the types that all packages share: environments, timesteps, and their parts.
 
-Everything here is about ONE environment, unbatched. Batching is a transform (`envs.transforms`).
+All types describe ONE environment, unbatched. Batching is a transform (`envs.transforms`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class Timestep(NamedTuple):
 
 
 class ResetFunction(Protocol):
-    """Starts an episode."""
+    """Function that starts an episode of an environment."""
 
     def __call__(self, key: Key, params: Params, /) -> tuple[Observation, State]:
         """Returns the first observation and state."""
@@ -57,7 +57,7 @@ class ResetFunction(Protocol):
 
 
 class StepFunction(Protocol):
-    """Advances an episode by one action. It must never reset the environment."""
+    """Function that advances an episode by one action. It must never reset the environment."""
 
     def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
         """Returns the timestep after the action."""
@@ -76,27 +76,27 @@ class AgentKind(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """One environment as a value: two pure functions, two spaces and its parameters.
+    """An environment, which consists of two pure functions, two spaces and parameters.
 
-    `reset(key, params)` returns the first observation and the state, `step(key, state, action, params)` a
-    `Timestep`: ordinary JAX functions of one unbatched environment. `params` is a pytree that both receive. Its
-    leaves may differ between environments (`envs.transforms.vectorise`). `action_mask`, if given, maps
-    `(state, params)` to booleans in the shape of the policy's logits: True marks a legal action.
+    `reset(key, params)` returns the first observation and the state. `step(key, state, action, params)` returns a
+    `Timestep`. Both are JAX functions of one unbatched environment. `params` is a pytree that both functions
+    receive. Its leaves may differ between environments (`envs.transforms.vectorise`). `action_mask`, if given,
+    maps `(state, params)` to booleans in the shape of the policy's logits, where True marks a legal action.
 
-    A multi-agent environment lists its `agents`. Observations, actions and rewards are then dictionaries
-    from the kind's name to arrays with an agent axis, `[count, ...]` (rewards `[count]`), and its two
-    spaces are `Dict`s of the kinds' spaces with that axis. `terminated` and `truncated` end the episode
-    for all. `active` marks the agents that still take part: actions and rewards of the others are ignored.
-    `central` is the input of a centralised critic.
+    A multi-agent environment lists its `agents`. Observations, actions and rewards are then dictionaries from the
+    kind's name to arrays with an agent axis, `[count, ...]` (rewards `[count]`), and its two spaces are `Dict`s of
+    the kinds' spaces with that axis. `terminated` and `truncated` end the episode for all. `active` marks the
+    agents that still take part. Actions and rewards of other agents are ignored. `central` is the input of a
+    centralised critic.
 
-    A zero-sum game of two players who act by turns has `num_players=2` and tells by `to_move` whose turn it is:
-    player 0, who makes the first move of an episode, or player 1. The observation, the action and its mask belong
-    to the player to move. The reward of a step belongs to the player who made the move, and the other player gets
-    its negative. A player who makes an illegal move loses: reward -1, terminated.
+    A zero-sum game of two players who take turns has `num_players=2`. `to_move` returns whose turn it is. Player 0
+    makes the first move of an episode. The observation, the action and its mask belong to the player to move. The
+    reward of a step belongs to the player who made the move, and the other player gets the negative reward. A
+    player who makes an illegal move gets a reward of -1, and the episode terminates.
 
-    A planner, such as a tree search, steps copies of the environment by itself. It does so without transforms:
-    `planning_state` takes their parts off the state, and `planning_env` is the environment that is left. The
-    transform `plannable` sets the three fields of planning.
+    A planner, such as a tree search, steps copies of the environment without transforms. `planning_env` is the
+    environment without transforms, and `planning_state` returns its part of the state. The transform `plannable`
+    sets the three fields of planning.
     """
 
     name: str
@@ -150,11 +150,11 @@ UNSTABLE = "unstable_state"
 class HostStep(NamedTuple):
     """The result of one step of `n` host environments: NumPy arrays with a leading axis of environments.
 
-    As after `envs.auto_reset` and `envs.record_episodes`, where an episode ended, `observation` is the first of
-    the next episode, while reward and flags belong to the ended episode. `info` holds `final_observation` (before
-    any reset), `episode_return` (float32) and `episode_length` (int32) up to this step, and `discounted_return`
-    (float32) if a `gamma` was given. An environment with masks adds `action_mask` for `observation`, and with a
-    single agent `final_action_mask` for `final_observation`.
+    If an episode ended, `observation` is the first observation of the next episode, whereas reward and flags
+    belong to the ended episode, as with `envs.auto_reset`. `info` holds `final_observation` (before any reset),
+    `episode_return` (float32) and `episode_length` (int32) up to this step, and `discounted_return` (float32) if a
+    `gamma` was given. An environment with masks adds `action_mask` for `observation`, and with a single agent
+    `final_action_mask` for `final_observation`.
 
     In a multi-agent environment, observations, rewards, masks and `agent_returns` (the return of each kind) are
     dictionaries by kind, as in an `Environment`. `active` and `final_active`, `[n, A]` for each kind, mark the
@@ -194,7 +194,7 @@ class HostVector(Protocol):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seed of each current environment."""
+        """Seeds of the current environments, in order."""
         ...
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
@@ -204,7 +204,8 @@ class HostVector(Protocol):
             out: arrays to write, as described by `envs.step_struct`. Default: new arrays.
 
         Returns:
-            `out`: the first observations, also as `final_observation`, and the masks. All else is 0 or False.
+            `out`, with the first observations, which are also `final_observation`, and the masks. All other arrays
+                are 0 or False.
 
         Raises:
             ContractError: one environment failed too many times in a row.
@@ -213,15 +214,15 @@ class HostVector(Protocol):
         ...
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each environment by its action, and starts the next episode where one ended.
+        """Applies one action to each environment, and starts the next episode where one ended.
 
         Args:
-            actions: `[n, ...]`. Those of a `Box` are clipped to its bounds.
+            actions: one action for each environment, `[n, ...]`. Actions of a `Box` are clipped to its bounds.
             out: arrays to write, as for `reset`.
 
         Returns:
-            `out`. An environment that raised is truncated with reward 0, its final observation is the last
-            valid one, and `drain_failures` reports it.
+            `out`. If an environment raised an exception, its episode is truncated with reward 0 and its last valid
+            observation, and `drain_failures` reports the failure.
 
         Raises:
             ContractError: one environment failed too many times in a row.
@@ -231,7 +232,7 @@ class HostVector(Protocol):
         ...
 
     def drain_failures(self) -> list[HostFailure]:
-        """Returns the failures since the last call, in order."""
+        """Returns the failures of environments since the last call, in order."""
         ...
 
     def close(self) -> None:
@@ -241,7 +242,7 @@ class HostVector(Protocol):
 
 @runtime_checkable
 class StartHost(Protocol):
-    """Function that starts some of a run's host environments in this process."""
+    """Function that starts some of a run's host environments in the current process."""
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
@@ -261,13 +262,11 @@ class StartHost(Protocol):
 
 @runtime_checkable
 class HasEvaluationForm(Protocol):
-    """A `StartHost` with another form of its environments for evaluations, such as whole games with unclipped
-    rewards.
-    """
+    """A `StartHost` whose environments differ for evaluations, such as whole games with unclipped rewards."""
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Starts environments of the same spaces, to evaluate on."""
+        """Returns the start of the environments to evaluate on, which have the same spaces."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Finds the line of the user's code in a traceback full of JAX frames."""
+"""Finds the line of the user's code in a traceback that mostly contains frames of JAX."""
 
 import linecache
 import os
@@ -33,7 +33,7 @@ _MACHINERY = ("jax", "jaxlib", "equinox", "jaxtyping", "beartype", "numpy")
 
 
 class SourceLine(NamedTuple):
-    """A line of a source file."""
+    """A line of a source file, with its file and number."""
 
     file: str
     line: int
@@ -42,15 +42,16 @@ class SourceLine(NamedTuple):
 def user_frame(error: BaseException) -> str:
     """Returns the innermost line of the user's code in an error's traceback, as `file:line: source`.
 
-    The user's code is all code outside the folders of Python and Rollmill. If the traceback has none, this is the
-    last line of an installed package other than JAX and its dependencies, or else the last line of Rollmill.
+    The user's code is all code outside the folders of Python and Rollmill. If the traceback does not contain any,
+    the result is the last line of an installed package other than JAX and its dependencies, or otherwise the last
+    line of Rollmill.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost([SourceLine(frame.filename, frame.lineno or 0) for frame in frames])
 
 
 def failed_import(module: str, error: BaseException) -> str:
-    """Returns why an import failed: the line that failed, or the remedy if Python does not find the module."""
+    """Returns why an import failed: the line that failed, or a remedy if Python does not find the module."""
     if os.sep in module or module.endswith(".py"):
         return _path_for_module(module)
     top = module.partition(".")[0]
@@ -84,10 +85,10 @@ def _path_for_module(text: str) -> str:
 
 @contextmanager
 def attribute_to_user_code(what: str) -> Iterator[None]:
-    """Turns exceptions of the user's code, and `sys.exit`, into a `ContractError` that names the line.
+    """Converts exceptions of the user's code, and `sys.exit`, to a `ContractError` that names the line.
 
     Args:
-        what: the call for the message, such as "CartPole-v1: step".
+        what: name of the call in the message, such as "CartPole-v1: step".
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Physics of articulated robots in plain JAX, in the formulation of MuJoCo, independent of reinforcement learning.
 
-`load` reads MJCF or URDF by the MuJoCo compiler, and `step(model, state, control)` is a pure function of one
-robot.
+`load` reads MJCF or URDF with the MuJoCo compiler, and `step(model, state, control)` is a pure function that
+advances one robot.
 """
 
 from rollmill.physics.comparing import PhysicsComparison, compare

@@ -1,9 +1,9 @@
-"""Vectors, matrices and spatial vectors, as arrays whose last axes they are.
+"""Operations on vectors, matrices and spatial vectors, which are the last axes of arrays.
 
-Indices are fixed, so that kernels are compiled to scalars. Sums of products are reductions, which XLA
-computes once: it fuses scalar arithmetic into all of its users, and programs of scalars compiled for minutes. A
-motion is angular and linear velocity `[..., 6]`, a wrench torque and force, both about a reference point
-(Featherstone's spatial vectors). An inertia, or a stiffness, is `[..., 6, 6]`.
+Indices are fixed, so that kernels can use scalars. Sums of products are written as reductions, because XLA
+computes a reduction once, whereas it would repeat scalar arithmetic wherever the result is used, and compile for
+minutes. A motion contains angular and linear velocity, `[..., 6]`. A wrench contains torque and force. Both refer
+to a reference point (Featherstone's spatial vectors). An inertia, or a stiffness, has the shape `[..., 6, 6]`.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,22 @@ def real(values: Any) -> Array:
 
 
 def pick(values: Float[Array, "n ..."], indices: Sequence[int]) -> Float[Array, "m ..."]:
-    """Returns rows by fixed indices."""
+    """Returns the rows of an array at fixed indices."""
     if tuple(indices) == tuple(range(indices[0], indices[0] + len(indices))):
         return lax.slice_in_dim(values, indices[0], indices[0] + len(indices))
     return lax.concatenate([lax.slice_in_dim(values, i, i + 1) for i in indices], 0)
 
 
 def row(values: Float[Array, "n ..."], index: int) -> Float[Array, "..."]:
-    """Returns one row."""
+    """Returns one row of an array, at a fixed index."""
     return lax.index_in_dim(values, index, keepdims=False)
 
 
 def times(matrix: Float[Array | np.ndarray, "... n m"], vector: Float[Array, "... m"]) -> Float[Array, "... n"]:
-    """Returns a matrix times a vector; a fixed matrix that exchanges axes takes no multiplications."""
+    """Returns the product of a matrix and a vector.
+
+    A fixed matrix that only exchanges axes needs no multiplications.
+    """
     if isinstance(matrix, np.ndarray):
         places = np.argmax(np.abs(matrix).reshape(-1, *matrix.shape[-2:]).max(axis=0), axis=-1)
         factors = np.take_along_axis(matrix, np.broadcast_to(places[:, None], (*matrix.shape[:-1], 1)), axis=-1)
@@ -57,7 +60,7 @@ def transposed(matrix: Float[Array, "... n m"]) -> Float[Array, "... m n"]:
 
 
 def dot(a: Float[Array, "... n"], b: Float[Array | np.ndarray, "... n"]) -> Float[Array, "..."]:
-    """Returns the inner product of two vectors, without components of a fixed one that are zero."""
+    """Returns the inner product of two vectors. If one is fixed, its zero components are skipped."""
     if isinstance(b, np.ndarray):
         used = np.flatnonzero(np.any(b.reshape(-1, b.shape[-1]), axis=0))
         a, b = jnp.stack([a[..., i] for i in used], axis=-1), real(b[..., used])
@@ -65,7 +68,7 @@ def dot(a: Float[Array, "... n"], b: Float[Array | np.ndarray, "... n"]) -> Floa
 
 
 def cross(a: Float[Array, "... 3"], b: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
-    """Returns the cross product."""
+    """Returns the cross product of two vectors."""
     return _turned(a * _turned(b) - _turned(a) * b)
 
 
@@ -75,7 +78,7 @@ def _turned(a: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
 
 
 def unit(a: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
-    """Returns a vector of length 1: the x axis for one that is too short."""
+    """Scales a vector to length 1. If it is too short, the result is the x axis."""
     square = jnp.sum(a * a, axis=-1, keepdims=True)
     is_short = square < TINY * TINY
     scaled = a / jnp.sqrt(jnp.where(is_short, 1.0, square))
@@ -83,7 +86,7 @@ def unit(a: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
 
 
 def quaternion_matrix(q: Float[Array, "4"]) -> Float[Array, "3 3"]:
-    """Returns the rotation of a unit quaternion w, x, y, z."""
+    """Returns the rotation matrix of a unit quaternion (w, x, y, z)."""
     w, x, y, z = (row(q, i) for i in range(4))
     entries = [
         *(1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)),
@@ -96,7 +99,7 @@ def quaternion_matrix(q: Float[Array, "4"]) -> Float[Array, "3 3"]:
 def turned(
     rotation: Float[Array, "3 3"], axis: Sequence[float], axis_in_world: Float[Array, "3"], angle: Float[Array, ""]
 ) -> Float[Array, "3 3"]:
-    """Returns a rotation after one about a fixed unit axis of its frame, by Rodrigues' formula."""
+    """Rotates a frame about a fixed unit axis of its own, by Rodrigues' formula."""
     x, y, z = (np.float64(number) for number in axis)
     first, second, third = (rotation[:, i] for i in range(3))
     aside = jnp.stack(
@@ -120,48 +123,52 @@ def _combined(*terms: tuple[float, Array], like: Array | None = None) -> Array:
 
 
 def joined(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Float[Array, "... 6"]:
-    """Returns a motion of its two parts, or a wrench of torque and force."""
+    """Joins angular and linear velocity to a motion, or torque and force to a wrench."""
     return jnp.concatenate([angular, linear], axis=-1)
 
 
 def carried(by: Float[Array, "... 6"], motion: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
-    """Returns the rate of change of a motion carried along by another motion (the spatial cross product)."""
+    """Returns the rate at which a motion changes while another motion carries it along (the spatial cross
+    product).
+    """
     turning = cross(by[..., :3], motion[..., :3])
     return joined(turning, cross(by[..., :3], motion[..., 3:]) + cross(by[..., 3:], motion[..., :3]))
 
 
 def carried_wrench(by: Float[Array, "... 6"], wrench: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
-    """Returns the rate at which a wrench changes that is carried along by a motion."""
+    """Returns the rate at which a wrench changes while a motion carries it along."""
     torque = cross(by[..., :3], wrench[..., :3]) + cross(by[..., 3:], wrench[..., 3:])
     return joined(torque, cross(by[..., :3], wrench[..., 3:]))
 
 
 def point_velocity(motion: Float[Array, "... 6"], arm: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
-    """Returns the velocity of a body's point."""
+    """Returns the velocity of a point of a body, given the body's motion."""
     return motion[..., 3:] + cross(motion[..., :3], arm)
 
 
 def point_force(force: Float[Array, "... 3"], arm: Float[Array, "... 3"]) -> Float[Array, "... 6"]:
-    """Returns the wrench of a force at a point."""
+    """Returns the wrench of a force that acts at a point."""
     return joined(cross(arm, force), force)
 
 
 def point_stiffness(stiffness: Float[Array, "... 3 3"], arm: Float[Array, "... 3"]) -> Float[Array, "... 6 6"]:
-    """Returns P'WP, where P gives the velocity of a body's point and W is symmetric."""
+    """Returns P'WP, where P maps a body's motion to the velocity of a point of the body, and W is symmetric."""
     arms = jnp.broadcast_to(arm[..., None, :], stiffness.shape)
     mixed = transposed(cross(arms, stiffness))
     return blocks(mirrored(cross(arms, mixed)), mixed, mirrored(stiffness))
 
 
 def mirrored(matrix: Float[Array, "... 3 3"]) -> Float[Array, "... 3 3"]:
-    """Returns a symmetric matrix from the entries on and above its diagonal: kernels compute no others."""
+    """Completes a symmetric matrix from the entries on and above its diagonal. Kernels compute only these
+    entries.
+    """
     return symmetric(matrix[..., 0, :], matrix[..., 1, 1:], matrix[..., 2, 2:])
 
 
 def symmetric(
     first: Float[Array, "... 3"], second: Float[Array, "... 2"], third: Float[Array, "... 1"]
 ) -> Float[Array, "... 3 3"]:
-    """Returns a symmetric matrix from its rows' entries on and to the right of the diagonal."""
+    """Builds a symmetric matrix from the entries of each row on and to the right of the diagonal."""
     rows = [
         first,
         jnp.concatenate([first[..., 1:2], second], axis=-1),
@@ -181,6 +188,6 @@ def skew(a: Float[Array, "... 3"]) -> Float[Array, "... 3 3"]:
 def blocks(
     angular: Float[Array, "... 3 3"], mixed: Float[Array, "... 3 3"], linear: Float[Array, "... 3 3"]
 ) -> Float[Array, "... 6 6"]:
-    """Returns a symmetric matrix of its blocks, where `mixed` is from linear motion to torque."""
+    """Builds a symmetric 6 x 6 matrix from its blocks, where `mixed` maps linear motion to torque."""
     upper = jnp.concatenate([angular, mixed], axis=-1)
     return jnp.concatenate([upper, jnp.concatenate([transposed(mixed), linear], axis=-1)], axis=-2)

@@ -1,7 +1,7 @@
 """Contacts of spheres and capsules with boxes, by the rules of MuJoCo.
 
-A capsule touches a box like one or two spheres on its axis: the first is nearest to the box, and the second is the
-farthest one from it over the same face or along the same edge.
+A capsule touches a box like one or two spheres on its axis. The first sphere is the nearest to the box. The second
+is as far as possible from the first, over the same face or along the same edge of the box.
 """
 
 from typing import NamedTuple
@@ -49,14 +49,14 @@ class _Nearest(NamedTuple):
 
 
 def sphere_box(spheres: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
-    """Returns the contact of each sphere."""
+    """Returns the contact of each sphere with its box."""
     rotations = jnp.asarray(boxes.rotations)
     centers = times(transposed(rotations), spheres.positions - boxes.positions)
     return [_ball_in_box(centers, real(spheres.sizes[:, 0]), rotations, boxes)]
 
 
 def capsule_box(capsules: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
-    """Returns two contacts for each capsule. The second may be far away."""
+    """Returns two contacts of each capsule with its box. The second contact may be far away."""
     rotations = jnp.asarray(boxes.rotations)
     axes = times(transposed(rotations), jnp.asarray(capsules.rotations[..., 2]))
     halves = axes * real(capsules.sizes[:, 1:2])

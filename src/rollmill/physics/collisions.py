@@ -1,4 +1,4 @@
-"""Contacts between geoms, as MuJoCo finds them: a fixed number for each pair, touching or not."""
+"""Finds contacts between geoms as MuJoCo does, with a fixed number for each pair, whether it touches or not."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from rollmill.physics.shapes import PlacedGeoms, Points, contact_frames
 
 
 class Contacts(NamedTuple):
-    """Where pairs of geoms are nearest to each other."""
+    """Contacts between geoms: the points at which pairs of geoms are nearest to each other."""
 
     pairs: tuple[int, ...]
     """Index of each contact's pair in `Structure.pairs`."""
@@ -29,7 +29,7 @@ class Contacts(NamedTuple):
 
 
 def contacts(model: Model, placed: Frames) -> Contacts | None:
-    """Returns the contacts of all pairs, or None if there are no pairs."""
+    """Returns the contacts of all pairs of geoms, or None if a robot has no pairs."""
     structure = model.structure
     kinds: dict[tuple[str, str], list[int]] = {}
     for index, pair in enumerate(structure.pairs):
@@ -62,7 +62,7 @@ def _towards_moving(
 
 
 def measuring_body(structure: Structure, pair: Pair) -> int:
-    """Returns the body from whose tree's reference a pair's contacts are measured."""
+    """Returns the body whose tree's reference is the origin for a pair's contacts."""
     second = structure.geoms[pair.second].body
     return second if second != WORLD else structure.geoms[pair.first].body
 

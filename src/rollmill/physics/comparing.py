@@ -1,4 +1,4 @@
-"""Compares a robot's physics with C MuJoCo, step by step, from the states that MuJoCo comes to."""
+"""Compares the physics of a robot with C MuJoCo, step by step, from states that MuJoCo visits."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ AGREES = 1e-3
 
 
 class PhysicsComparison(NamedTuple):
-    """How steps of both physics differ."""
+    """Differences between steps of `rollmill.physics` and of C MuJoCo."""
 
     steps: int
     agreeing: int
@@ -44,13 +44,13 @@ class PhysicsComparison(NamedTuple):
 
 
 def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> PhysicsComparison:
-    """Compares single steps of a robot with C MuJoCo, from the states that MuJoCo comes to under random controls.
+    """Compares single steps of a robot with C MuJoCo, from states that MuJoCo visits under random controls.
 
     Args:
-        source: what the robot was loaded from.
+        source: the source that the robot was loaded from.
         model: the robot.
         steps: number of steps.
-        seed: seed of controls and initial noise.
+        seed: seed of the controls and of the noise in the initial state.
 
     Raises:
         UsageError: MuJoCo rejects the source, or `steps` is less than 1.

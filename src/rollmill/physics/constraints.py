@@ -1,7 +1,8 @@
-"""The soft constraints of MuJoCo in one configuration: the reference acceleration and stiffness of each row.
+"""Computes MuJoCo's soft constraints in one configuration: the reference acceleration and stiffness of each row.
 
-A row wants the acceleration a_ref = -b v - k d (r - margin), where r is the constraint's position, v its velocity
-and d its impedance, and pushes with D (a_ref - a) (MuJoCo documentation, "Computation", Constraint model).
+The reference acceleration of a row is a_ref = -b v - k d (r - margin), where r is the constraint's position, v its
+velocity and d its impedance. The row pushes with the force D (a_ref - a) (MuJoCo documentation, "Computation",
+Constraint model).
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ from rollmill.physics.tendons import lengths, rates_of
 
 
 class ContactRows(NamedTuple):
-    """The pyramids of contacts: four rows each, the normal plus or minus friction times a tangent."""
+    """Constraint rows of contacts: the four edges of each friction pyramid.
+
+    Each edge is the normal plus or minus friction times a tangent.
+    """
 
     sides: tuple[ContactSides, ...]
     frames: Float[Numbers, "contacts 3 3"]
@@ -33,7 +37,7 @@ class ContactRows(NamedTuple):
 
 
 class JointRows(NamedTuple):
-    """Constraint rows on single degrees of freedom."""
+    """Constraint rows on single degrees of freedom: limits of joints and dry friction."""
 
     dofs: tuple[int, ...]
     stiffness: Float[Array, " rows"]
@@ -45,7 +49,7 @@ class JointRows(NamedTuple):
 
 
 class TendonRows(NamedTuple):
-    """A row for each tendon: its limits."""
+    """Constraint rows of tendon limits, one for each tendon."""
 
     stiffness: Float[Array, " tendons"]
     wanted: Float[Array, " tendons"]
@@ -54,7 +58,7 @@ class TendonRows(NamedTuple):
 
 
 class ConstraintRows(NamedTuple):
-    """All constraints of a robot."""
+    """All constraint rows of a robot in one configuration, except equality constraints."""
 
     contacts: ContactRows | None
     limits: JointRows | None
@@ -63,7 +67,7 @@ class ConstraintRows(NamedTuple):
 
     @property
     def are_none(self) -> bool:
-        """Returns whether there are no constraints."""
+        """Whether there are no constraint rows."""
         return all(group is None for group in self)
 
 
@@ -74,7 +78,7 @@ def constraint_rows(
     rates: Float[Array, " dofs"],
     motions: Float[Array, "bodies 6"],
 ) -> ConstraintRows:
-    """Returns the constraints of a configuration."""
+    """Returns the constraint rows of a robot in one configuration."""
     touching = contacts(model, placed)
     return ConstraintRows(
         None if touching is None else _contact_rows(model, placed, motions, touching),
@@ -85,7 +89,7 @@ def constraint_rows(
 
 
 def relative_velocities(rows: ContactRows, motions: Float[Array, "bodies 6"]) -> Float[Array, "contacts 3"]:
-    """Returns velocities, or accelerations, of contacts along normals and tangents."""
+    """Returns the relative velocities, or accelerations, of contacts along their normals and tangents."""
     return times(rows.frames, between_sides(rows.sides, motions))
 
 
@@ -183,7 +187,7 @@ def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | No
 
 
 def impedances(softness: list[Softness], offsets: Float[Array, " n"]) -> Float[Array, " n"]:
-    """Returns impedances d(r), as in MuJoCo, at distances from the constraints' margins."""
+    """Returns the impedances d(r) of MuJoCo, at distances from the constraints' margins."""
     low, high, width, midpoint, power = np.array([one.impedance for one in softness]).T
     is_flat = (low == high) | (width <= TINY)
     x = jnp.minimum(jnp.abs(offsets) / real(np.where(is_flat, 1.0, width)), 1.0)

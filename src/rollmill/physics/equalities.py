@@ -1,7 +1,7 @@
-"""Equality constraints: their reference accelerations, and a step's matrix and forces with them.
+"""Adds equality constraints to the inertia matrix and the forces of a step.
 
-Their cost is quadratic everywhere, so that they are part of the inertia, M + J'DJ, and of the forces,
-f + J'D a_ref, before the solver of all other constraints begins.
+The cost of an equality constraint is quadratic everywhere. Before the solver of all other constraints begins,
+equality constraints are therefore added to the inertia, M + J'DJ, and to the forces, f + J'D a_ref.
 """
 
 from typing import NamedTuple
@@ -42,7 +42,7 @@ from rollmill.physics.sides import (
 
 
 class PointRows(NamedTuple):
-    """Three rows each, along the world's axes: two points stay together."""
+    """Equality constraints that keep two points together, with three rows each, along the world's axes."""
 
     sides: tuple[ContactSides, ...]
     stiffness: Float[Array, " n"]
@@ -50,7 +50,7 @@ class PointRows(NamedTuple):
 
 
 class TurnRows(NamedTuple):
-    """Three rows each: two orientations stay together."""
+    """Equality constraints that keep two orientations together, with three rows each."""
 
     sides: tuple[ContactSides, ...]
     maps: Float[Array, "n 3 3"]
@@ -60,7 +60,7 @@ class TurnRows(NamedTuple):
 
 
 class CoupledRows(NamedTuple):
-    """Equality constraints of one row each, in which one coordinate follows another."""
+    """Equality constraints with one row each, in which one coordinate follows another."""
 
     dofs: tuple[tuple[int, int], ...]
     slopes: Float[Array, " n"]
@@ -70,7 +70,7 @@ class CoupledRows(NamedTuple):
 
 
 class EqualityRows(NamedTuple):
-    """All equality constraints of a robot."""
+    """All equality constraints of a robot in one configuration."""
 
     points: PointRows | None
     turns: TurnRows | None
@@ -78,7 +78,7 @@ class EqualityRows(NamedTuple):
 
     @property
     def are_none(self) -> bool:
-        """Returns whether there are no constraints."""
+        """Whether there are no equality constraints."""
         return self.points is None and self.coupled is None
 
 
@@ -103,7 +103,7 @@ def equality_rows(
 def with_equalities(
     structure: Structure, placed: Frames, rows: EqualityRows, matrix: SparseMatrix, smooth: Float[Array, " dofs"]
 ) -> tuple[SparseMatrix, Float[Array, " dofs"]]:
-    """Returns inertia and forces to which equality constraints are added."""
+    """Returns the inertia matrix and the forces with equality constraints added."""
     if rows.are_none:
         return matrix, smooth
     if (points := rows.points) is not None:
@@ -127,7 +127,9 @@ def with_equalities(
 def equality_wrenches(
     structure: Structure, rows: EqualityRows, accelerations: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"] | None:
-    """Returns the wrenches of constraints on bodies that accelerate so, but for biases; None without any."""
+    """Returns the wrenches of equality constraints on bodies with the given accelerations. None without
+    constraints.
+    """
     total: Array | None = None
     if (points := rows.points) is not None:
         lacking = points.wanted - between_sides(points.sides, accelerations)
@@ -146,7 +148,7 @@ def equality_forces(
     x: Float[Array, " dofs"],
     accelerations: Float[Array, "bodies 6"],
 ) -> Float[Array, " dofs"]:
-    """Returns the forces of equality constraints on the degrees of freedom at some accelerations."""
+    """Returns the forces of equality constraints on the degrees of freedom, given their accelerations."""
     total = jnp.zeros_like(x)
     if (wrenches := equality_wrenches(structure, rows, accelerations)) is not None:
         total = total + generalised_forces(structure, placed, wrenches)

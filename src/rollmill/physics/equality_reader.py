@@ -1,4 +1,4 @@
-"""Equality constraints of a compiled model."""
+"""Reads the equality constraints of a compiled MuJoCo model."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ UPRIGHT = (1.0, 0.0, 0.0, 0.0)
 
 
 def body_equalities_of(read: Reader) -> tuple[BodyEquality, ...]:
-    """Returns the active constraints of kinds connect and weld."""
+    """Returns the active `connect` and `weld` constraints of a MuJoCo model."""
     m, kinds = read.compiled, read.mujoco.mjtEq
     return tuple(
         _body_equality(read, index, is_weld=bool(m.eq_type[index] == kinds.mjEQ_WELD))
@@ -20,7 +20,7 @@ def body_equalities_of(read: Reader) -> tuple[BodyEquality, ...]:
 
 
 def joint_equalities_of(read: Reader) -> tuple[JointEquality, ...]:
-    """Returns the active constraints of joints."""
+    """Returns the active equality constraints between joints of a MuJoCo model."""
     kind = read.mujoco.mjtEq.mjEQ_JOINT
     return tuple(
         _joint_equality(read, index) for index in _active(read) if read.compiled.eq_type[index] == int(kind)

@@ -1,4 +1,4 @@
-"""Forces on a robot's degrees of freedom, except constraint forces."""
+"""Computes the forces on a robot's degrees of freedom, except constraint forces."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from rollmill.physics.tendons import lengths, on_joints, passive, rates_of
 
 
 class Actuation(NamedTuple):
-    """What actuators do."""
+    """Forces of a robot's actuators, and their derivatives."""
 
     forces: Float[Array, " dofs"]
     wrenches: Float[Array, "bodies 6"] | None
@@ -28,7 +28,7 @@ class Actuation(NamedTuple):
 def body_wrenches(
     placed: Frames, motions: Float[Array, "bodies 6"], accelerations: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"]:
-    """Returns the wrench that each body needs to move and to accelerate so."""
+    """Returns the wrench that each body needs for its motion and acceleration."""
     momenta = placed.inertias.times(motions)
     return placed.inertias.times(accelerations) + carried_wrench(motions, momenta)
 
@@ -41,9 +41,10 @@ def smooth_forces(
     motions: Float[Array, "bodies 6"],
     acted: Actuation,
 ) -> Float[Array, " dofs"]:
-    """Returns the forces of all but constraints: actuators, springs, dampers, gravity and the inertia of motion.
+    """Returns all forces except constraint forces: actuators, springs, dampers, gravity and inertial forces.
 
-    The last two are found by recursive Newton and Euler. Forces on free bodies are about the world's axes.
+    Gravity and inertial forces are computed by the recursive Newton-Euler algorithm. Forces on free bodies refer
+    to the world's axes.
     """
     turning = in_world(model.structure, placed, rates)
     accelerations = bias_accelerations(model, placed, turning, motions, of_weightless=False)
@@ -80,7 +81,7 @@ def actuation(
     rates: Float[Array, " dofs"],
     control: Float[Array, " actuators"],
 ) -> Actuation:
-    """Returns the forces of the actuators."""
+    """Returns the forces of a robot's actuators, and their derivatives."""
     actuators, params = model.structure.actuators, model.params
     if not actuators:
         return Actuation(jnp.zeros_like(rates), None, jnp.zeros_like(rates), None)

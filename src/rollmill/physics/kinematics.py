@@ -1,7 +1,7 @@
-"""Forward kinematics: poses of a robot's bodies, and motions of its degrees of freedom.
+"""Computes forward kinematics: poses of a robot's bodies, and motions of its degrees of freedom.
 
-All of a tree is measured from one point in the world, its reference: the origin of a free body, or a fixed
-point of a robot that stands. Numbers then stay small wherever the robot walks to.
+All bodies of a tree are measured from one point in the world, the tree's reference. It is the origin of a free
+body, or a fixed point if the robot stands. Coordinates then stay small, wherever the robot walks.
 """
 
 from typing import NamedTuple
@@ -30,14 +30,14 @@ from rollmill.physics.model import WORLD, Body, Joint, Model, Structure
 
 
 class Inertias(NamedTuple):
-    """Mass, its first moment and its rotational inertia of bodies, about their references."""
+    """Mass, first moment and rotational inertia of bodies, about the references of their trees."""
 
     masses: Float[Array, " bodies"]
     moments: Float[Array, "bodies 3"]
     rotational: Float[Array, "bodies 3 3"]
 
     def times(self, motions: Float[Array, "bodies 6"]) -> Float[Array, "bodies 6"]:
-        """Returns momenta of motions, or wrenches that make accelerations."""
+        """Returns the momenta of motions, or the wrenches that cause accelerations."""
         angular, linear = motions[..., :3], motions[..., 3:]
         torque = times(self.rotational, angular) + cross(self.moments, linear)
         return joined(torque, self.masses[:, None] * linear - cross(self.moments, angular))
@@ -63,7 +63,7 @@ _Pose = tuple[Float[Array, "3"], Float[Array, "3 3"]]
 
 
 def frames(model: Model, coordinates: Float[Array, " coordinates"]) -> Frames:
-    """Returns the poses of the bodies at these coordinates."""
+    """Returns the poses of a robot's bodies at the given coordinates."""
     references: list[Array] = []
     poses: list[_Pose] = []
     axes: list[Array] = []
@@ -144,7 +144,10 @@ def _about(anchor: Array, rotation: Array, joint: Joint) -> Array:
 
 
 def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"]) -> Float[Array, "bodies 6"]:
-    """Returns the motion of each body, or the part of its acceleration that accelerations of joints make."""
+    """Returns the motion of each body, given the velocities of joints.
+
+    Given accelerations of joints, it returns their part of each body's acceleration.
+    """
     turning = placed.axes * rates[:, None]
     result: list[Array] = []
     for body in structure.bodies:
@@ -158,12 +161,12 @@ def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"
 
 
 def in_world(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
-    """Converts rates or torques of free bodies from their own axes to the world's axes."""
+    """Converts angular velocities or torques of free bodies from their own axes to the world's axes."""
     return _rotated(structure, placed.rotations, values)
 
 
 def in_bodies(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
-    """Converts rates or torques of free bodies from the world's axes to their own axes."""
+    """Converts angular velocities or torques of free bodies from the world's axes to their own axes."""
     return _rotated(structure, transposed(placed.rotations), values)
 
 
@@ -187,14 +190,15 @@ def bias_accelerations(
     *,
     of_weightless: bool = True,
 ) -> Float[Array, "bodies 6"]:
-    """Returns the acceleration of each body if no joint accelerates, with gravity as an acceleration upwards.
+    """Returns the acceleration that each body has if no joint accelerates. Gravity counts as an upward
+    acceleration.
 
     Args:
         model: the robot.
-        placed: the poses of its bodies.
-        rates: its velocities, about the world's axes for free bodies.
-        motions: motions of its bodies.
-        of_weightless: whether bodies with gravity compensation get the acceleration of gravity, too.
+        placed: poses of the robot's bodies.
+        rates: velocities of the robot, about the world's axes for free bodies.
+        motions: motions of the robot's bodies.
+        of_weightless: whether gravity also applies to bodies with gravity compensation.
     """
     structure = model.structure
     carrying = _carrying(structure, placed, rates, motions)
@@ -231,5 +235,5 @@ def _carrying(
 
 
 def per_dof(structure: Structure, values: Float[Array, "bodies ..."]) -> Float[Array, "dofs ..."]:
-    """Returns the values of each degree of freedom's body."""
+    """Returns, for each degree of freedom, the value of the body that it moves."""
     return pick(values, structure.owners)

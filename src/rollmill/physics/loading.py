@@ -1,4 +1,4 @@
-"""Loads robots from MJCF or URDF, by the MuJoCo compiler."""
+"""Loads robots from MJCF or URDF files with the MuJoCo compiler."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from rollmill.physics.refusals import refuse_other_states, refuse_uncovered
 
 
 class NotCovered(UsageError):
-    """A model has a part that only MuJoCo itself simulates."""
+    """Raised if a model has a part that only MuJoCo itself simulates."""
 
 
 ITERATIONS = 4
@@ -32,15 +32,15 @@ def load(
     sensors: bool = True,
     joint_forces: bool = False,
 ) -> Model:
-    """Loads a robot.
+    """Loads a robot from an MJCF or URDF model.
 
     Args:
         source: MJCF or URDF as a string, the path of such a file, or a `mujoco.MjModel`.
-        iterations: iterations of the solver of constraints, the same in every step.
+        iterations: number of iterations of the constraint solver in every step.
         line_search_iterations: number of points tried along each search direction.
-        sensors: keep force and torque sensors.
-        joint_forces: also read the force on each hinge and slide of actuators and constraints, MuJoCo's
-            `qfrc_actuator` and `qfrc_constraint`.
+        sensors: whether to keep force and torque sensors.
+        joint_forces: whether to also read the forces of actuators and constraints on each hinge and slide
+            (`qfrc_actuator` and `qfrc_constraint` in MuJoCo).
 
     Returns:
         The robot, with all parameters as NumPy arrays.
@@ -83,17 +83,17 @@ def load(
 
 
 def outline(source: Any) -> Model:
-    """Loads joints, actuators and first pose of a robot that MuJoCo itself steps, whatever its other parts are.
+    """Loads only the joints, actuators and first pose of a robot, which MuJoCo itself steps.
 
     Args:
         source: MJCF or URDF as a string, the path of such a file, or a `mujoco.MjModel`.
 
     Returns:
-        The robot without contacts, constraints and sensors, and with room for the readings of all its sensors.
+        The robot without contacts and constraints, with space for the readings of all its sensors.
 
     Raises:
-        UsageError: MuJoCo is not installed or rejects the source, or the robot has a state besides coordinates and
-            velocities.
+        UsageError: MuJoCo is not installed or rejects the source, or the state of the robot consists of more than
+            coordinates and velocities.
     """
     mujoco, compiled = compile_source(source)
     refuse_other_states(compiled)
@@ -149,7 +149,10 @@ def _import_mujoco() -> Any:
 
 
 def compile_source(source: Any) -> tuple[Any, Any]:
-    """Returns the module mujoco and its model of a source. Raises a UsageError as `load` does."""
+    """Returns the module `mujoco` and the compiled model of a source.
+
+    Raises a `UsageError` in the same cases as `load`.
+    """
     mujoco = _import_mujoco()
     return mujoco, _compiled(mujoco, source)
 

@@ -1,9 +1,9 @@
-"""Matrices of a robot's degrees of freedom, sparse as its trees are, and their factors.
+"""Factors matrices over a robot's degrees of freedom, which are sparse because the robot is a tree.
 
-A matrix is a list of rows: the entries of each degree of freedom with those that carry it and with itself.
-Parents come before their children, so that elimination from the last to the first fills nothing in
-(Featherstone, "Rigid Body Dynamics Algorithms", 2008, 6.5). Where contacts join two branches, rows hold all
-entries before the diagonal instead.
+A matrix is a list of rows. The row of a degree of freedom has entries for itself and for the degrees of freedom
+that carry it. Parents come before their children, so elimination from the last row to the first adds no entries
+(Featherstone, "Rigid Body Dynamics Algorithms", 2008, 6.5). If contacts join two branches, rows hold all entries
+before the diagonal instead.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ As single operations it would compile for minutes, and kernels have no room for 
 
 
 class SparseMatrix(NamedTuple):
-    """A symmetric matrix by rows."""
+    """A symmetric matrix over a robot's degrees of freedom, stored as sparse rows."""
 
     rows: list[Float[Array, " n"]]
     columns: list[tuple[int, ...]]
@@ -34,7 +34,7 @@ class SparseMatrix(NamedTuple):
 
 
 def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
-    """Returns the matrix of inertia by composite rigid bodies, with armatures."""
+    """Computes the inertia matrix, including armatures, by the composite-rigid-body algorithm."""
     structure, inertias = model.structure, placed.inertias
     composites = Inertias(*(summed_outwards(structure, part) for part in inertias))
     wrenches = Inertias(*(per_dof(structure, part) for part in composites)).times(placed.axes)
@@ -51,7 +51,9 @@ def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
 def with_stiffness(
     structure: Structure, placed: Frames, matrix: SparseMatrix, stiffness: Float[Array, "bodies 6 6"] | None
 ) -> SparseMatrix:
-    """Returns the sum of a matrix and the stiffness of each body, the derivative of its forces by its motion."""
+    """Adds the stiffness of each body to a matrix. The stiffness is the derivative of the body's forces by its
+    motion.
+    """
     if stiffness is None:
         return matrix
     composites = summed_outwards(structure, stiffness)
@@ -95,14 +97,14 @@ def with_diagonal(
     diagonal: Float[Array, " dofs"],
     dofs: Collection[int] | None = None,
 ) -> SparseMatrix:
-    """Returns a matrix to which a number of each degree of freedom is added, about a free body's own axes.
+    """Adds one number for each degree of freedom to a matrix. For free bodies, numbers refer to their own axes.
 
     Args:
-        structure: the robot's.
-        placed: its bodies.
-        matrix: the matrix.
-        diagonal: what is added.
-        dofs: degrees of freedom for which it is not zero, by default all.
+        structure: structure of the robot.
+        placed: poses of the robot's bodies.
+        matrix: matrix to add to.
+        diagonal: numbers to add.
+        dofs: degrees of freedom whose numbers are not zero. Default: all.
     """
     rows: list[Array] = []
     for i, entries in enumerate(matrix.rows):
@@ -122,7 +124,7 @@ def with_diagonal(
 
 
 def with_joining(matrix: SparseMatrix, joining: Float[Array, "dofs dofs"] | None) -> SparseMatrix:
-    """Returns the sum with a dense matrix, if contacts join branches."""
+    """Adds a dense matrix to a sparse matrix, if contacts join branches of the robot."""
     if joining is None:
         return matrix
     size = range(len(matrix.rows))
@@ -131,7 +133,7 @@ def with_joining(matrix: SparseMatrix, joining: Float[Array, "dofs dofs"] | None
 
 
 def dense(matrix: SparseMatrix) -> Float[Array, "dofs dofs"]:
-    """Returns all entries of a symmetric matrix."""
+    """Returns all entries of a symmetric sparse matrix."""
     size, end = range(len(matrix.rows)), sum(map(len, matrix.columns))
     pairs = [(i, j) for i, columns in enumerate(matrix.columns) for j in columns]
     place = {pair: k for k, pair in enumerate(pairs)}
@@ -148,7 +150,7 @@ def _spread(values: Float[Array, " n"], columns: tuple[int, ...]) -> Array:
 
 
 def summed_outwards(structure: Structure, values: Float[Array, "bodies ..."]) -> Float[Array, "bodies ..."]:
-    """Returns for each body the sum over it and all bodies beyond it."""
+    """Returns, for each body, the sum of a value over the body and all bodies beyond it."""
     sums = [row(values, index) for index in range(len(structure.bodies))]
     for index in range(len(sums) - 1, -1, -1):
         if (parent := structure.bodies[index].parent) != WORLD:
@@ -159,7 +161,7 @@ def summed_outwards(structure: Structure, values: Float[Array, "bodies ..."]) ->
 def generalised_forces(
     structure: Structure, placed: Frames, wrenches: Float[Array, "bodies 6"]
 ) -> Float[Array, " dofs"]:
-    """Returns the force of each degree of freedom that balances wrenches on the bodies."""
+    """Returns the forces on the degrees of freedom that balance the given wrenches on the bodies."""
     sums = summed_outwards(structure, wrenches)
     forces = dot(placed.axes, per_dof(structure, sums))
     parts: list[Array] = []
@@ -172,9 +174,9 @@ def generalised_forces(
 
 
 def solved(matrix: SparseMatrix, right: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
-    """Returns the solution of A x = b for a positive definite A, by Cholesky's method from the last row upwards.
+    """Solves A x = b for a positive definite matrix A, by Cholesky's method from the last row upwards.
 
-    The right side is the first entry of each row, and is eliminated with it.
+    The right side b is the first entry of each row, and is eliminated together with the row.
     """
     size = len(matrix.rows)
     factors: list[Array] = [jnp.zeros(1)] * size
@@ -204,7 +206,7 @@ def solved(matrix: SparseMatrix, right: Float[Array, " dofs"]) -> Float[Array, "
 def solved_joined(
     matrix: SparseMatrix, joining: Float[Array, "dofs dofs"] | None, right: Float[Array, " dofs"]
 ) -> Float[Array, " dofs"]:
-    """Returns the solution of (A + B) x = b, where B is dense."""
+    """Solves (A + B) x = b, where A is sparse and B is dense."""
     if joining is None or len(matrix.rows) < LARGE:
         return solved(with_joining(matrix, joining), right)
     factor = lax.linalg.cholesky(dense(matrix) + joining)

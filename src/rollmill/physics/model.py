@@ -1,4 +1,4 @@
-"""A robot as a value: its structure, compiled into programs, and parameters that may differ between copies."""
+"""Describes a robot by its structure, which programs contain, and by parameters that may differ between copies."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,13 +57,13 @@ class Joint:
 
     @property
     def size(self) -> int:
-        """Number of degrees of freedom."""
+        """Number of the joint's degrees of freedom."""
         return {"free": 6, "ball": 3}.get(self.kind, 1)
 
 
 @dataclass(frozen=True)
 class Body:
-    """A moving body, with all bodies welded to it."""
+    """A moving body of a robot, including all bodies that are welded to it."""
 
     name: str
     parent: int
@@ -79,7 +79,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Geom:
-    """A shape that takes part in collisions."""
+    """A shape of a robot or its surroundings that takes part in collisions."""
 
     name: str
     kind: Literal["plane", "sphere", "capsule", "cylinder", "box"]
@@ -92,7 +92,7 @@ class Geom:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two geoms that may touch; kinds are in the order plane, sphere, capsule, cylinder, box."""
+    """Two geoms that may touch. Their kinds are in the order plane, sphere, capsule, cylinder, box."""
 
     first: int
     second: int
@@ -109,7 +109,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class BodyEquality:
-    """A `connect` or `weld` of MuJoCo: a point of a body, or also its orientation, follows another body."""
+    """A `connect` or `weld` constraint of MuJoCo: a point of a body, or also its orientation, follows another
+    body.
+    """
 
     name: str
     bodies: tuple[int, int]
@@ -126,7 +128,7 @@ class BodyEquality:
 
 @dataclass(frozen=True)
 class JointEquality:
-    """A joint equality of MuJoCo: a coordinate is a polynomial of another, or constant."""
+    """A joint equality of MuJoCo: a coordinate is constant, or a polynomial of another coordinate."""
 
     name: str
     velocities: tuple[int, int]
@@ -163,7 +165,7 @@ class Tendon:
 
 @dataclass(frozen=True)
 class Actuator:
-    """An actuator of a joint or a tendon, or of a site to which it applies a force and a torque."""
+    """An actuator of a joint or a tendon, or of a site, to which it applies a force and a torque."""
 
     name: str
     velocity: int
@@ -185,7 +187,10 @@ class Actuator:
 
 @dataclass(frozen=True)
 class Sensor:
-    """A sensor of the force or torque on a body and all beyond it from its parent, in a site's frame."""
+    """A sensor of the force or torque that a body receives from its parent, in the frame of a site.
+
+    The reading includes all bodies beyond the body.
+    """
 
     name: str
     kind: Literal["force", "torque"]
@@ -196,7 +201,7 @@ class Sensor:
 
 @dataclass(frozen=True)
 class Structure:
-    """All that a compiled program contains of a robot."""
+    """Everything about a robot that compiled programs contain, such as its bodies, joints and actuators."""
 
     bodies: tuple[Body, ...]
     geoms: tuple[Geom, ...]
@@ -226,27 +231,27 @@ class Structure:
 
     @cached_property
     def joints(self) -> tuple[Joint, ...]:
-        """All joints, in the order of their coordinates."""
+        """All joints of the robot, in the order of their coordinates."""
         return tuple(joint for body in self.bodies for joint in body.joints)
 
     @cached_property
     def num_velocities(self) -> int:
-        """Number of degrees of freedom."""
+        """Number of the robot's degrees of freedom."""
         return sum(joint.size for joint in self.joints)
 
     @cached_property
     def num_readings(self) -> int:
-        """Number of readings."""
+        """Number of values that the robot's sensors return."""
         return 3 * len(self.sensors) + len(self.force_readings) + self.other_readings
 
     @cached_property
     def owners(self) -> tuple[int, ...]:
-        """Body of each degree of freedom."""
+        """Index of the body that each degree of freedom moves."""
         return tuple(i for i, body in enumerate(self.bodies) for joint in body.joints for _ in range(joint.size))
 
     @cached_property
     def free_velocities(self) -> tuple[int, ...]:
-        """First degree of freedom of each free joint."""
+        """Index of the first degree of freedom of each free joint."""
         return tuple(joint.velocity for joint in self.joints if joint.kind == "free")
 
     @cached_property
@@ -256,7 +261,7 @@ class Structure:
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Degrees of freedom that move each body, in order."""
+        """Indices of the degrees of freedom that move each body, in order."""
         paths: list[tuple[int, ...]] = []
         for index, body in enumerate(self.bodies):
             own = tuple(dof for dof, owner in enumerate(self.owners) if owner == index)
@@ -265,10 +270,10 @@ class Structure:
 
 
 class Params(eqx.Module):
-    """Numbers of a robot that may differ between copies.
+    """Parameters of a robot that may differ between copies, such as masses and friction.
 
-    Those that MuJoCo derives, such as inverse weights, stay as they are. So do springs, dampers and dry friction
-    that the robot does not have.
+    Values that MuJoCo derives from them, such as inverse weights, do not change. Springs, dampers and dry friction
+    cannot be added to a robot that does not have them.
     """
 
     gravity: Float[Numbers, "3"]
@@ -296,7 +301,7 @@ class Model(eqx.Module):
 
 
 class RobotState(eqx.Module):
-    """A robot's state."""
+    """State of a robot: coordinates, velocities, and what a step keeps for the next one."""
 
     positions: Float[Array, " coordinates"]
     """MuJoCo's `qpos`; its quaternions have length 1."""

@@ -1,4 +1,4 @@
-"""The pairs of geoms that may touch, with the parameters of their contacts, by the rules of MuJoCo."""
+"""Finds the pairs of geoms that may touch, and the parameters of their contacts, by the rules of MuJoCo."""
 
 from itertools import combinations
 from typing import Any
@@ -34,7 +34,7 @@ def pairs_of(read: Reader) -> tuple[list[Geom], list[Pair], list[float]]:
     """Returns the geoms that may touch others, the pairs of them, and the friction of each pair.
 
     Raises:
-        UsageError: contacts of two geoms are not supported.
+        UsageError: contacts between two of the geoms are not supported.
     """
     if not read.contacts:
         return [], [], []

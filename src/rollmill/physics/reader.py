@@ -1,4 +1,4 @@
-"""Reads a compiled model of MuJoCo: bodies without joints become parts of those that carry them."""
+"""Reads a compiled MuJoCo model. Bodies without joints become parts of the bodies that carry them."""
 
 import importlib
 from functools import cached_property, lru_cache
@@ -13,7 +13,7 @@ _TINY = 1e-15
 
 
 class Reader:
-    """A compiled model, with questions that several parts of the loading ask."""
+    """A compiled MuJoCo model, with answers to questions that several parts of the loader ask."""
 
     def __init__(self, mujoco: Any, compiled: Any):
         self.mujoco = mujoco
@@ -22,73 +22,73 @@ class Reader:
         self._index = {body: index for index, body in enumerate(self.moving)}
 
     def name(self, kind: str, index: int) -> str:
-        """Returns the name of a part in messages."""
+        """Returns the name of a part of the model, for messages."""
         return name_of(self.mujoco, self.compiled, kind, index)
 
     def is_disabled(self, *flags: str) -> bool:
-        """Returns True if a MuJoCo feature, named as in `mjtDisableBit`, is disabled."""
+        """Returns whether a MuJoCo feature, named as in `mjtDisableBit`, is disabled."""
         bits = [getattr(self.mujoco.mjtDisableBit, f"mjDSBL_{flag}", 0) for flag in flags]
         return any(int(self.compiled.opt.disableflags) & int(bit) for bit in bits)
 
     @property
     def gravity(self) -> bool:
-        """Whether gravity acts."""
+        """Whether gravity acts in the model."""
         return not self.is_disabled("GRAVITY")
 
     @property
     def springs(self) -> bool:
-        """Whether joints have springs."""
+        """Whether the springs of joints and tendons are enabled in the model."""
         return not self.is_disabled("SPRING", "PASSIVE")
 
     @property
     def dampers(self) -> bool:
-        """Whether joints have dampers."""
+        """Whether the dampers of joints and tendons are enabled in the model."""
         return not self.is_disabled("DAMPER", "PASSIVE")
 
     @property
     def compensates_gravity(self) -> bool:
-        """Whether bodies are held up by `gravcomp`, which MuJoCo leaves out with both springs and dampers."""
+        """Whether `gravcomp` acts. MuJoCo disables it together with springs and dampers."""
         return self.springs or self.dampers
 
     def is_driven(self, actuator: int) -> bool:
-        """Returns True if an actuator acts: neither all nor its group are disabled."""
+        """Returns whether an actuator acts, because neither all actuators nor its group are disabled."""
         group = int(self.compiled.actuator_group[actuator])
         in_group = 0 <= group < 31 and int(self.compiled.opt.disableactuator) & (1 << group)
         return self.actuation and not in_group
 
     @property
     def actuation(self) -> bool:
-        """Whether actuators act."""
+        """Whether actuators are enabled in the model."""
         return not self.is_disabled("ACTUATION")
 
     @property
     def limits(self) -> bool:
-        """Whether joints have limits."""
+        """Whether the limits of joints are enabled in the model."""
         return not self.is_disabled("LIMIT", "CONSTRAINT")
 
     @property
     def friction_loss(self) -> bool:
-        """Whether joints have dry friction."""
+        """Whether the dry friction of joints is enabled in the model."""
         return not self.is_disabled("FRICTIONLOSS", "CONSTRAINT")
 
     @property
     def contacts(self) -> bool:
-        """Whether geoms touch."""
+        """Whether contacts are enabled in the model."""
         return not self.is_disabled("CONTACT", "CONSTRAINT")
 
     @property
     def equalities(self) -> bool:
-        """Whether equality constraints hold."""
+        """Whether equality constraints are enabled in the model."""
         return not self.is_disabled("EQUALITY", "CONSTRAINT")
 
     @property
     def clamps_controls(self) -> bool:
-        """Whether controls are clamped to their range."""
+        """Whether the model clamps controls to their ranges."""
         return not self.is_disabled("CLAMPCTRL")
 
     @property
     def implicit(self) -> Any:
-        """Kind of the forces at the end of a step, as in `Structure`."""
+        """Which forces the model's integrator treats implicitly, as in `Structure`."""
         if self.compiled.opt.integrator == self.mujoco.mjtIntegrator.mjINT_IMPLICITFAST:
             return "velocity"
         damped = self.dampers and bool(np.any(self.compiled.dof_damping != 0))
@@ -115,13 +115,15 @@ class Reader:
         return position, rotation
 
     def site(self, index: int) -> tuple[int, np.ndarray, np.ndarray]:
-        """Returns the body that carries a site, and the site's pose in its frame."""
+        """Returns the body that carries a site, and the pose of the site in that body's frame."""
         m = self.compiled
         body = int(m.site_bodyid[index])
         return self.owner(body), *self.pose_in_owner(body, m.site_pos[index], m.site_quat[index])
 
     def composite(self, index: int) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, centre and inertia (xx, yy, zz, xy, xz, yz) of a body with all that it carries."""
+        """Returns mass, centre and inertia (xx, yy, zz, xy, xz, yz) of a body together with everything that it
+        carries.
+        """
         return self._composites[index]
 
     @cached_property
@@ -150,8 +152,8 @@ class Reader:
         return np.array(m.body_ipos[body], float), self._matrix(m.body_iquat[body])
 
     def softness(self, reference: Any, impedance: Any) -> Softness:
-        """Returns stiffness and damping of a constraint from its `solref` and `solimp`, within the limits of
-        MuJoCo.
+        """Returns the stiffness and damping of a constraint from its `solref` and `solimp`, within MuJoCo's
+        limits.
         """
         low, high, width, midpoint, power = (float(value) for value in impedance)
         low, high, midpoint = (float(np.clip(value, 0.0001, 0.9999)) for value in (low, high, midpoint))
@@ -173,26 +175,26 @@ class Reader:
 
 
 def as_triple(values: Any) -> Triple:
-    """Returns a vector as a value of `Structure`."""
+    """Converts a vector to a tuple of three numbers, as `Structure` holds it."""
     x, y, z = (float(value) for value in values)
     return x, y, z
 
 
 def as_rows(matrix: np.ndarray) -> Rows:
-    """Returns a rotation as a value of `Structure`."""
+    """Converts a rotation to a tuple of rows, as `Structure` holds it."""
     a, b, c = (as_triple(row) for row in matrix)
     return a, b, c
 
 
 def name_of(mujoco: Any, compiled: Any, kind: str, index: int) -> str:
-    """Returns the name of a part, or kind and number of one without a name."""
+    """Returns the name of a part of a MuJoCo model, or its kind and number if it has no name."""
     name = mujoco.mj_id2name(compiled, getattr(mujoco.mjtObj, f"mjOBJ_{kind}"), index)
     return name or f"{kind.lower()} {index}"
 
 
 @lru_cache(maxsize=1)
 def margins_add() -> bool:
-    """Returns True if this version of MuJoCo adds the margins of two geoms, and False if it takes the larger."""
+    """Returns whether this version of MuJoCo adds the margins of two geoms, instead of taking the larger one."""
     mujoco: Any = importlib.import_module("mujoco")
     ball = '<body pos="{} 0 0"><freejoint/><geom size="1" margin="0.1"/></body>'
     compiled = mujoco.MjModel.from_xml_string(

@@ -1,4 +1,4 @@
-"""Rejects unsupported parts of MuJoCo models by name."""
+"""Rejects MuJoCo models with unsupported parts. The error names the part."""
 
 from itertools import pairwise
 from typing import Any
@@ -56,7 +56,7 @@ ENABLED = {"ENERGY", "FWDINV", "INVDISCRETE", "ISLAND", "MULTICCD", "SENSORNOISE
 
 
 def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:
-    """Raises a UsageError if a model has parts that are not covered; pairs of geoms are checked elsewhere."""
+    """Raises a `UsageError` if a model has parts that are not supported. Pairs of geoms are checked elsewhere."""
     for field, what in _COUNTS.items():
         if getattr(compiled, field, 0):
             raise UsageError(
@@ -242,7 +242,7 @@ _CARRIED = {
 
 
 def refuse_other_states(compiled: Any) -> None:
-    """Raises a UsageError if the state of a model is more than its coordinates and velocities."""
+    """Raises a `UsageError` if the state of a model consists of more than coordinates and velocities."""
     for field, what in _CARRIED.items():
         if getattr(compiled, field, 0):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Geoms of many pairs in the world, and the points at which pairs touch, as functions of kinds exchange them."""
+"""Places geoms in the world, and computes the frames of contacts between them."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -11,7 +11,7 @@ from rollmill.physics.model import Numbers
 
 
 class PlacedGeoms(NamedTuple):
-    """Geoms in the world, measured from references."""
+    """Positions and orientations of geoms in the world, measured from the references of their trees."""
 
     positions: Float[Array, "n 3"]
     rotations: Float[Numbers, "n 3 3"]
@@ -24,8 +24,9 @@ Points: TypeAlias = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers
 
 
 def contact_frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:
-    """Returns frames with these normals. The first tangent is close to the y axis, or to the z axis if the normal
-    is close to y.
+    """Returns contact frames with the given normals.
+
+    The first tangent is close to the y axis, or to the z axis if the normal is close to the y axis.
     """
     is_far = jnp.abs(normals[:, 1:2]) < 0.5
     second = jnp.where(is_far, real([[0.0, 1.0, 0.0]]), real([[0.0, 0.0, 1.0]]))

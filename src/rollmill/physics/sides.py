@@ -1,4 +1,4 @@
-"""Maps between constraints that act at points of bodies and the motions of these bodies."""
+"""Maps between constraints that act at points of bodies, and the motions of these bodies."""
 
 from typing import NamedTuple
 
@@ -25,10 +25,10 @@ MANY = 8
 
 
 class ContactSides(NamedTuple):
-    """Bodies that take part in constraints, and the points from the references of their trees.
+    """Bodies that take part in point constraints, and the points, measured from the references of their trees.
 
-    The first side of a constraint is a moving body. The second side exists only for constraints between two moving
-    bodies.
+    The first side of a constraint is a moving body. A second side exists only if the constraint is between two
+    moving bodies.
     """
 
     points: tuple[int, ...]
@@ -52,7 +52,9 @@ def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int)
 
 
 def between_sides(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "points 3"]:
-    """Returns velocities, or accelerations, of first points relative to second points, in world coordinates."""
+    """Returns the velocities, or accelerations, of the first points relative to the second points, in world
+    axes.
+    """
     first, *others = sides
     result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
     for side in others:
@@ -64,7 +66,7 @@ def between_sides(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies
 def on_bodies(
     structure: Structure, sides: tuple[ContactSides, ...], forces: Float[Array, "points 3"]
 ) -> Float[Array, "bodies 6"]:
-    """Returns the wrenches of forces between points on the bodies."""
+    """Returns the wrenches that forces between points exert on the bodies."""
     result = jnp.zeros((len(structure.bodies), 6))
     for side in sides:
         wrenches = point_force(pick(forces, side.points) * side.sign, side.arms)
@@ -73,7 +75,7 @@ def on_bodies(
 
 
 def alone(sides: tuple[ContactSides, ...]) -> tuple[int, ...]:
-    """Returns the constraints of one moving body."""
+    """Selects the constraints that act on a single moving body."""
     first, *others = sides
     joint = [i for side in others for i in side.points]
     return tuple(i for i in first.points if i not in joint)
@@ -82,7 +84,7 @@ def alone(sides: tuple[ContactSides, ...]) -> tuple[int, ...]:
 def added_stiffness(
     structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
-    """Returns the contribution of points held against the world to the inertias of the bodies."""
+    """Returns what points that are held against the world add to the inertias of the bodies."""
     single, first = alone(sides), sides[0]
     if not single:
         return None
@@ -93,7 +95,7 @@ def added_stiffness(
 def joining(
     structure: Structure, placed: Frames, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "dofs dofs"] | None:
-    """Returns the contribution of points between two moving bodies to the Hessian: J'WJ of each."""
+    """Returns what constraints between two moving bodies add to the Hessian: J'WJ of each constraint."""
     if len(sides) < 2:
         return None
     first, second = sides
@@ -133,7 +135,7 @@ def _many_columns(
 
 
 def weighted_products(columns: Float[Array, "dofs 3"], weights: Float[Array, "3 3"]) -> Float[Array, "dofs dofs"]:
-    """Returns J'WJ of three rows, given their columns."""
+    """Returns J'WJ of three-row constraints, given the columns of J."""
     pushed = times(jnp.broadcast_to(weights[None], (columns.shape[0], 3, 3)), columns)
     return product(columns, transposed(pushed))
 
@@ -141,13 +143,13 @@ def weighted_products(columns: Float[Array, "dofs 3"], weights: Float[Array, "3 
 def point_columns(
     structure: Structure, placed: Frames, arm: Float[Array, "3"], body: int
 ) -> Float[Array, "dofs 3"]:
-    """Returns the velocity of a body's point for each degree of freedom."""
+    """Returns the velocity of a point of a body for unit velocity of each degree of freedom."""
     turning = cross(placed.axes[:, :3], jnp.broadcast_to(arm[None], (structure.num_velocities, 3)))
     return real(_moving(structure, body)) * (placed.axes[:, 3:] + turning)
 
 
 def turn_columns(structure: Structure, placed: Frames, body: int) -> Float[Array, "dofs 3"]:
-    """Returns the angular velocity of a body for each degree of freedom."""
+    """Returns the angular velocity of a body for unit velocity of each degree of freedom."""
     return real(_moving(structure, body)) * placed.axes[:, :3]
 
 

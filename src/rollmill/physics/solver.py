@@ -1,9 +1,10 @@
-"""The constrained acceleration, by Newton's method on the convex cost of MuJoCo with a fixed number of iterations.
+"""Solves for the constrained acceleration, by Newton's method on MuJoCo's convex cost with a fixed number of
+iterations.
 
-The cost is 1/2 (x - x0)' M (x - x0) + sum of s(row), where x0 is the acceleration without constraints and s is
-D/2 min(0, a - a_ref)^2 for limits and edges of contacts. Rows are never written as a Jacobian: accelerations go
-outwards through the tree to the contacts, forces come back, and a contact's stiffness is added to the inertia
-of its body, so that composite rigid bodies give the Hessian.
+The cost is 1/2 (x - x0)' M (x - x0) + sum of s(row), where x0 is the acceleration without constraints and s is D/2
+min(0, a - a_ref)^2 for limits and edges of contacts. The Jacobian is never formed. Instead, accelerations are
+propagated outwards through the tree to the contacts, and forces are propagated back. The stiffness of a contact is
+added to the inertia of its body, so the composite-rigid-body algorithm computes the Hessian.
 """
 
 from typing import NamedTuple
@@ -66,15 +67,16 @@ def constrained_accelerations(
     smooth: Float[Array, " dofs"],
     start: Float[Array, " dofs"],
 ) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
-    """Returns accelerations and forces of inertia by degrees of freedom, of free bodies about the world's axes.
+    """Returns the accelerations and inertial forces of all degrees of freedom. Free bodies refer to the world's
+    axes.
 
     Args:
-        structure: the robot's.
-        placed: its bodies.
-        rows: its constraints.
-        matrix: its inertia.
-        smooth: all forces but those of constraints and of inertia.
-        start: where Newton's method begins.
+        structure: structure of the robot.
+        placed: poses of the robot's bodies.
+        rows: constraint rows of the robot.
+        matrix: inertia matrix of the robot.
+        smooth: all forces except those of constraints and inertia.
+        start: accelerations at which Newton's method begins.
     """
     if rows.are_none:
         return solved(matrix, smooth), smooth
@@ -86,7 +88,7 @@ def constrained_accelerations(
 def contact_wrenches(
     structure: Structure, rows: ConstraintRows, accelerations: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"] | None:
-    """Returns the wrenches of contacts on bodies that accelerate so, but for biases; None without contacts."""
+    """Returns the wrenches of contacts on bodies with the given accelerations, or None without contacts."""
     if rows.contacts is None:
         return None
     return on_bodies(structure, rows.contacts.sides, _pushes(rows.contacts, accelerations).forces)

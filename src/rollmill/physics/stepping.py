@@ -1,4 +1,4 @@
-"""Steps a robot in time, in the formulation of MuJoCo."""
+"""Advances a robot in time, in the formulation of MuJoCo."""
 
 from typing import Any
 
@@ -34,11 +34,11 @@ def initial_state(
 
     Args:
         model: the robot.
-        positions: MuJoCo's `qpos`; quaternions are scaled to length 1.
-        rates: MuJoCo's `qvel`.
+        positions: coordinates, as `qpos` in MuJoCo. Quaternions are scaled to length 1.
+        rates: velocities, as `qvel` in MuJoCo.
 
     Raises:
-        UsageError: the arrays are not of the robot's sizes.
+        UsageError: the sizes of the arrays do not match the robot.
     """
     structure = model.structure
     given: dict[str, tuple[int, Any]] = {
@@ -59,8 +59,8 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
 
     Args:
         model: the robot.
-        state: its state.
-        control: controls of its actuators, clamped to their ranges.
+        state: state of the robot.
+        control: controls of the actuators, which are clamped to their ranges.
     """
     structure = model.structure
     positions, rates = state.positions, state.velocities

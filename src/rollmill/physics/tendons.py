@@ -1,4 +1,4 @@
-"""Fixed tendons: weighted sums of joint coordinates."""
+"""Computes fixed tendons, whose lengths are weighted sums of joint coordinates."""
 
 from itertools import combinations
 
@@ -14,14 +14,14 @@ from rollmill.physics.sides import scattered
 
 
 def lengths(structure: Structure, positions: Float[Array, " coordinates"]) -> Float[Array, " tendons"]:
-    """Returns the lengths of the tendons."""
+    """Returns the lengths of a robot's tendons."""
     return jnp.stack(
         [jnp.sum(pick(positions, one.positions) * real(one.coefficients)) for one in structure.tendons]
     )
 
 
 def rates_of(structure: Structure, x: Float[Array, " dofs"]) -> Float[Array, " tendons"]:
-    """Converts joint velocities, or accelerations, to velocities or accelerations of tendon lengths."""
+    """Converts joint velocities, or accelerations, to the velocities or accelerations of tendon lengths."""
     return jnp.stack([jnp.sum(pick(x, one.velocities) * real(one.coefficients)) for one in structure.tendons])
 
 
@@ -35,7 +35,7 @@ def on_joints(structure: Structure, forces: Float[Array, " tendons"]) -> Float[A
 def passive(
     structure: Structure, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]
 ) -> Float[Array, " tendons"]:
-    """Returns the forces of springs and dampers along the tendons."""
+    """Returns the forces of springs and dampers along a robot's tendons."""
     low, high = (real([one.spring_range[end] for one in structure.tendons]) for end in (0, 1))
     at = lengths(structure, positions)
     stretch = jnp.maximum(at - high, 0.0) + jnp.minimum(at - low, 0.0)
@@ -48,7 +48,7 @@ def passive(
 def with_tendons(
     structure: Structure, placed: Frames, matrix: SparseMatrix, weights: Float[Array, " tendons"]
 ) -> SparseMatrix:
-    """Returns a matrix to which J'WJ of the tendons is added, where W is diagonal."""
+    """Adds J'WJ of the tendons to a matrix, where W is diagonal."""
     tendons, size = structure.tendons, structure.num_velocities
     dofs = tuple(dof for one in tendons for dof in one.velocities)
     squares = [row(weights, i) * real(np.square(one.coefficients)) for i, one in enumerate(tendons)]

@@ -1,4 +1,4 @@
-"""Complete sets of hyperparameters, each a function; `--recipe NAME` starts from one."""
+"""Complete sets of hyperparameters, each returned by a function. `--recipe NAME` selects one."""
 
 from rollmill.recipes import classic, games, host, others, robots
 from rollmill.recipes.classic import Recipe

@@ -1,7 +1,7 @@
 """PPO, A3C, IMPALA and DQN on the classic environments.
 
-The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its PPO
-(configs/gymnax/*.yaml there), for comparisons; `*_two_cores` are tuned for wall time on two CPU cores.
+The `rejax_*` recipes contain the hyperparameters that Rejax 0.1 publishes for its PPO (configs/gymnax/*.yaml in
+its repository), for comparisons. The `*_two_cores` recipes are tuned for wall time on two CPU cores.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Recipe(NamedTuple):
 
 
 def cartpole_two_cores() -> Recipe:
-    """Solves CartPole-v1 in a few seconds."""
+    """PPO on CartPole-v1, which is solved in a few seconds on two CPU cores."""
     config = PPOConfig(
         total_timesteps=150_000,
         num_envs=32,
@@ -39,7 +39,7 @@ def cartpole_two_cores() -> Recipe:
 
 
 def a3c_cartpole() -> Recipe:
-    """CartPole-v1 by A3C, with settings that tolerate gradients of weights some updates old."""
+    """A3C on CartPole-v1, with settings that tolerate gradients from weights that are some updates old."""
     config = A3CConfig(
         total_timesteps=500_000,
         num_envs=16,
@@ -52,7 +52,7 @@ def a3c_cartpole() -> Recipe:
 
 
 def impala_cartpole() -> Recipe:
-    """CartPole-v1 by IMPALA, with settings that tolerate trajectories of weights some updates old."""
+    """IMPALA on CartPole-v1, with settings that tolerate trajectories from weights that are some updates old."""
     config = IMPALAConfig(
         total_timesteps=500_000,
         num_envs=16,
@@ -65,7 +65,7 @@ def impala_cartpole() -> Recipe:
 
 
 def rainbow() -> Recipe:
-    """CartPole-v1 by the parts of Rainbow (Hessel et al., AAAI 2018), except noisy layers: actions explore."""
+    """Rainbow DQN on CartPole-v1 (Hessel et al., AAAI 2018), with random actions instead of noisy layers."""
     config = DQNConfig(
         total_timesteps=100_000,
         double=True,
@@ -109,7 +109,7 @@ def rejax_pendulum() -> Recipe:
 
 
 def t_maze_gru() -> Recipe:
-    """TMaze-v0, the memory probe, with a recurrent policy."""
+    """PPO with a recurrent policy on TMaze-v0, which needs a memory."""
     config = PPOConfig(
         total_timesteps=150_000,
         num_envs=64,

@@ -1,7 +1,7 @@
 """AlphaZero on games for two players, and MAPPO on Tag.
 
-Taggers and runners learn at the same time, each kind with parameters of its own. The environments follow
-WarpDrive, at sizes that two CPU cores can train.
+In Tag, taggers and runners learn at the same time, with separate parameters. The environments follow WarpDrive, at
+sizes that two CPU cores can train.
 """
 
 from rollmill.algorithms import AlphaZeroConfig, MAPPOConfig
@@ -10,9 +10,9 @@ from rollmill.recipes.classic import Recipe
 
 
 def alphazero_tic_tac_toe() -> Recipe:
-    """AlphaZero on TicTacToe, in about a minute on two cores; with 128 simulations it then loses to no player.
+    """AlphaZero on TicTacToe, which takes about a minute on two cores. With 128 simulations, it then never loses.
 
-    Games begin with up to five random moves, so that it learns replies to bad moves, too.
+    Games begin with up to five random moves, so that the policy also learns replies to bad moves.
     """
     config = AlphaZeroConfig(
         total_timesteps=200_000,
@@ -31,7 +31,7 @@ def alphazero_tic_tac_toe() -> Recipe:
 def alphazero_connect_four() -> Recipe:
     """AlphaZero on ConnectFour, for a GPU.
 
-    Games begin with up to 28 random moves, so that positions are seen that good players avoid.
+    Games begin with up to 28 random moves, so that the policy also sees positions that good players avoid.
     """
     config = AlphaZeroConfig(
         total_timesteps=29_491_200,

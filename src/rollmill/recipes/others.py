@@ -1,8 +1,8 @@
-"""Defaults of other libraries, for those who come from them.
+"""Defaults of other libraries, for users who come from these libraries.
 
-`sb3_*` are the defaults of Stable-Baselines3 2.7, and `cleanrl_*` those in the CleanRL files with the same names,
-translated to configurations of Rollmill. Stable-Baselines3 does not halve the squared error of a value, which
-doubles `vf_coef` here. Both libraries count steps between moves of a target network, Rollmill counts updates.
+`sb3_*` recipes contain the defaults of Stable-Baselines3 2.7, and `cleanrl_*` recipes the defaults in the CleanRL
+files with the same names. Stable-Baselines3 does not halve the squared error of a value, so `vf_coef` is twice as
+large in the recipe. Both libraries count steps between moves of a target network, whereas Rollmill counts updates.
 """
 
 from rollmill.algorithms import DQNConfig, PPOConfig, SACConfig, TD3Config
@@ -55,13 +55,13 @@ def sb3_dqn() -> Recipe:
 
 
 def sb3_sac() -> Recipe:
-    """`SAC("MlpPolicy", env)` of Stable-Baselines3, over 100,000 steps; learning starts with a whole batch."""
+    """`SAC("MlpPolicy", env)` of Stable-Baselines3, over 100,000 steps. Learning starts with a whole batch."""
     config = SACConfig(total_timesteps=100_000, num_envs=1, learning_starts=256, critic_learning_rate=3e-4)
     return Recipe("sac", "Pendulum-v1", config, "defaults of Stable-Baselines3's SAC")
 
 
 def sb3_td3() -> Recipe:
-    """`TD3("MlpPolicy", env)` of Stable-Baselines3, without noise; learning starts with a whole batch."""
+    """`TD3("MlpPolicy", env)` of Stable-Baselines3, without noise. Learning starts with a whole batch."""
     config = TD3Config(
         total_timesteps=100_000,
         num_envs=1,
@@ -74,7 +74,7 @@ def sb3_td3() -> Recipe:
 
 
 def cleanrl_ppo() -> Recipe:
-    """CleanRL's `ppo.py`."""
+    """PPO with the defaults of `ppo.py` in CleanRL."""
     config = PPOConfig(
         total_timesteps=500_000,
         num_envs=4,
@@ -87,7 +87,7 @@ def cleanrl_ppo() -> Recipe:
 
 
 def cleanrl_ppo_continuous() -> Recipe:
-    """CleanRL's `ppo_continuous_action.py`, without its bounds on normalised observations and rewards."""
+    """PPO with the defaults of `ppo_continuous_action.py` in CleanRL, without bounds on normalised values."""
     config = PPOConfig(
         total_timesteps=1_000_000,
         num_envs=1,
@@ -104,7 +104,7 @@ def cleanrl_ppo_continuous() -> Recipe:
 
 
 def cleanrl_dqn() -> Recipe:
-    """CleanRL's `dqn.py`."""
+    """DQN with the defaults of `dqn.py` in CleanRL."""
     config = DQNConfig(
         total_timesteps=500_000,
         num_envs=1,
@@ -125,7 +125,10 @@ def cleanrl_dqn() -> Recipe:
 
 
 def cleanrl_sac() -> Recipe:
-    """CleanRL's `sac_continuous_action.py`, whose actor learns twice at every other update instead."""
+    """SAC with the defaults of `sac_continuous_action.py` in CleanRL.
+
+    In CleanRL, the actor learns twice at every other update. In Rollmill, it learns once at every update.
+    """
     config = SACConfig(num_envs=1)
     return Recipe("sac", "gymnasium:Hopper-v5", config, "defaults of CleanRL's sac_continuous_action.py")
 

@@ -1,7 +1,8 @@
 """PPO on robots, with the hyperparameters that IsaacGymEnvs publishes for its tasks (cfg/train/*PPO.yaml there).
 
-Rewards are scaled there before learning, which the standardised values make up for here. The learning rate follows
-a one-sample estimate of the KL divergence at each minibatch, there the divergence of Gaussians.
+IsaacGymEnvs scales rewards before learning, whereas these recipes standardise values instead. At each minibatch,
+the learning rate follows a one-sample estimate of the KL divergence, whereas IsaacGymEnvs uses the divergence of
+Gaussians.
 """
 
 from typing import Any
