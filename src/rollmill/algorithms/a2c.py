@@ -25,15 +25,15 @@ class A2CConfig(A3CConfig):
     """Hyperparameters of A2C. The fields are the same as for A3C, with other defaults."""
 
     num_envs: Count = 8
-    """Number of parallel environments, over all workers."""
+    """Number of parallel environments, over all workers together."""
     num_steps: Count = 5
-    """Steps of each environment between updates."""
+    """Number of steps of each environment between updates."""
     learning_rate: Rate = 7e-4
-    """Learning rate of RMSProp; the initial one if it is annealed."""
+    """Learning rate of RMSProp. If it is annealed, this is the initial value."""
     norm_adv: bool = False
     """Standardise the advantages of each update."""
     normalize_values: bool = False
-    """Standardise the critic's targets by running statistics, which are part of the training state."""
+    """Standardise the critic's targets with running statistics, which are part of the training state."""
 
 
 def a2c(

@@ -48,23 +48,25 @@ class A3CConfig:
     """Hyperparameters of A3C, under their usual names in the literature."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 16
-    """Number of parallel environments, over all workers."""
+    """Number of parallel environments, over all workers together."""
     num_steps: Count = 16
-    """Steps of each environment between updates (the paper's t_max)."""
+    """Number of steps of each environment between updates (t_max in the paper)."""
     learning_rate: Rate = 3e-3
-    """Learning rate of RMSProp; the initial one if it is annealed."""
+    """Learning rate of RMSProp. If it is annealed, this is the initial value."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     rms_decay: ScheduledFraction = 0.99
     """Decay of RMSProp's running mean of squared gradients."""
     rms_eps: ScheduledPositive = 1e-5
-    """Added to that mean before the square root; the paper's 0.1 is for sums over samples."""
+    """Epsilon of RMSProp, added to the mean of squared gradients before the square root. The paper's 0.1 is for
+    sums over samples."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     gae_lambda: ScheduledFraction = 1.0
-    """Decay of generalised advantage estimation; 1, as published, sums rewards to the end of the rollout."""
+    """Decay of generalised advantage estimation. The published value of 1 sums rewards to the end of the
+    rollout."""
     norm_adv: bool = True
     """Standardise the advantages of each update."""
     ent_coef: ScheduledNonNegative = 0.01
@@ -72,15 +74,15 @@ class A3CConfig:
     vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
-    """Largest global norm of gradients; longer ones are scaled down to it."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
     normalize_observations: bool = False
-    """Standardise observations by running statistics, which are part of the training state."""
+    """Standardise observations with running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_values: bool = True
-    """Standardise the critic's targets by running statistics, which are part of the training state."""
+    """Standardise the critic's targets with running statistics, which are part of the training state."""
     num_shards: Count | None = None
-    """Logical shards of the environments, a multiple of the device count. Default: automatic."""
+    """Number of logical shards of the environments, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
 

@@ -112,7 +112,7 @@ class SetNetwork(NamedTuple):
     skeleton: PyTree[jax.ShapeDtypeStruct]
     """Shapes of the weights."""
     static: PyTree
-    """The parts of the network that are not weights."""
+    """Parts of the network that are not weights, such as functions and sizes."""
 
     def start_weights(self, key: Key) -> PyTree[Array]:
         """Returns the initial weights of the parameter set's network."""

@@ -118,38 +118,40 @@ class AlphaZeroConfig:
     """Hyperparameters that the search reads, which programs contain."""
 
     total_timesteps: Count = 2_000_000
-    """Moves of the whole run, over all environments."""
+    """Number of moves of the whole run, over all environments."""
     num_envs: Count = 256
-    """Number of games side by side."""
+    """Number of games played in parallel."""
     num_steps: Count = 32
-    """Moves of each game in one iteration."""
+    """Number of moves of each game in one iteration."""
     num_simulations: Annotated[int, Range(0)] = 32
-    """Simulations of the search before each move. With 0 the network plays alone; its policy learns nothing."""
+    """Number of simulations of the search before each move. With 0, the network plays without a search, and its
+    policy learns nothing."""
     search: Literal["gumbel", "puct"] = "gumbel"
-    """Sequential halving with Gumbel noise, which improves the policy with few simulations too; or AlphaZero's
-    upper confidence bounds (PUCT) with Dirichlet noise."""
+    """Search algorithm: sequential halving with Gumbel noise, which improves the policy even with few simulations,
+    or AlphaZero's upper confidence bounds (PUCT) with Dirichlet noise."""
     max_considered_actions: Count = 16
-    """Most actions that the Gumbel search considers at its root."""
+    """Maximum number of actions that the Gumbel search considers at its root."""
     value_scale: Positive = 1.0
-    """Weight of values beside the network's logits in the Gumbel search (c_scale of Danihelka et al.): 1 as
-    published for Go and chess, 0.1 for Atari. Values between -1 and 1 count as between 0 and 1; others are mapped
-    to it, those of each node's actions by themselves."""
+    """Weight of values relative to the network's logits in the Gumbel search (c_scale of Danihelka et al.). The
+    published value is 1 for Go and chess, and 0.1 for Atari. Values are first mapped to the range from 0 to 1:
+    from the range -1 to 1 with `squash_values`, and otherwise from the range of values at each node."""
     max_depth: Count = 64
-    """Greatest depth of the search's tree, which is also bounded by the simulations."""
+    """Maximum depth of the search tree. The number of simulations also limits the depth."""
     gumbel_scale: NonNegative = 1.0
     """Scale of the Gumbel noise in self-play."""
     dirichlet_fraction: Fraction = 0.25
-    """Share of Dirichlet noise in the prior of PUCT's root in self-play."""
+    """Share of Dirichlet noise in the prior at the root of the PUCT search in self-play."""
     dirichlet_alpha: Positive = 0.3
     """Concentration of the Dirichlet noise."""
     temperature: NonNegative = 1.0
-    """In self-play, PUCT draws moves by their visits to the power of 1 / temperature; 0 takes the most visited."""
+    """Temperature of PUCT in self-play. Moves are drawn in proportion to their visits to the power of 1 /
+    temperature. 0 takes the most visited move."""
     update_epochs: Count = 1
-    """Epochs (passes over the batch) in one iteration."""
+    """Number of epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 8
-    """Minibatches of one epoch."""
+    """Number of minibatches in one epoch."""
     learning_rate: Rate = 1e-3
-    """Learning rate of Adam; the initial one if it is annealed."""
+    """Learning rate of Adam. If it is annealed, this is the initial value."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""
     weight_decay: ScheduledNonNegative = 0.0
@@ -157,15 +159,18 @@ class AlphaZeroConfig:
     gamma: Fraction = 1.0
     """Discount factor."""
     td_lambda: ScheduledFraction = 1.0
-    """Value targets: 1 is the result of the game, 0 the value after the next move."""
+    """Decay of the value targets. With 1, the target is the result of the game. With 0, it is the value after the
+    next move."""
     vf_coef: ScheduledNonNegative = 1.0
     """Weight of the value loss."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 1.0
-    """Largest global norm of gradients; longer ones are scaled down to it."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
     squash_values: bool | None = None
-    """Bound values to -1 and 1 by a tanh. Default: in games for two players, whose results lie there."""
+    """Squash values to the range from -1 to 1 with a tanh. By default, this is on in games for two players, whose
+    results lie in this range."""
     num_shards: Count | None = None
-    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which samples are shuffled, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(default_factory=partial(NetworkConfig, activation="relu", shared_torso=True))
     """The actor-critic network, without a memory."""
 
@@ -179,7 +184,7 @@ class SearchExtras(NamedTuple):
     action_weights: Float[Array, "... A"]
     value: Float[Array, "..."]
     discount: Float[Array, "..."]
-    """Factor of all that comes after the step, negative where the turn passes to the opponent."""
+    """Discount of all later rewards, which is negative if the turn passes to the opponent."""
     agrees: Float[Array, "..."]
     """1 if the network alone prefers the same action as the search, else 0."""
 
@@ -194,17 +199,17 @@ class SelfPlaySamples(NamedTuple):
     target: Float[Array, "..."]
     """Target of the value."""
     value: Float[Array, "..."]
-    """Value of the position by the search."""
+    """Value of the position that the search estimates."""
     agrees: Float[Array, "..."]
     games: dict[str, Float[Array, "..."]]
-    """1 where a game ended in this way, else 0; empty for a single player."""
+    """1 if a game ended in this way, and otherwise 0. Empty for a single player."""
 
 
 class Planner(NamedTuple):
     """A network, and the environment that its search steps."""
 
     env: Environment
-    """As its author wrote it: without auto-reset, accounting and time limits."""
+    """Environment as its author wrote it, without auto-reset, accounting and time limits."""
     policy: NetworkPolicy
     config: Any
     """Hyperparameters, with the numbers that a learner holds where there is one."""

@@ -77,7 +77,7 @@ class Parts(NamedTuple):
     env: Environment | HostEnvironment
     environment: EnvironmentFunctions
     host: StartHost | None
-    """Starts host environments; None for JAX environments."""
+    """Starts host environments. None for JAX environments."""
     policy: NetworkPolicy
     config: Any
     """Hyperparameters, with automatic choices resolved by the environment's spaces."""

@@ -37,42 +37,44 @@ class DDPGConfig:
     """Hyperparameters of DDPG, under their usual names."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1
-    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
     gradient_steps: Count | None = None
-    """Updates of one iteration. Default: one for each environment step that it collects, `num_envs` x
+    """Number of updates in one iteration. Default: one for each collected environment step, `num_envs` x
     `num_steps`."""
     buffer_size: Count = 1_000_000
-    """Steps that the replay memory holds, over all environments."""
+    """Number of steps that the replay memory holds, over all environments."""
     batch_size: Count = 256
-    """Transitions of one update."""
+    """Number of transitions in the minibatch of one update."""
     learning_starts: Count = 10_000
-    """Environment steps to store, with random actions, before learning begins."""
+    """Number of environment steps with random actions that are stored before learning begins."""
     learning_rate: Rate = 3e-4
-    """Learning rate of Adam for the actor; the initial one if it is annealed."""
+    """Learning rate of Adam for the actor. If it is annealed, this is the initial value."""
     critic_learning_rate: ScheduledPositive = 1e-3
-    """The same for the critic."""
+    """Learning rate of Adam for the critic. If it is annealed, this is the initial value."""
     anneal_lr: bool = False
     """Anneal the learning rates linearly to zero over all planned updates."""
     adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
-    """Largest global norm of each network's gradients; longer ones are scaled down to it."""
+    """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     tau: ScheduledFraction = 0.005
-    """Fraction by which the target networks move towards the networks."""
+    """Fraction by which the target networks move towards the networks at each update."""
     exploration_noise: ScheduledNonNegative = 0.1
-    """Standard deviation of the noise added to actions, in halves of the action space's width."""
+    """Standard deviation of the exploration noise added to actions, in multiples of half the width of the action
+    space."""
     num_shards: Count | None = None
-    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
     )
-    """The networks: actor and critic have one each."""
+    """Network of the actor, and of the critic."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -86,34 +86,34 @@ class DQNConfig:
     """Hyperparameters that programs contain, or that are part of another one."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1
-    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
     gradient_steps: Count | None = None
-    """Updates of one iteration. Default: one for every four of the `num_envs` x `num_steps` environment steps that
-    it collects, and at least one."""
+    """Number of updates in one iteration. Default: one for every four of the `num_envs` x `num_steps` collected
+    environment steps, and at least one."""
     buffer_size: Count = 100_000
-    """Steps that the replay memory holds, over all environments."""
+    """Number of steps that the replay memory holds, over all environments."""
     batch_size: Count = 128
-    """Transitions of one update."""
+    """Number of transitions in the minibatch of one update."""
     learning_starts: Count = 1_000
-    """Environment steps to store before learning begins."""
+    """Number of environment steps that are stored before learning begins."""
     learning_rate: Rate = 1e-3
-    """Learning rate of Adam; the initial one if it is annealed."""
+    """Learning rate of Adam. If it is annealed, this is the initial value."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
-    """Largest global norm of gradients; longer ones are scaled down to it."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     tau: ScheduledFraction = 0.02
-    """Fraction by which the target network moves towards the network: 1 copies it."""
+    """Fraction by which the target network moves towards the network. 1 copies the network."""
     target_interval: Count = 1
-    """Updates between two moves of the target network."""
+    """Number of updates between two moves of the target network."""
     start_epsilon: ScheduledFraction = 1.0
     """Share of random actions at the beginning."""
     end_epsilon: ScheduledFraction = 0.05
@@ -121,33 +121,36 @@ class DQNConfig:
     exploration_fraction: Fraction = 0.3
     """Fraction of the run over which the share of random actions falls linearly."""
     double: bool = True
-    """Let the network choose, and the target network value, the next action."""
+    """Use double Q-learning: the network chooses the next action, and the target network computes its value."""
     duelling: bool = False
-    """Compute values of actions as the state's value and their advantages."""
+    """Use a duelling network, which computes the value of an action as the sum of the state's value and an
+    advantage."""
     n_step: Count = 3
-    """Most steps of a transition's return."""
+    """Maximum number of steps in the return of a transition."""
     huber: bool = False
-    """Bound the slope of the loss at 1, instead of a squared loss."""
+    """Use the Huber loss, whose slope is at most 1, instead of a squared loss."""
     prioritised: bool = False
-    """Draw transitions in proportion to their errors."""
+    """Draw transitions with probabilities that grow with their errors (prioritised replay)."""
     priority_exponent: Fraction = 0.6
-    """Exponent of errors as priorities, if draws are prioritised."""
+    """Exponent that converts an error to a priority in prioritised replay."""
     weight_exponent: Fraction = 0.4
-    """Exponent of the importance weights that correct for it; weights are scaled to a mean of 1."""
+    """Exponent of the importance weights in prioritised replay. Weights are scaled to a mean of 1."""
     value_distribution: ValueDistribution = "none"
-    """Learn distributions of returns: `c51` by probabilities of fixed returns, `quantiles` by their quantiles."""
+    """Learn distributions of returns instead of means. `c51` learns the probabilities of fixed returns, and
+    `quantiles` learns quantiles."""
     num_atoms: Annotated[int, Range(2)] | None = None
-    """Returns, or quantiles, of a distribution; 51 if left out."""
+    """Number of returns or quantiles in a distribution. Default: 51."""
     min_value: Annotated[float, Range()] | None = None
-    """Least return of `c51`; -100 if left out."""
+    """Lowest return of `c51`. Default: -100."""
     max_value: Annotated[float, Range()] | None = None
-    """Greatest return of `c51`; 100 if left out."""
+    """Highest return of `c51`. Default: 100."""
     num_shards: Count | None = None
-    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(120, 84))
     )
-    """The network."""
+    """The action-value network."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -161,7 +164,7 @@ class DQNLearner(eqx.Module):
     optimiser: PyTree[Array]
     progress: StepCounts
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
-    """Numbers that the fragments read."""
+    """Hyperparameters that the fragments read."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:

@@ -330,7 +330,7 @@ class NetworkPolicy(NamedTuple):
     skeleton: PyTree[jax.ShapeDtypeStruct]
     """Shapes of the weights."""
     static: PyTree
-    """The parts of the network that are not weights."""
+    """Parts of the network that are not weights, such as functions and sizes."""
     normalised_struct: PyTree[jax.ShapeDtypeStruct] | None
     """Shapes of the observations; None if they are not normalised."""
     is_large: bool

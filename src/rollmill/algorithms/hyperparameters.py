@@ -26,7 +26,7 @@ Number: TypeAlias = float | int | Float[Array | np.ndarray, ""]
 """A number, or one that a learner holds and that may be traced."""
 
 PLANNED_UPDATES = "planned_updates"
-"""Updates of the whole training, over which schedules extend."""
+"""Name of the number of updates of the whole run, over which schedules extend."""
 
 OF_THE_LOOPS = ("target_kl",)
 """Hyperparameters that end an iteration's learning, which programs contain."""

@@ -63,25 +63,26 @@ class IMPALAConfig:
     """Hyperparameters of IMPALA, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 16
-    """Number of parallel environments, over all actors."""
+    """Number of parallel environments, over all actors together."""
     num_steps: Count = 16
-    """Steps of a sequence (the paper's unroll length)."""
+    """Number of steps in a sequence (the unroll length in the paper)."""
     update_epochs: Count = 1
-    """Epochs (passes over the batch) in one iteration; V-trace corrects for those after the first."""
+    """Number of epochs (passes over the batch) in one iteration. V-trace corrects for epochs after the first."""
     num_minibatches: Count = 1
-    """Minibatches of one epoch, each of whole sequences."""
+    """Number of minibatches in one epoch. Each consists of whole sequences."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """RMSProp, as published, or Adam."""
+    """Optimiser: RMSProp, as published, or Adam."""
     learning_rate: Rate = 3e-3
-    """Learning rate; the initial one if it is annealed."""
+    """Learning rate of the optimiser. If it is annealed, this is the initial value."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     rms_decay: ScheduledFraction = 0.99
-    """Decay of RMSProp's running mean of squared gradients; not used with Adam."""
+    """Decay of RMSProp's running mean of squared gradients. Not used with Adam."""
     rms_eps: ScheduledPositive = 1e-5
-    """Added to that mean before the square root; the paper's 0.1 is for sums over samples. Not used with Adam."""
+    """Epsilon of RMSProp, added to the mean of squared gradients before the square root. The paper's 0.1 is for
+    sums over samples. Not used with Adam."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     clip_rho: Annotated[Scheduled, Range(0, exclusive=True, finite=False)] = 1.0
@@ -91,21 +92,23 @@ class IMPALAConfig:
     vtrace_lambda: ScheduledFraction = 1.0
     """Decay of the trace; 1 as published."""
     norm_adv: bool = True
-    """Standardise the advantages of each batch, as they are before it is learned from."""
+    """Standardise the advantages of each batch, using their mean and deviation before learning from it."""
     ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
-    """Largest global norm of gradients; longer ones are scaled down to it. The paper's 40 is for sums."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it. The paper's 40 is
+    for sums over samples."""
     normalize_observations: bool = False
-    """Standardise observations by running statistics, which are part of the training state."""
+    """Standardise observations with running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_values: bool = True
-    """Standardise the critic's targets by running statistics, which are part of the training state."""
+    """Standardise the critic's targets with running statistics, which are part of the training state."""
     num_shards: Count | None = None
-    """Logical shards within which sequences are shuffled, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which sequences are shuffled, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
 

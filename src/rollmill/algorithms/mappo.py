@@ -72,24 +72,24 @@ class MAPPOConfig:
     """Hyperparameters of MAPPO and IPPO, under their usual names."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole run, over all environments; a step of all agents counts once."""
+    """Number of environment steps of the whole run, over all environments. A step of all agents counts once."""
     num_envs: Count = 64
     """Number of parallel environments."""
     num_steps: Count = 64
-    """Steps of each environment in one iteration."""
+    """Number of steps of each environment in one iteration."""
     update_epochs: Count = 4
-    """Epochs (passes over the batch) in one iteration."""
+    """Number of epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
-    """Minibatches of one epoch; all agents of one environment step are in the same minibatch, and with a recurrent
-    network all steps of one environment."""
+    """Number of minibatches in one epoch. All agents of one environment step are in the same minibatch. With a
+    recurrent network, so are all steps of one environment."""
     learning_rate: Rate = 1e-3
-    """Learning rate of Adam; the initial one if it is annealed."""
+    """Learning rate of Adam. If it is annealed, this is the initial value."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     gae_lambda: ScheduledFraction = 0.95
-    """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
+    """Decay of generalised advantage estimation, from 0 (one-step) to 1 (Monte Carlo)."""
     clip_coef: ScheduledPositive = 0.2
     """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
     clip_vloss: bool = True
@@ -101,41 +101,46 @@ class MAPPOConfig:
     vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
-    """Largest global norm of the gradients of each parameter set; longer ones are scaled down to it."""
+    """Maximum global norm of the gradients of each parameter set. Gradients with a larger norm are scaled down to
+    it."""
     target_kl: NonNegative | None = None
-    """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence in any
-    parameter set."""
+    """Skip the remaining epochs of an iteration once the last minibatch of an epoch exceeds this KL divergence in
+    any parameter set."""
     normalize_observations: bool = False
-    """Standardise observations, and central features, by running statistics."""
+    """Standardise observations and central features with running statistics."""
     normalize_values: bool = True
-    """Standardise the targets of critics by running statistics of each kind."""
+    """Standardise the targets of critics with running statistics for each kind of agents."""
     sharing: dict[str, str] = field(default_factory=dict)
-    """Parameter set of each kind by name, or "independent" for weights of each agent. Default: a set a kind."""
+    """Name of the parameter set of each kind of agents, or "independent" for separate weights of each agent.
+    Default: one set for each kind."""
     learning_rates: dict[str, NonNegative] = field(default_factory=dict)
-    """Learning rates of single parameter sets by name, in place of `learning_rate`, and annealed like it."""
+    """Learning rates of single parameter sets by name. They replace `learning_rate`, and are annealed in the same
+    way."""
     gammas: dict[str, Fraction] = field(default_factory=dict)
-    """Discount factors of single kinds of agents by name, in place of `gamma`."""
+    """Discount factors of single kinds of agents by name. They replace `gamma`."""
     ent_coefs: dict[str, NonNegative] = field(default_factory=dict)
-    """Weights of the entropy bonus of single kinds of agents by name, in place of `ent_coef`."""
+    """Weights of the entropy bonus of single kinds of agents by name. They replace `ent_coef`."""
     frozen: tuple[str, ...] = ()
-    """Parameter sets that do not learn: their weights stay as they were initialised or loaded."""
+    """Names of parameter sets that do not learn. Their weights stay as initialised or loaded."""
     pool_size: Annotated[int, Range(0, finite=False)] = 0
-    """Earlier weights that are kept as opponents: in some iterations one kind of agents acts by them, while the
-    others learn. 0 trains against the newest weights alone."""
+    """Number of earlier weights that are kept as opponents. In some iterations, one kind of agents acts with
+    earlier weights while the others learn. With 0, agents train only against the newest weights."""
     pool_every: Count = 10
-    """Iterations between two weights that the pool keeps; the oldest make room."""
+    """Number of iterations between two weights that the pool keeps. New weights replace the oldest."""
     pool_share: Fraction = 0.2
-    """Share of the iterations in which one kind, drawn at random, acts by weights from the pool."""
+    """Share of the iterations in which one kind of agents, drawn at random, acts with weights from the pool."""
     pool_roles: tuple[str, ...] = ()
-    """Kinds of agents that may act by weights from the pool. Default: all kinds that learn."""
+    """Kinds of agents that may act with weights from the pool. Default: all kinds that learn."""
     agent_ids: bool = False
-    """Add a one-hot of the agent's index among those that share its parameters to its observation."""
+    """Add a one-hot encoding of the agent's index to its observation. The index counts the agents that share its
+    parameters."""
     num_shards: Count | None = None
-    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which samples are shuffled, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Network of every parameter set."""
     networks: dict[str, NetworkConfig] = field(default_factory=dict)
-    """Networks of single parameter sets, in place of `network`; in Python only."""
+    """Networks of single parameter sets by name, which replace `network`. They can be set only in Python."""
 
     def __post_init__(self) -> None:
         check_fields(self)

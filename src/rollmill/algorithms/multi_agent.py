@@ -74,11 +74,11 @@ class AgentLearner(eqx.Module):
     returns: dict[str, Float[Array, ""]]
     """Mean return of each kind over the episodes of the last iteration in which any ended."""
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
-    """Numbers that the fragments read."""
+    """Hyperparameters that the fragments read."""
     progress: Annealing | None = None
     """Updates that were made; None if no number follows a schedule, other than learning rates."""
     pool: OpponentPool | None = None
-    """Earlier weights as opponents; None without."""
+    """Pool of earlier weights that serve as opponents, or None without a pool."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:

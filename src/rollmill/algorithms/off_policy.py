@@ -111,7 +111,7 @@ class Module(NamedTuple):
 
     make: Callable[[Key], Any]
     static: PyTree
-    """The parts of the network that are not weights."""
+    """Parts of the network that are not weights, such as functions and sizes."""
 
     def start(self, key: Key) -> PyTree[Array]:
         """Returns the initial weights of the network."""

@@ -43,11 +43,11 @@ class ActorCriticLearner(eqx.Module):
 
     weights: PolicyWeights
     optimiser: PyTree[Array]
-    """State of the optimiser."""
+    """Optimiser state of all parameters."""
     returns: RunningStatistics | None
     """Statistics of the discounted return; None if rewards are not normalised."""
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
-    """Numbers that the fragments read."""
+    """Hyperparameters that the fragments read."""
     progress: Annealing | None = None
     """Updates that were made; None if no number follows a schedule, other than learning rates."""
     rate_scale: Float[Array, ""] | None = None
@@ -72,9 +72,9 @@ class TrainingSamples(NamedTuple):
     value: Float[Array, "..."]
     """The network's value, which may be normalised."""
     advantage: Float[Array, "..."]
-    """In the units of rewards, until it is standardised."""
+    """Advantage of the action, in the units of rewards until it is standardised."""
     target: Float[Array, "..."]
-    """Target of the network's value, normalised as it is."""
+    """Target of the network's value, normalised in the same way."""
     begins: PyTree[Bool[Array, "..."]]
     """True where an episode begins with this sample, so that the memory is reset; `()` without memory."""
 

@@ -39,9 +39,9 @@ class OpponentPool(eqx.Module):
     kept: dict[str, Int[Array, ""]]
     """Number of weights of each of these sets that were ever kept. The latest `K` of them are there."""
     count: Int[Array, ""]
-    """Iterations so far."""
+    """Number of iterations so far."""
     key: UInt32[Array, "..."]
-    """Data of the key of all draws."""
+    """Raw data of the random key for all draws."""
     played: dict[str, Bool[Array, ""]]
     """Which kinds acted by earlier weights in the iteration that is being learned from."""
 

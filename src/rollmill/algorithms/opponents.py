@@ -20,7 +20,7 @@ from rollmill.core.types import Environment, Key, Memory, Observation, Params, S
 from rollmill.dataflow import Decide, Decision
 
 MAX_LINES = 2**16
-"""A search looks at no more sequences of actions than these."""
+"""Maximum number of action sequences that a lookahead search examines."""
 
 LOOKAHEAD = "lookahead-"
 

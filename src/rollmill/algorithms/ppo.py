@@ -67,10 +67,10 @@ from rollmill.networks import NetworkConfig, Output
 from rollmill.networks.distributions import DiagonalGaussian
 
 ADAPTIVE = {"kl_factor": 1.5, "min_learning_rate": 1e-5, "max_learning_rate": 1e-2}
-"""Numbers of RSL-RL for a learning rate that is adapted."""
+"""Default settings of RSL-RL for an adaptive learning rate."""
 
 BEYOND = 1.1
-"""Means of actions are free up to this multiple of half their range, as in rl_games."""
+"""Multiple of half the action range up to which action means are not penalised, as in rl_games."""
 
 
 @with_field_help
@@ -79,23 +79,23 @@ class PPOConfig:
     """Hyperparameters of PPO, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 64
     """Number of parallel environments."""
     num_steps: Count = 64
-    """Steps of each environment in one iteration."""
+    """Number of steps of each environment in one iteration."""
     update_epochs: Count = 4
-    """Epochs (passes over the batch) in one iteration."""
+    """Number of epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
-    """Minibatches of one epoch."""
+    """Number of minibatches in one epoch."""
     learning_rate: Rate = 2.5e-3
-    """Learning rate of Adam; the initial one if it is annealed."""
+    """Learning rate of Adam. If it is annealed, this is the initial value."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     gae_lambda: ScheduledFraction = 0.95
-    """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
+    """Decay of generalised advantage estimation, from 0 (one-step) to 1 (Monte Carlo)."""
     clip_coef: ScheduledPositive = 0.2
     """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
     clip_vloss: bool = True
@@ -107,32 +107,34 @@ class PPOConfig:
     vf_coef: ScheduledNonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 0.5
-    """Largest global norm of gradients; longer ones are scaled down to it."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
     bound_coef: NonNegative | None = None
-    """Weight of a loss on means of continuous actions beyond their bounds by a tenth of their half range."""
+    """Weight of a loss on the means of continuous actions that exceed their bounds by more than a tenth of half
+    their range."""
     desired_kl: Positive | None = None
-    """Adapt the learning rate at each minibatch: divide it by `kl_factor` if the KL divergence is more than twice
-    this, and multiply it if it is less than half."""
+    """Adapt the learning rate at each minibatch to keep the KL divergence near this value. The rate is divided by
+    `kl_factor` if the divergence is more than twice this value, and multiplied if it is less than half."""
     kl_factor: Annotated[float, Range(1)] | None = None
-    """Factor of the learning rate with `desired_kl`; 1.5 if left out."""
+    """Factor by which `desired_kl` changes the learning rate. Default: 1.5."""
     min_learning_rate: Positive | None = None
-    """Lowest learning rate with `desired_kl`; 1e-5 if left out."""
+    """Lowest learning rate with `desired_kl`. Default: 1e-5."""
     max_learning_rate: Positive | None = None
-    """Highest learning rate with `desired_kl`; 1e-2 if left out."""
+    """Highest learning rate with `desired_kl`. Default: 1e-2."""
     target_kl: NonNegative | None = None
-    """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence."""
+    """Skip the remaining epochs of an iteration once the last minibatch of an epoch exceeds this KL divergence."""
     rnd_coef: NonNegative | None = None
-    """Weight of a bonus for steps to rare observations, by random network distillation: for environments where
-    rewards are too rare to be met by chance. Try 1."""
+    """Weight of a bonus for steps to rare observations, computed by random network distillation. Use it if random
+    actions hardly ever earn a reward. Try 1."""
     normalize_observations: bool | None = None
-    """Standardise observations by running statistics, which are part of the training state. Default: where they
-    are numbers without any bounds, whose scale nobody knows, and with `rnd_coef`."""
+    """Standardise observations with running statistics, which are part of the training state. By default, this is
+    on if no element of the observation has a bound, and with `rnd_coef`."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_values: bool = True
-    """Standardise the critic's targets by running statistics, which are part of the training state."""
+    """Standardise the critic's targets with running statistics, which are part of the training state."""
     num_shards: Count | None = None
-    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which samples are shuffled, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
 

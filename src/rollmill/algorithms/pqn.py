@@ -70,27 +70,27 @@ class PQNConfig:
     """Hyperparameters of PQN, under their usual names."""
 
     total_timesteps: Count = 500_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 32
     """Number of parallel environments."""
     num_steps: Count = 64
-    """Steps of each environment in one iteration."""
+    """Number of steps of each environment in one iteration."""
     update_epochs: Count = 4
-    """Epochs (passes over the batch) in one iteration."""
+    """Number of epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 16
-    """Minibatches of one epoch."""
+    """Number of minibatches in one epoch."""
     learning_rate: Rate = 5e-4
-    """Learning rate of RAdam; the initial one if it is annealed."""
+    """Learning rate of RAdam. If it is annealed, this is the initial value."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     adam_eps: ScheduledPositive = 1e-8
     """Epsilon of RAdam."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
-    """Largest global norm of gradients; longer ones are scaled down to it."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     td_lambda: ScheduledFraction = 0.95
-    """Decay of lambda returns: 0 is one-step Q-learning, 1 sums rewards to the end of the rollout."""
+    """Decay of lambda returns, from 0 (one-step Q-learning) to 1 (sum of rewards to the end of the rollout)."""
     start_epsilon: ScheduledFraction = 1.0
     """Share of random actions at the beginning."""
     end_epsilon: ScheduledFraction = 0.05
@@ -98,11 +98,12 @@ class PQNConfig:
     exploration_fraction: ScheduledFraction = 0.2
     """Fraction of the updates over which the share of random actions falls linearly."""
     num_shards: Count | None = None
-    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which samples are shuffled, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(128, 128), layer_norm=True)
     )
-    """The network. Without `layer_norm` nothing keeps the values stable."""
+    """The action-value network. Without `layer_norm`, nothing keeps the values stable."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -115,7 +116,7 @@ class PQNLearner(eqx.Module):
     optimiser: PyTree[Array]
     progress: Annealing
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
-    """Numbers that the fragments read."""
+    """Hyperparameters that the fragments read."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:

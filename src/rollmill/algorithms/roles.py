@@ -17,7 +17,7 @@ OF_KINDS = ("gammas", "ent_coefs")
 """Hyperparameters of kinds of agents, by name."""
 
 COMMON = {"learning_rates": "learning_rate", "gammas": "gamma", "ent_coefs": "ent_coef"}
-"""The common hyperparameter that each of them replaces."""
+"""Common hyperparameter that each hyperparameter of a role replaces."""
 
 
 def numbers_of_roles(config: Any, sets: tuple[ParameterSet, ...]) -> dict[str, float]:

@@ -52,7 +52,7 @@ from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, M
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
 DISCRETE_ENTROPY = 0.1
-"""Target entropy of discrete actions, as a fraction of the highest; Christodoulou (2019) takes 0.98."""
+"""Target entropy of discrete actions, as a fraction of the maximum. Christodoulou (2019) uses 0.98."""
 TAU, DISCRETE_TAU = 0.005, 0.02
 """Default of `tau` with continuous and with discrete actions."""
 
@@ -66,48 +66,49 @@ class SACConfig:
     """Hyperparameters that are numbers, which programs contain."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1
-    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
     gradient_steps: Count | None = None
-    """Updates of one iteration. Default: one for each environment step that it collects, `num_envs` x
+    """Number of updates in one iteration. Default: one for each collected environment step, `num_envs` x
     `num_steps`."""
     buffer_size: Count = 1_000_000
-    """Steps that the replay memory holds, over all environments."""
+    """Number of steps that the replay memory holds, over all environments."""
     batch_size: Count = 256
-    """Transitions of one update."""
+    """Number of transitions in the minibatch of one update."""
     learning_starts: Count = 5_000
-    """Environment steps to store, with random actions, before learning begins."""
+    """Number of environment steps with random actions that are stored before learning begins."""
     learning_rate: Rate = 3e-4
-    """Learning rate of the actor's Adam; the initial one if it is annealed."""
+    """Learning rate of Adam for the actor. If it is annealed, this is the initial value."""
     critic_learning_rate: ScheduledPositive = 1e-3
-    """Learning rate of the critics' and the temperature's Adam."""
+    """Learning rate of Adam for the critics and the temperature."""
     anneal_lr: bool = False
     """Anneal learning rates linearly to zero over all planned updates."""
     adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
-    """Largest global norm of each network's gradients; longer ones are scaled down to it."""
+    """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     tau: ScheduledFraction | None = None
     """Fraction by which the target networks move towards the critics at each update. Default: 0.005, or 0.02 with
     discrete actions."""
     initial_temperature: Positive = 1.0
-    """Weight of the entropy at the beginning."""
+    """Initial temperature, which is the weight of the entropy."""
     learn_temperature: bool = True
-    """Learn the temperature that keeps the policy's entropy near the target."""
+    """Learn the temperature, so that the policy's entropy stays near the target."""
     target_entropy: Annotated[Scheduled, Range()] | None = None
-    """Entropy to keep, in nats; that of continuous actions as if their bounds were -1 and 1. Default: minus the
-    number of continuous actions, or a tenth of the highest entropy of the legal discrete ones."""
+    """Target entropy in nats, for continuous actions scaled to the range from -1 to 1. Default: minus the number
+    of continuous actions, or a tenth of the maximum entropy of the legal discrete actions."""
     num_shards: Count | None = None
-    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
     )
-    """The networks: each of actor and two critics has its own."""
+    """Network of the actor, and of each of the two critics."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +119,7 @@ class SACNetworks(NamedTuple):
 
     actor: PyTree[Array]
     critics: PyTree[Array]
-    """A tuple of two."""
+    """Parameters of the two critics."""
     log_temperature: PyTree[Array]
 
 
@@ -131,7 +132,7 @@ class SACLearner(eqx.Module):
     optimisers: SACNetworks
     progress: StepCounts
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
-    """Numbers that the fragments read."""
+    """Hyperparameters that the fragments read."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:
@@ -144,7 +145,7 @@ class SACWeights(NamedTuple):
 
     actor: PyTree[Array]
     is_random: Bool[Array, ""]
-    """Whether actions are random still."""
+    """Whether actions are still random."""
 
 
 def sac(

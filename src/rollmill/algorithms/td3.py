@@ -61,7 +61,7 @@ from rollmill.dataflow import COMPUTED, Decision, Graph, Hyperparameters, MeanGr
 from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
 
 OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
-"""Metrics of those updates alone in which the actor moves."""
+"""Metrics that are computed only in updates that change the actor."""
 
 
 @with_field_help
@@ -70,46 +70,50 @@ class TD3Config:
     """Hyperparameters of TD3, under their usual names."""
 
     total_timesteps: Count = 1_000_000
-    """Environment steps of the whole run, over all environments."""
+    """Number of environment steps of the whole run, over all environments."""
     num_envs: Count = 8
     """Number of parallel environments."""
     num_steps: Count = 1
-    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
     gradient_steps: Count | None = None
-    """Updates of one iteration. Default: one for each environment step that it collects, `num_envs` x
+    """Number of updates in one iteration. Default: one for each collected environment step, `num_envs` x
     `num_steps`."""
     buffer_size: Count = 1_000_000
-    """Steps that the replay memory holds, over all environments."""
+    """Number of steps that the replay memory holds, over all environments."""
     batch_size: Count = 256
-    """Transitions of one update."""
+    """Number of transitions in the minibatch of one update."""
     learning_starts: Count = 25_000
-    """Environment steps to store, with random actions, before learning begins."""
+    """Number of environment steps with random actions that are stored before learning begins."""
     learning_rate: Rate = 3e-4
-    """Learning rate of Adam; the initial one if it is annealed."""
+    """Learning rate of Adam. If it is annealed, this is the initial value."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""
     adam_eps: ScheduledPositive = 1e-8
     """Epsilon of Adam."""
     max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
-    """Largest global norm of each network's gradients; longer ones are scaled down to it."""
+    """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     tau: ScheduledFraction = 0.005
-    """Fraction by which the target networks move towards the networks."""
+    """Fraction by which the target networks move towards the networks at each update."""
     policy_delay: Count = 2
-    """Updates of the critics for each one of the actor and of the target networks."""
+    """Number of critic updates for each update of the actor and the target networks."""
     exploration_noise: ScheduledNonNegative = 0.1
-    """Standard deviation of the noise added to actions, in halves of the action space's width."""
+    """Standard deviation of the exploration noise added to actions, in multiples of half the width of the action
+    space."""
     target_noise: ScheduledNonNegative = 0.2
-    """The same of the noise added to the target actor's actions."""
+    """Standard deviation of the noise added to the target actor's actions, in multiples of half the width of the
+    action space."""
     target_noise_clip: ScheduledNonNegative = 0.5
-    """Bound of that noise, in halves of the action space's width."""
+    """Bound of the noise added to the target actor's actions, in multiples of half the width of the action
+    space."""
     num_shards: Count | None = None
-    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
+    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
     )
-    """The networks: each of actor and two critics has its own."""
+    """Network of the actor, and of each of the two critics."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -120,7 +124,7 @@ class TD3Networks(NamedTuple):
 
     actor: PyTree[Array]
     critics: PyTree[Array]
-    """A tuple of those that there are."""
+    """Parameters of all critics."""
 
 
 class TD3Learner(eqx.Module):
@@ -131,7 +135,7 @@ class TD3Learner(eqx.Module):
     optimisers: TD3Networks
     progress: StepCounts
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
-    """Numbers that the fragments read."""
+    """Hyperparameters that the fragments read."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:
@@ -144,7 +148,7 @@ class TD3Weights(NamedTuple):
 
     actor: PyTree[Array]
     is_random: Bool[Array, ""]
-    """Whether actions are random still."""
+    """Whether actions are still random."""
     exploration_noise: Float[Array, ""]
     """Standard deviation of the noise of an action."""
 

@@ -28,7 +28,7 @@ class ValueLoss(NamedTuple):
 
     loss: Float[Array, ""]
     error: Float[Array, ""]
-    """Error by which transitions have priorities."""
+    """Error that determines the priority of a transition."""
     clipped: Float[Array, ""] | None = None
     """Probability of targets beyond the range of returns, which count as its ends. None without a range."""
 

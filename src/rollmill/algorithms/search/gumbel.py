@@ -25,9 +25,9 @@ from rollmill.algorithms.search.tree import (
 from rollmill.core.types import Key
 
 VISIT_OFFSET = 50.0
-"""Visits that are added to those of the most visited action when values are weighed (c_visit of the paper)."""
+"""Number added to the visits of the most visited action when values are weighted (c_visit of the paper)."""
 LOWEST_SCORE = -1e9
-"""Least score of an action at the root, above that of one which is not considered."""
+"""Minimum score of a considered action at the root. Other actions have a lower score."""
 
 
 def gumbel_search(

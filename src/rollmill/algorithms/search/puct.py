@@ -24,9 +24,9 @@ from rollmill.algorithms.search.tree import (
 from rollmill.core.types import Key
 
 PRIOR_WEIGHT = 1.25
-"""Weight of the prior beside values (c_init of the papers)."""
+"""Weight of the prior relative to values (c_init of the papers)."""
 PRIOR_WEIGHT_VISITS = 19652.0
-"""Visits by which the prior's weight begins to grow (c_base of the papers)."""
+"""Number of visits at which the prior's weight begins to grow (c_base of the papers)."""
 
 
 class RootNoise(NamedTuple):

@@ -51,7 +51,8 @@ class Expansion(NamedTuple):
 
     reward: Float[Array, ""]
     discount: Float[Array, ""]
-    """Factor of all that comes after, negative where the turn passes to the opponent; 0 where the episode ends."""
+    """Discount of all later rewards. It is negative if the turn passes to the opponent, and 0 if the episode
+    ends."""
     position: EvaluatedPosition
 
 
@@ -80,7 +81,7 @@ class SearchResult(NamedTuple):
     """Result of a tree search: the statistics of the root."""
 
     choice: Int[Array, ""]
-    """Index of the chosen action."""
+    """Index of the action that the search chose."""
     action_weights: Float[Array, " A"]
     """Improved policy: probabilities of all actions."""
     value: Float[Array, ""]
@@ -120,9 +121,9 @@ class Below(NamedTuple):
 
     node: Int[Array, ""]
     returned: Float[Array, ""]
-    """Return from the node."""
+    """Return that was received from the node on."""
     value: Float[Array, ""]
-    """Mean of its returns."""
+    """Mean of the node's returns."""
     frontier: Int[Array, ""]
 
 
@@ -130,7 +131,7 @@ class Levels(NamedTuple):
     """Nodes of a path of a search tree, from the lowest up, and the step from each to the next lower node."""
 
     node: Int[Array, " L"]
-    """The root in place of no node."""
+    """Node of each level, or the root if there is none."""
     child: Int[Array, " L"]
     """The next lower node of the path; `NO_NODE` of the leaf."""
     is_leaf: Bool[Array, " L"]
