@@ -52,7 +52,7 @@ def environments(counts: Counts) -> Partition:
 
 
 def gpu_only(counts: Counts) -> Partition:
-    """Places all four fragments together, on as many devices or processes as there are learners.
+    """Places all four fragments together, on one device or process per learner.
 
     `{environment, policy, gradients, update} x learners`.
     """
@@ -121,12 +121,12 @@ _POLICIES: dict[str, DistributionPolicy] = {
 
 
 def list_distributions() -> dict[str, str]:
-    """Returns the name and the description of each policy."""
+    """Returns the names of the built-in distribution policies, with their descriptions."""
     return {name: (policy.__doc__ or "").partition("\n")[0] for name, policy in _POLICIES.items()}
 
 
 def find_distribution(name: str) -> DistributionPolicy:
-    """Returns the distribution policy `name`. Raises a `UsageError` if there is none."""
+    """Returns the distribution policy `name`. Raises a `UsageError` if there is no such policy."""
     if ":" in name:
         return _own(name)
     if name not in _POLICIES:

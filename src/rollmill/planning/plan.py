@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def placement(self) -> "Plan":
-        """The plan without its settings."""
+        """This plan without its settings: only the partition and its place."""
         return replace(self, settings=None)
 
     def check(self, loops: Loops | None = None) -> None:
@@ -147,7 +147,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Writes a plan to a file. Raises a `UsageError` if it cannot be written."""
+    """Writes a plan to a file. Raises a `UsageError` if the file cannot be written."""
     try:
         with replacing_named(path) as file:
             file.write((json.dumps(plan.to_json(), indent=2) + "\n").encode())

@@ -104,7 +104,7 @@ class WorkerHealth:
         return self.link.look(self.connection.silence(), self.connection.host)
 
     def leave_behind(self) -> None:
-        """Treats the worker as ended, because its host cannot be reached."""
+        """Treats the worker as ended, because its host is unreachable."""
         self._kill_reason = f"its host {self.link.host} has acknowledged nothing for {self.link.silence:.0f} s"
         self._left_behind = True
         self.exit = self.exit or Exit(None)
@@ -135,7 +135,9 @@ class WorkerHealth:
         return Lost(self.job, reason, status, raised=True, details=details, final=final)
 
     def overdue(self, now: float, timeouts: Timeouts) -> bool:
-        """Returns whether the worker must be killed, because it did not start or end in time. True only once."""
+        """Returns whether the worker must be killed, because it has not started or ended in time. Returns True
+        only once.
+        """
         if self._kill_reason:
             return False
         if self._last is not None:
@@ -150,7 +152,7 @@ class WorkerHealth:
 
     @property
     def doing(self) -> str:
-        """The worker's last known activity."""
+        """The activity that the worker has reported last."""
         return str(self._beat) if self._beat else "starting"
 
     def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:

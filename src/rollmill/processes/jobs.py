@@ -47,7 +47,7 @@ class Job:
         _to_json(self)
 
     def to_json(self) -> str:
-        """Returns the job as JSON, to be sent to its worker."""
+        """Returns the job as JSON, which is sent to its worker."""
         return _to_json(self)
 
     @staticmethod

@@ -118,7 +118,7 @@ class LogReader:
         self._ask(lambda: self._end(log))
 
     def close(self) -> None:
-        """Closes all logs, after showing the lines written so far."""
+        """Stops reading, after showing the lines that workers have written so far."""
         self._ask(self._end_all)
         self._thread.join()
 

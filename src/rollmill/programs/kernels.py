@@ -75,7 +75,7 @@ class KernelChoice(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the user."""
+        """Notes for the user about all parts of the choice."""
         return [note for note in (self.rollouts.note, self.gradients.note, self.search) if note]
 
     @property

@@ -98,7 +98,7 @@ def work_on_cluster(job: Job, control: Control) -> None:
 
 
 def work_on_mesh(job: Job, control: Control) -> None:
-    """Runs a worker as a process of a mesh, on one host or several."""
+    """Runs a worker as one process of a mesh, on one or several hosts."""
     settings = read_settings(job.settings)
     host = own_address(settings.host) if settings.host else ""
     spec = settings.run

@@ -41,7 +41,9 @@ READ_ONLY = "node_"
 
 
 class Room(NamedTuple):
-    """The number of workers that fit on a cluster's nodes when nothing else runs there."""
+    """Numbers of workers, with and without a GPU, that fit on the nodes of a cluster if nothing else
+    runs there.
+    """
 
     with_gpu: int
     in_all: int
@@ -78,7 +80,7 @@ def living_nodes(ray: Any) -> list[Mapping[str, float]]:
 
 
 def autoscales(ray: Any) -> bool:
-    """Returns whether a cluster may add nodes for waiting workers. True if this is unknown."""
+    """Returns whether a cluster may add nodes for waiting workers. Returns True if this is unknown."""
     try:  # no public function tells
         if ray._private.state.state.get_max_resources_from_cluster_config() is not None:
             return True

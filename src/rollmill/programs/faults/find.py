@@ -200,7 +200,7 @@ def find_fault(graph: Graph, state: State) -> Fault:
 
 
 def roll_out(graph: Graph, state: State) -> Trajectory:
-    """Returns the trajectory of the iteration that starts from `state`."""
+    """Recomputes the trajectory of the iteration that starts from `state`."""
     weights, key = graph.weights(state.learner), iteration_key(state.key, int(state.iteration), COLLECT)
     return jax.jit(partial(collect, graph), compiler_options=program_options())(weights, state.collector, key)[1]
 
@@ -218,7 +218,9 @@ class LearningStep(NamedTuple):
 
 
 def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterator[LearningStep]:
-    """Yields the minibatches of the iteration that starts from `state`."""
+    """Recomputes the minibatches of the iteration that starts from `state`, and yields them with the learner
+    states.
+    """
     loops = graph.loops
     prepare = jax.jit(partial(graph.prepare, reduce=identity, replicas=1))
     learner, batch = prepare(state.learner, trajectory)

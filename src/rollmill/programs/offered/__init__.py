@@ -36,7 +36,7 @@ def to_gymnasium(
     """Wraps an environment of JAX functions as a Gymnasium environment, for training by other libraries.
 
     Reset and step are compiled programs. Observations, rewards and flags are NumPy arrays, and actions of a `Box`
-    are clipped to its bounds. Legal actions are `info["action_mask"]`, where the environment has masks.
+    are clipped to its bounds. If the environment has action masks, `info["action_mask"]` marks the legal actions.
 
     Args:
         env: an environment, or an id of `rollmill.make`.
