@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import carried_wrench, cross, joined, pick, real, row, times
-from rollmill.physics.kinematics import Frames, bias_accelerations, in_world
+from rollmill.physics.kinematics import Frames, bias_accelerations, in_world, velocities, without_flight
 from rollmill.physics.masses import generalised_forces
 from rollmill.physics.model import Model
 from rollmill.physics.tendons import lengths, on_joints, passive, rates_of
@@ -38,7 +38,6 @@ def smooth_forces(
     placed: Frames,
     positions: Float[Array, " coordinates"],
     rates: Float[Array, " dofs"],
-    motions: Float[Array, "bodies 6"],
     acted: Actuation,
 ) -> Float[Array, " dofs"]:
     """Returns all forces except constraint forces: actuators, springs, dampers, gravity and inertial forces.
@@ -46,7 +45,8 @@ def smooth_forces(
     Gravity and inertial forces are computed by the recursive Newton-Euler algorithm. Forces on free bodies refer
     to the world's axes.
     """
-    turning = in_world(model.structure, placed, rates)
+    turning = without_flight(model.structure, in_world(model.structure, placed, rates))
+    motions = velocities(model.structure, placed, turning)
     accelerations = bias_accelerations(model, placed, turning, motions, of_weightless=False)
     wrenches = body_wrenches(placed, motions, accelerations)
     if acted.wrenches is not None:

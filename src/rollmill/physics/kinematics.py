@@ -182,6 +182,20 @@ def _rotated(
     return jnp.concatenate([*parts, values[end:]]) if parts else values
 
 
+def without_flight(structure: Structure, rates: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
+    """Returns velocities as seen from frames that fly along with the free bodies.
+
+    Forces and torques are the same there. In single precision, they would otherwise be lost in products of the
+    linear velocities, such as the cross product of a body's velocity and its momentum.
+    """
+    parts: list[Array] = []
+    end = 0
+    for start in structure.free_velocities:
+        parts += [rates[end:start], jnp.zeros(3)]
+        end = start + 3
+    return jnp.concatenate([*parts, rates[end:]]) if parts else rates
+
+
 def bias_accelerations(
     model: Model,
     placed: Frames,

@@ -18,7 +18,15 @@ from rollmill.physics.equalities import (
     with_equalities,
 )
 from rollmill.physics.forces import Actuation, actuation, body_wrenches, smooth_forces
-from rollmill.physics.kinematics import Frames, bias_accelerations, frames, in_bodies, in_world, velocities
+from rollmill.physics.kinematics import (
+    Frames,
+    bias_accelerations,
+    frames,
+    in_bodies,
+    in_world,
+    velocities,
+    without_flight,
+)
 from rollmill.physics.masses import SparseMatrix, mass_matrix, solved, summed_outwards, with_diagonal
 from rollmill.physics.model import Model, RobotState, Sensor, Structure
 from rollmill.physics.solver import constrained_accelerations, contact_wrenches
@@ -69,7 +77,7 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
     motions = velocities(structure, placed, turning)
     acted = actuation(model, placed, positions, rates, control)
     rows = constraint_rows(model, placed, positions, rates, motions)
-    smooth = smooth_forces(model, placed, positions, rates, motions, acted)
+    smooth = smooth_forces(model, placed, positions, rates, acted)
     matrix = mass_matrix(model, placed)
     start = in_world(structure, placed, state.accelerations)
     equal = equality_rows(model, placed, positions, rates, motions)
@@ -79,7 +87,7 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
     readings: list[Array] = []
     if structure.sensors:
         pushed = _constraint_wrenches(structure, rows, equal, changes)
-        readings.append(_readings(model, placed, pushed, turning, motions, changes))
+        readings.append(_readings(model, placed, pushed, turning, changes))
     if structure.force_readings:
         # Constraints are all that is left between the forces of inertia and the others.
         forces = acted.forces + inertial - driven
@@ -151,11 +159,12 @@ def _readings(
     placed: Frames,
     pushed: Float[Array, "bodies 6"] | None,
     rates: Float[Array, " dofs"],
-    motions: Float[Array, "bodies 6"],
     changes: Float[Array, "bodies 6"],
 ) -> Float[Array, " readings"]:
     """Returns the readings of the sensors: what each body and all beyond it take from its parent."""
     structure = model.structure
+    rates = without_flight(structure, rates)
+    motions = velocities(structure, placed, rates)
     biases = bias_accelerations(model, placed, rates, motions)
     wrenches = body_wrenches(placed, motions, changes + biases)
     if pushed is not None:
