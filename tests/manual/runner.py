@@ -72,7 +72,7 @@ def answer_request(request: dict, answer: Path) -> None:
 
 def is_run(one: Snippet, *, slow: bool) -> bool:
     """Whether a snippet is run."""
-    return one.language in ("python", "bash", "toml") and one.not_run is None and (slow or not one.slow)
+    return one.language in ("python", "bash", "toml", "xml") and one.not_run is None and (slow or not one.slow)
 
 
 def commands_folder(parent: Path) -> Path:
@@ -89,7 +89,7 @@ def run_snippet(one: Snippet, folder: Path, program: "Program", log: Path) -> st
     """Runs a snippet; returns what went wrong."""
     if one.title is not None:
         return write(one, folder)
-    if one.language == "toml":
+    if one.language in ("toml", "xml"):
         return None
     if one.language == "python":
         return program.run(one)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_LANGUAGES = ("python", "bash")
-OTHER_LANGUAGES = ("text", "toml", "json", "yaml")
+OTHER_LANGUAGES = ("text", "toml", "json", "yaml", "xml")
 REASONS = {
     "GPU": "needs a GPU",
     "cluster": "needs several hosts",
