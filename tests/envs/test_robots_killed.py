@@ -15,7 +15,7 @@ ITERATIONS, EVERY = 240, 20
 SIZES = {"num-envs": 16, "num-steps": 16, "num-minibatches": 2, "update-epochs": 2, "unroll": 1, "seed": 3}
 BACK_ENDS = {
     "XLA": ("robots:Cartpole", ["--fusion", "off"]),
-    "kernel": ("robots:Ant", ["--fusion", "rollout"]),
+    "kernel": ("robots:Cartpole", ["--fusion", "rollout"]),
     "C MuJoCo": ("robots:Cartpole", ["--env-option", "physics=mujoco"]),
 }
 
