@@ -149,7 +149,8 @@ def _default(option: Option) -> list[str]:
         return ["(repeatable)"]
     if option.is_required or option.arg.positional or option.arg.only_on:
         return []
-    if option.default is None and "left out" in option.help:  # which says what happens then
+    said = ("left out", "Default: ", "By default,")
+    if option.default is None and any(words in option.help for words in said):  # which says what happens then
         return []
     return [f"(default: {_text(option.default)})"]
 

@@ -32,36 +32,38 @@ class PlacementOptions:
     """Options that determine where a run computes."""
 
     devices: Annotated[int, Range(0, finite=False), Range(high=MAX_REPLICAS)] = 1
-    """Devices that share the environments. 0 takes all there are."""
+    """Number of devices that share the environments. 0 uses all devices."""
     distribution: str = "gpu-only"
-    """Distribution policy: which fragments of the algorithm are placed together. `rollmill plan` lists them."""
+    """Distribution policy, which determines the fragments of the algorithm that are placed together.
+    `rollmill plan` lists all policies."""
     place: Place | None = None
-    """Where the groups run: in one program, threads of this process, processes of this host, a mesh over several
-    processes, or on a Ray cluster. If left out, one program where it can be, and processes otherwise."""
+    """Where the groups run: in one program, in threads of this process, in processes of this host, in a mesh over
+    several processes, or on a Ray cluster. Default: one program if possible, and processes otherwise."""
     workers: Replicas | None = None
-    """Replicas of groups that hold the environment alone, 2 if left out."""
+    """Number of replicas of groups that hold only the environment. Default: 2."""
     actors: Replicas | None = None
-    """Replicas of groups that hold the policy, but not the update, 2 if left out."""
+    """Number of replicas of groups that hold the policy, but not the update. Default: 2."""
     learners: Replicas | None = None
-    """Replicas of groups that hold gradients and update together, 1 if left out."""
+    """Number of replicas of groups that hold gradients and update. Default: 1."""
     asynchronous: bool = False
-    """Let actors continue with the newest weights there are, instead of waiting for those of their iteration."""
+    """Let actors continue with the newest available weights, instead of waiting for the weights of their
+    iteration."""
     gpu_sharing: GpuSharing = "auto"
-    """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`.
-    `auto` takes slices if there are some, then MPS if it can be had."""
+    """How workers share a GPU if there are fewer GPUs than workers: with `mps`, on slices of `mig`, or in `turns`.
+    `auto` uses slices if there are any, and otherwise MPS if it is available."""
     reduction: AllReduceOption = "auto"
-    """How several GPUs take means: `flat`, by one all-reduce; `one-shot`, each GPU reads the memory of all others;
-    where processes share GPUs, `hierarchical`, over those of each GPU first, or by the `host`. `auto` times them
-    at the training's size, and takes the fastest."""
+    """How several GPUs compute means: `flat` uses one all-reduce, and with `one-shot` each GPU reads the memory of
+    all others. If processes share GPUs, `hierarchical` first reduces over the processes of each GPU, and `host`
+    reduces on the host. `auto` times them at the size of the run, and uses the fastest."""
     plan: Path | None = None
-    """File of a plan, instead of the options above."""
+    """File of a plan, which replaces the options above."""
     cluster: str | None = None
-    """Let Ray place the workers: `ray` on the cluster that this machine belongs to, or else on this machine alone;
-    `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another. With
-    `place=mesh` they are one mesh. Or train without Ray on a mesh over `hosts`, on each of which srun or the like
-    has started this command."""
+    """Place the workers on several hosts with Ray: `ray` uses the cluster that this machine belongs to, or
+    otherwise this machine. `auto` or `HOST:PORT` requires such a cluster, and `ray://HOST:PORT` connects to
+    another cluster. With `place=mesh`, the workers form one mesh. `hosts` trains on a mesh without Ray, if a
+    launcher such as srun starts this command on each host."""
     host: str | None = None
-    """This machine's address as workers on other hosts reach it, found out if left out."""
+    """Address at which workers on other hosts reach this machine. Default: found automatically."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -36,83 +36,83 @@ class RunOptions(PlacementOptions):
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of all random numbers of the run."""
     num_seeds: Seeds = 1
-    """Train this many seeds together in one program: seed, seed + 1, ..."""
+    """Train this many seeds in parallel in one program: seed, seed + 1, ..."""
     start_from: str | None = None
-    """Start with the weights of the policy in this run directory, as far as paths and shapes in the networks
-    agree. Optimiser and environments are initialised again."""
+    """Begin with the policy weights of another run, given by its directory, as far as names and shapes in the
+    networks agree. Optimiser and environments start from scratch."""
     clone: Path | None = None
-    """Start with weights that imitate recorded episodes, from a file written by `rollmill evaluate --record`. All
-    seeds start with the same weights."""
+    """Begin with weights that imitate recorded episodes. The file comes from `rollmill evaluate --record`. All
+    seeds begin with the same weights."""
     clone_updates: Count | None = None
-    """Number of Adam steps for `clone`, on 256 transitions each. The default is 2,000."""
+    """Number of Adam updates that `clone` makes, on 256 transitions each. Default: 2,000."""
     pool_from: Path | None = None
-    """Fill the pool of earlier opponents of mappo or ippo with the newest checkpoints of this run directory, at
-    most `pool_size`."""
+    """Fill the pool of earlier opponents of mappo or ippo with the newest checkpoints of another run, given by its
+    directory, at most `pool_size`."""
     run_dir: RunPath | None = None
-    """Directory of the run, or a URL such as s3://bucket/runs/mine, to which finished checkpoints are copied. By
-    default, it is named after algorithm, environment, seed and time, in runs/."""
+    """Where the run is recorded: a folder, or a URL such as s3://bucket/runs/mine, to which finished checkpoints
+    are copied. Default: a folder in runs/, named after algorithm, environment, seed and time."""
     resume_if_exists: bool = False
-    """If --run-dir contains a run with the same configuration, continue it. Otherwise, start a new run. For jobs
-    that a batch system starts again with the same command."""
+    """Continue the run in --run-dir if it exists and has the same configuration. Otherwise start a new run. This
+    is useful if a batch system repeats the same command."""
     checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
     """Seconds between two checkpoints. A checkpoint is always saved at the end."""
     checkpoint_iterations: Iterations | None = None
-    """Save a checkpoint every this many iterations, instead of after a time."""
+    """Save a checkpoint after this number of iterations, instead of by time."""
     keep_last: Annotated[Count, Range(high=2**31)] = 3
     """Number of newest checkpoints to keep."""
     keep_best: Annotated[int, Range(0), Range(high=2**31)] = 1
-    """Number of further checkpoints to keep: those with the best return, from evaluations if there are any."""
+    """Number of additional checkpoints to keep, those with the best returns, or with the best evaluations if there
+    are evaluations."""
     checkpoint_environments: bool = True
-    """Save the states of environments in checkpoints. Without them, checkpoints are smaller, but a resumed run
-    begins new episodes, so its result differs slightly from an uninterrupted run."""
+    """Save the states of the environments in checkpoints. Without them, checkpoints are smaller, but a resumed run
+    begins new episodes, and its result differs from a run that never stopped."""
     log_every: Iterations | None = None
-    """Iterations per line of metrics.jsonl. By default, there are at most 10,000 lines."""
+    """Number of iterations per line of metrics.jsonl. By default, the file has at most 10,000 lines."""
     stop_at_return: Annotated[float, Range()] | None = None
-    """Stop as soon as the mean return reaches this value: of the latest 100 episodes, or of an evaluation with
-    --evaluate-every."""
+    """Stop as soon as the mean return reaches this value. It is the mean over the latest 100 episodes, or over an
+    evaluation with --evaluate-every."""
     evaluate_every: Iterations | None = None
-    """Evaluate the policy every this many environment steps, rounded up to whole iterations, and after the last
-    iteration. The best checkpoints are then those with the best evaluations."""
+    """Evaluate the policy after this number of environment steps, at the end of an iteration, and after the last
+    iteration. The best checkpoints are then chosen by evaluations."""
     evaluate_episodes: Annotated[Count, Range(high=MAX_EPISODES)] = 20
-    """Number of episodes in an evaluation, for each trained seed."""
+    """Number of episodes in an evaluation, for each training seed."""
     evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
-    """Seed of the environments in evaluations, the same for all evaluations."""
+    """Seed of the environments in evaluations, which is the same for all evaluations."""
     evaluate_stochastic: bool = False
     """Sample actions in evaluations, as in training, instead of taking the most likely ones."""
     evaluate_env_options: tuple[str, ...] = ()
-    """Options of the environment in evaluations, as KEY=VALUE, in addition to those in training."""
+    """Options of the environment in evaluations, as KEY=VALUE, in addition to the options used in training."""
     tensorboard: bool = True
     """Write TensorBoard events in addition to metrics.jsonl."""
     track: tuple[str, ...] = ()
-    """Send each line of metrics to a tracker: csv (metrics.csv in the run directory), wandb, mlflow, or
-    module:function, a function of the run directory and the line. video adds episodes of new checkpoints to
-    TensorBoard. Several trackers may be given. A tracker that fails does not end the run."""
+    """Pass each line of metrics to trackers: csv writes metrics.csv in the run directory, wandb and mlflow log to
+    these services, module:function calls a function with the run directory and the line, and video adds episodes
+    of new checkpoints to TensorBoard. Several may be given. If a tracker fails, the run continues."""
     hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0
-    """Seconds without progress after which a worker counts as hung. A worker process is then replaced."""
+    """Seconds without progress after which a worker counts as hung. Hung worker processes are replaced."""
     start_seconds: Annotated[float, Range(1, finite=False)] = 600.0
-    """Seconds without progress after which a worker counts as hung while it starts, that is, while it imports
-    modules, builds environments and compiles programs."""
+    """Seconds that a worker may take to start: to import, build its environments and compile its programs."""
     max_failures: Annotated[int, Range(0, finite=False)] = 5
-    """How many times in a row a Python environment may fail without a complete episode in between. Also, how many
-    times in a row a worker that steps environments may be lost without having worked for at least `hang_seconds`
-    and a minute. One more failure ends the run."""
+    """How many failures in a row are tolerated. A Python environment fails in a row if it completes no episode in
+    between. An environment worker is lost in a row if it has not worked for `hang_seconds` and for a minute in
+    between. One more failure ends the run."""
     checksums: bool = False
-    """Add checksums to messages between groups, which receivers verify."""
+    """Add checksums to messages between groups, which the receivers check."""
     unroll: Annotated[Count, Range(high=2**10)] | None = None
-    """Number of environment steps compiled into one loop iteration. By default, it depends on the platform."""
+    """Number of steps of the environment loop that are compiled as one. Default: depends on the platform."""
     fusion: Fusion = "auto"
-    """Fused kernels: `rollout` fuses policy and environment; `full` also fuses gradients; `auto` fuses each of
-    these if it is possible and faster, in runs that are long enough; `off` leaves everything to XLA."""
+    """Fused kernels: `rollout` fuses policy and environment, and `full` also the gradients. `auto` uses each of
+    the two kernels if it is possible and faster, in runs that are long enough. `off` leaves everything to XLA."""
     numerics: Numerics = "tf32"
-    """Precision of matrix products in kernels: `float32`, `tf32` as in XLA on a GPU, or `bfloat16`."""
+    """Precision of matrix products in kernels: `float32`, `tf32`, which XLA also uses on GPUs, or `bfloat16`."""
     memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
-    """Allocate this fraction of each GPU's memory at once, instead of memory on demand. `resume` allocates memory
-    on demand."""
+    """Allocate this share of each GPU's memory at once, instead of memory as it is needed. `resume` allocates
+    memory as it is needed."""
     dashboard: bool = True
-    """Show a dashboard with losses and returns at the bottom of the terminal, instead of a progress bar. Outside a
-    terminal, plain lines are printed."""
+    """Show losses, returns and other metrics at the bottom of the terminal, instead of a progress bar. If the
+    output is not a terminal, plain lines are printed."""
     quiet: bool = False
-    """Show nothing while training."""
+    """Show nothing during training."""
 
     def __post_init__(self) -> None:
         if isinstance(self.start_from, PathLike):  # a path in Python, or a `Run`
