@@ -136,10 +136,7 @@ ROWS = [
         Row("dqn", "CartPole-v1", 200_000, options=f"--total-timesteps 200000 {kind}")
         for kind in ("--value-distribution c51", "--value-distribution quantiles", "--recipe rainbow")
     ),
-    *(
-        Row("sac", environment, steps, options=f"--total-timesteps {steps}")
-        for environment, steps in (("CartPole-v1", 20_000), ("Acrobot-v1", 30_000), ("Pendulum-v1", 20_000))
-    ),
+    *(Row("sac", environment, 20_000, options="--total-timesteps 20000") for environment in CLASSIC),
     *(Row(name, "Pendulum-v1", 40_000, options="--total-timesteps 40000") for name in ("td3", "ddpg")),
     *(
         Row(name, environment, 1_000_000)

@@ -6,7 +6,7 @@ critics, actor and temperature use the same minibatch and the same weights.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -51,10 +51,8 @@ from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, K
 from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
-DISCRETE_ENTROPY = 0.1
+DISCRETE_ENTROPY = 0.89
 """Target entropy of discrete actions, as a fraction of the maximum. Christodoulou (2019) uses 0.98."""
-TAU, DISCRETE_TAU = 0.005, 0.02
-"""Default of `tau` with continuous and with discrete actions."""
 
 
 @with_field_help
@@ -92,16 +90,15 @@ class SACConfig:
     """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
-    tau: ScheduledFraction | None = None
-    """Fraction by which the target networks move towards the critics at each update. Default: 0.005, or 0.02 with
-    discrete actions."""
+    tau: ScheduledFraction = 0.005
+    """Fraction by which the target networks move towards the critics at each update."""
     initial_temperature: Positive = 1.0
     """Initial temperature, which is the weight of the entropy."""
     learn_temperature: bool = True
     """Learn the temperature, so that the policy's entropy stays near the target."""
     target_entropy: Annotated[Scheduled, Range()] | None = None
     """Target entropy in nats, for continuous actions scaled to the range from -1 to 1. Default: minus the number
-    of continuous actions, or a tenth of the maximum entropy of the legal discrete actions."""
+    of continuous actions, or 0.89 of the maximum entropy of the legal discrete actions."""
     num_shards: Count | None = None
     """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
     automatic."""
@@ -174,9 +171,6 @@ def sac(
         >>> algorithm = rollmill.sac("Pendulum-v1", total_timesteps=100_000)
     """
     parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
-    if parts.config.tau is None:
-        tau = DISCRETE_TAU if isinstance(parts.env.action_space, spaces.Discrete) else TAU
-        parts = parts._replace(config=replace(parts.config, tau=tau))
     agent = _agent_of(parts)
     optimisers = _SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
     numbers = learner_numbers(parts)
