@@ -1,4 +1,4 @@
-"""Cross-play: two policies in different roles of one multi-agent environment."""
+"""Cross-play: evaluates two policies in different roles of one multi-agent environment."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -40,7 +40,7 @@ class _Side(NamedTuple):
 
 
 def load_partner(against: str | PathLike[str] | Rule, **options: Any) -> LoadedRun | str | Rule:
-    """Returns the weights of a run, or the function that plays the other roles. Takes the options of
+    """Loads the policy for the other roles: the weights of a run, or a function. Takes the options of
     `load_weights`.
     """
     if isinstance(against, str | PathLike):  # the latter also for a `Run`
@@ -54,9 +54,10 @@ def environment_with_roles(
     env: AnyEnvironment | GymnasiumObject | str | None = None,
     env_options: Options = NO_OPTIONS,
 ) -> AnyEnvironment:
-    """Returns the environment in which two policies share the roles: `env`, or by default the run's own.
+    """Returns the environment in which two policies take different roles: `env`, or by default the run's
+    environment.
 
-    Raises a `UsageError` if it has fewer than two kinds of agents.
+    Raises a `UsageError` if the environment has fewer than two agent kinds.
     """
     found = environment_of(loaded, env, env_options)
     if len(found.agents) < 2:
@@ -70,9 +71,9 @@ def environment_with_roles(
 
 
 def roles_in_turn(env: AnyEnvironment, roles: Sequence[str] = ()) -> list[tuple[str, ...]]:
-    """Returns the roles that a run plays in each round of cross-play: `roles` alone, or each kind in turn.
+    """Returns the roles that a run plays in each round of cross-play: only `roles`, or each agent kind in turn.
 
-    Raises a `UsageError` for a kind that does not exist, or if all kinds are listed.
+    Raises a `UsageError` if a kind does not exist, or if all kinds are listed.
     """
     kinds = [kind.name for kind in env.agents]
     if not roles:
@@ -104,17 +105,17 @@ def cross_play(
 
     Args:
         loaded: the run's policy.
-        against: the other policy: of a run, a function, `random` or `MODULE:FUNCTION`.
-        roles: kinds of agents that the run's policy plays.
-        env: the environment. Default: the run's own.
+        against: the other policy: a loaded run, a function, `random` or `MODULE:FUNCTION`.
+        roles: agent kinds that the run's policy plays.
+        env: the environment. Default: the run's environment.
         env_options: options of an environment given by id.
         episodes: number of episodes.
-        seed: seed of the environments and of policies that draw.
-        stochastic: draw the actions of runs, instead of taking the most likely ones.
-        imports: modules to import first.
+        seed: seed of the environments and of stochastic policies.
+        stochastic: sample the actions of runs, instead of taking the most likely ones.
+        imports: modules to import first, because they register the environment or the function.
 
     Raises:
-        UsageError: an environment without two kinds of agents or with other spaces, or wrong roles.
+        UsageError: the environment has fewer than two agent kinds or other spaces, or the roles are invalid.
     """
     import_modules(imports)
     found = environment_with_roles(loaded, env, env_options)

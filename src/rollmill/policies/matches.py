@@ -113,7 +113,7 @@ def match_runs(
 def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Options = NO_OPTIONS) -> Environment:
     """Returns the two-player game that a run's policy plays: `env`, or by default the run's game.
 
-    Raises a `UsageError` if it is not such a game.
+    Raises a `UsageError` if the environment is not a two-player game.
     """
     game = environment_of(loaded, env, env_options)
     if isinstance(game, HostEnvironment) or game.num_players != 2:

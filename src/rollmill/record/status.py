@@ -26,7 +26,7 @@ class Status(NamedTuple):
 
     @property
     def returns(self) -> dict[str, float]:
-        """Returns the mean return of each kind of agents in the newest line, where there is more than one kind."""
+        """The mean return of each agent kind in the newest line of metrics. Empty if there is only one kind."""
         found = {name.removeprefix(RETURNS): x for name, x in self.row.items() if name.startswith(RETURNS)}
         known = {name: float(value) for name, value in found.items() if value is not None}
         return known if len(known) > 1 else {}

@@ -1,6 +1,4 @@
-"""Support for runs of earlier versions, which lack some hyperparameters or used packages of other major
-versions.
-"""
+"""Supports runs of earlier versions, which lack some hyperparameters or used packages of other major versions."""
 
 import re
 from collections.abc import Mapping

@@ -103,10 +103,10 @@ def start_name(start: object) -> str | None:
 
 
 def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
-    """Checks that a run may read its initial weights from the object store that it names, with the user's
+    """Checks that a run may read its initial weights from the object store that the run names, with the user's
     credentials.
 
-    `trust` allows it now and later. Raises a `CheckpointError` with the URL if it is not allowed.
+    `trust` allows this now and later. Raises a `CheckpointError` with the URL if it is not allowed.
     """
     url = _start_url(saved.options.get("start_from"))
     if trust:

@@ -1,7 +1,8 @@
-"""Results by which the trials of a sweep are compared: columns of its table, from the summaries of the runs.
+"""The results by which the trials of a sweep are compared, which are columns of its table and come from the
+summaries of runs.
 
-`returns/KIND` is the mean return of one kind of agents. The mean over all agents, `final_return`, says little if
-kinds have opposed aims, as their returns cancel out.
+`returns/KIND` is the mean return of one agent kind. If kinds have opposing goals, their returns cancel out, so the
+mean over all agents, `final_return`, says little.
 """
 
 import math
@@ -13,16 +14,16 @@ from rollmill.record.metric_curves import RETURN
 from rollmill.record.status import RETURNS
 
 TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
-"""A column that every sweep has."""
+"""Name of a result column that every sweep has."""
 TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
 OF_KINDS = "final_returns"
-"""Field of a summary with the mean return of each kind of agents."""
+"""Field of a summary with the mean return of each agent kind."""
 
 
 def check_metric(metric: object) -> str:
-    """Returns the name of a result. Raises a `UsageError` if no sweep has it.
+    """Returns the name of a result. Raises a `UsageError` if sweeps have no such result.
 
-    Whether there is such a kind of agents is known only when a trial has ended.
+    Whether the environment has a named agent kind is known only after a trial has ended.
     """
     if isinstance(metric, str) and (metric in TRIAL_RESULTS or (is_of_kind(metric) and metric != RETURNS)):
         return metric
@@ -34,17 +35,17 @@ def check_metric(metric: object) -> str:
 
 
 def is_of_kind(metric: str) -> bool:
-    """Returns whether a result is the return of one kind of agents."""
+    """Returns whether a result is the mean return of one agent kind."""
     return metric.startswith(RETURNS)
 
 
 def curve_of(metric: str) -> str:
-    """Returns the metric of the runs by which trials are stopped early, and whose curves are drawn."""
+    """Returns the metric of a run that corresponds to a result. Early stopping and the drawn curves use it."""
     return metric if is_of_kind(metric) else RETURN
 
 
 def result_of(summary: Mapping[str, Any], metric: str) -> int | float | None:
-    """Returns a result from the summary of a run, or None if it has none."""
+    """Returns a result from the summary of a run, or None if the summary does not contain it."""
     if not is_of_kind(metric):
         return finite(summary.get(metric))
     of_kinds = summary.get(OF_KINDS)
@@ -52,19 +53,19 @@ def result_of(summary: Mapping[str, Any], metric: str) -> int | float | None:
 
 
 def columns_of_kinds(summaries: Iterable[Mapping[str, Any]], metric: str) -> list[str]:
-    """Returns the columns of kinds of agents: those that any summary has, and that of the metric."""
+    """Returns the names of all columns with returns of agent kinds: those in any summary, and that of `metric`."""
     known = (summary.get(OF_KINDS) for summary in summaries)
     names = {f"{RETURNS}{kind}" for of_kinds in known if isinstance(of_kinds, dict) for kind in of_kinds}
     return sorted(names | ({metric} if is_of_kind(metric) else set()))
 
 
 def extra_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the columns of kinds of agents that rows of a table have."""
+    """Returns the names of the columns with returns of agent kinds that occur in the rows of a table."""
     return [name for name in rows[0] if name.startswith(RETURNS)] if rows else []
 
 
 def lacking(summary: Mapping[str, Any], metric: str) -> str | None:
-    """Returns a note if a run has ended without the return of the metric's kind of agents."""
+    """Returns a note for the user if a run has ended without the return of the agent kind that `metric` names."""
     if not is_of_kind(metric) or not summary or result_of(summary, metric) is not None:
         return None
     of_kinds = summary.get(OF_KINDS)
@@ -74,6 +75,6 @@ def lacking(summary: Mapping[str, Any], metric: str) -> str | None:
 
 
 def finite(value: Any) -> int | float | None:
-    """Returns a number of a summary, or None if it is anything else."""
+    """Returns a finite number from a summary, or None for any other value."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value if known else None

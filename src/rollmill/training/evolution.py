@@ -96,8 +96,8 @@ class Evolution:
         return Evolution(tuple(rung for rung in self.rungs if rung.iteration <= iteration))
 
     def values(self, first: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the hyperparameters of each member after all rungs, starting from the initial values in
-        `first`.
+        """Returns the hyperparameters of each member of the population after all rungs, starting from the initial
+        values in `first`.
         """
         values = [dict(each) for each in first]
         for takeover in (takeover for rung in self.rungs for takeover in rung.takeovers):

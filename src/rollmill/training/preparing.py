@@ -241,7 +241,7 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
 def note_replay_size(graph: Graph, plan: Plan, display: Display, *, num_seeds: int) -> None:
     """Shows the total size of the replay memories of all seeds to the user, before compilation.
 
-    Raises a `UsageError` if they do not fit into memory.
+    Raises a `UsageError` if the replay memories do not fit into memory.
     """
     size = replay_size(graph, num_seeds=num_seeds)
     if size is None:

@@ -1,1 +1,1 @@
-"""Reports of a profile: as text, as a page, as a trace for Perfetto, and as a comparison of two profiles."""
+"""Renders profiles as text, as pages, as traces for Perfetto, and as comparisons of two profiles."""

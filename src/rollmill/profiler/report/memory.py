@@ -1,4 +1,4 @@
-"""Report section on the memory of compiled programs, and on the operations that use temporary memory."""
+"""Draws the report section on the memory of compiled programs, and on the operations that use temporary memory."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest

@@ -1,4 +1,4 @@
-"""The sections of a profile's report, for the page and the terminal."""
+"""Describes the sections of a profile's report, for the page and the terminal."""
 
 from collections.abc import Sequence
 from math import fsum

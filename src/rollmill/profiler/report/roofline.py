@@ -1,4 +1,4 @@
-"""Report section with the roofline of a machine and the operations below it, on logarithmic axes.
+"""Draws the report section with the roofline of a machine and the operations below it, on logarithmic axes.
 
 The model follows Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
 Architectures", CACM 2009.

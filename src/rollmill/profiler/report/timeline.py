@@ -1,4 +1,6 @@
-"""Report section with the timelines of processes: lanes of limited size, readable without a script."""
+"""Draws the report section with the timelines of processes, as lanes of limited size that are readable without a
+script.
+"""
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
