@@ -31,7 +31,7 @@ AnyEnvironment = Environment | HostEnvironment
 """An environment in JAX, or one that Python steps."""
 
 
-class _Side(NamedTuple):
+class _Participant(NamedTuple):
     """A policy as one side of cross-play."""
 
     decide: Decide
@@ -130,14 +130,14 @@ def cross_play(
     return evaluator_on(graph, weights, found, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
 
 
-def _side(side: LoadedRun | str | Rule, env: AnyEnvironment, *, stochastic: bool) -> _Side:
+def _side(side: LoadedRun | str | Rule, env: AnyEnvironment, *, stochastic: bool) -> _Participant:
     if not isinstance(side, LoadedRun):
-        return _Side(graph_of_rule(find_rule(side, env), env).policy, (), tuple)
+        return _Participant(graph_of_rule(find_rule(side, env), env).policy, (), tuple)
     check_same_spaces(side.graph, env)
-    return _Side(side.graph.acting(stochastic=stochastic), side.weights, side.graph.start_memory)
+    return _Participant(side.graph.acting(stochastic=stochastic), side.weights, side.graph.start_memory)
 
 
-def _joint(sides: Sequence[_Side], own: Sequence[str], env: AnyEnvironment) -> Graph:
+def _joint(sides: Sequence[_Participant], own: Sequence[str], env: AnyEnvironment) -> Graph:
     """Returns a graph that takes the actions of `own` kinds from the first side, and others from the second."""
 
     def decide(
