@@ -206,7 +206,7 @@ class SelfPlaySamples(NamedTuple):
 
 
 class Planner(NamedTuple):
-    """A network, and the environment that its search steps."""
+    """A network, and the environment that the tree search steps."""
 
     env: Environment
     """Environment as its author wrote it, without auto-reset, accounting and time limits."""

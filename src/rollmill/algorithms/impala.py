@@ -289,7 +289,7 @@ def _estimates(
 
 
 def sequence_gradients(policy: NetworkPolicy, config: Any) -> SequenceGradients:
-    """Computes the gradients of IMPALA's mean loss over a minibatch of sequences, with respect to the weights."""
+    """Returns the fragment that computes the gradients of IMPALA's mean loss over a minibatch of sequences."""
     return SequenceGradients(
         partial(_step, policy),
         loss=partial(_loss, config),

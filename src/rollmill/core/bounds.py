@@ -66,7 +66,7 @@ ScheduledFraction: TypeAlias = Annotated[Scheduled, Range(0, 1)]
 ScheduledNonNegative: TypeAlias = Annotated[Scheduled, Range(0)]
 ScheduledPositive: TypeAlias = Annotated[Scheduled, Range(0, exclusive=True)]
 Rate: TypeAlias = Annotated[Scheduled, Range(0), OrFunction()]
-"""A learning rate."""
+"""Annotation of a learning rate: a number, a schedule, or a function of the number of updates."""
 
 
 def bounds_of(config: type) -> dict[str, Range]:

@@ -14,7 +14,8 @@ from typing import Any
 
 PATH = "PYTHONPATH"
 AT_A_PROMPT = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONBREAKPOINT")
-"""Variables by which Python runs a file before a prompt, or shows a prompt. Children have none."""
+"""Environment variables that make Python run a file before a prompt, or show a prompt. Children do not inherit
+them."""
 
 
 def python_command(*words: str, isolated: bool = False) -> list[str]:

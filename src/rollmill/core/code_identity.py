@@ -12,7 +12,7 @@ from rollmill.core.machine import versions
 
 PACKAGE = Path(__file__).parents[1]
 SHOWN_DIGITS = 16
-"""Digits of a digest that messages have."""
+"""Number of digits of a digest that messages show."""
 
 
 class CodeIdentity(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 Point: TypeAlias = tuple[float, float]
 Colour: TypeAlias = str
-"""Such as `#1d2327`: red, green and blue, two hexadecimal digits each."""
+"""Colour such as `#1d2327`, with two hexadecimal digits each for red, green and blue."""
 
 
 class Line(NamedTuple):
@@ -44,7 +44,7 @@ class Drawing(NamedTuple):
     shapes: Sequence[Shape]
     background: Colour = "#ffffff"
     fps: float = 30.0
-    """States a second that suit the eye."""
+    """Number of states per second at which an animation looks natural."""
     legend: Sequence[tuple[Colour, str]] = ()
     """Colours and their meaning in a word or two, for a caption below the picture."""
 

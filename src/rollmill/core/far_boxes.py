@@ -13,18 +13,20 @@ import numpy as np
 from gymnasium import spaces
 
 MIN_INSIDE = 0.1
-"""Smallest share of the first actions within the bounds of a near box. About 0, a box of width 0.25 has it."""
+"""Minimum share of the first actions that must lie within the bounds of a box. A box of width 0.25 around 0 has
+this share."""
 MIN_REACHED = 0.25
-"""Smallest share of a near box within two standard deviations. About 0, a box of width 16 has it."""
+"""Minimum share of a box that must lie within two standard deviations. A box of width 16 around 0 has this
+share."""
 MAX_WIDTH = float(np.finfo(np.float32).max)
-"""A wider box has no bounds: some environments give the largest float for one."""
+"""Width above which a box counts as unbounded, because some environments give the largest float as a bound."""
 
 
 class FarBox(NamedTuple):
     """The action dimension that an initial Gaussian policy covers least."""
 
     where: str
-    """The kind of agents, for several agents, as `['taggers']`, or else empty."""
+    """Kind of agents as `['taggers']` in a multi-agent environment, and otherwise empty."""
     low: float
     high: float
     inside: float

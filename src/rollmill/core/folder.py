@@ -20,7 +20,7 @@ from rollmill.core.errors import CheckpointError
 
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER_MODE = 0o775
-"""Permissions of new folders, less the umask: none can be written to by every user."""
+"""Permissions of new folders before the umask. Not every user can write to them."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
 
 

@@ -17,7 +17,8 @@ PLAIN = (
     *("-c", f"core.hooksPath={os.devnull}"),
 )
 NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-"""Variables without which git fetches what a partial clone lacks, by a program of the repository's choice."""
+"""Environment variables that keep git from fetching missing objects of a partial clone, which could run a
+program."""
 
 COMPARE = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--")
 

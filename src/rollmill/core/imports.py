@@ -12,7 +12,7 @@ from types import ModuleType
 from rollmill.core.errors import UsageError
 
 ONLY = "ROLLMILL_ONLY_IMPORT"
-"""Variable of a process that may import some modules only, those with commas between them, by their names."""
+"""Environment variable that lists the modules that a process may import, separated by commas."""
 
 
 class ImportRefused(UsageError):

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 CHECKPOINT_REQUEST = signal.SIGUSR1
-"""Signal that asks a training for a checkpoint, after which it continues."""
+"""Signal that asks a run to save a checkpoint and continue."""
 STOP_NOTICE = signal.SIGUSR2
 """Signal by which a batch system says that a job's time is almost over. SIGTERM and SIGKILL follow."""
 NOTICES = (CHECKPOINT_REQUEST, STOP_NOTICE)
@@ -72,7 +72,7 @@ class EarlyStop:
     """Handler of SIGUSR2 until the training loop installs its own. If training begins afterwards, it stops."""
 
     asked: bool = False
-    """True once the signal has arrived."""
+    """Whether the signal has arrived."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Records the signal, for which a thread ends the process."""
@@ -135,7 +135,7 @@ class Interruption:
     """
 
     asked: bool = False
-    """True once the signal has arrived."""
+    """Whether the signal has arrived."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Records the signal and raises KeyboardInterrupt."""

@@ -29,13 +29,13 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""
 
 MADV_DONTNEED = 4
-"""An advice of `madvise`, from Linux's mman-common.h. Code was never written to, so that nothing is lost."""
+"""Constant of `madvise` in Linux that releases pages. Code pages are never written to, so nothing is lost."""
 
 COMPILERS = ("libjax_common", "libllvmlite")
-"""How the names of libraries with compilers in them begin."""
+"""Prefixes of the names of libraries that contain compilers."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Another one on each host, until it starts anew."""
+"""File with an id that differs between hosts and between boots."""
 
 PACKAGES = {
     "rollmill": "rollmill",

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from rollmill.core.errors import UsageError
 
 HOSTS = "hosts"
-"""The value of `cluster` for processes that a batch system started."""
+"""Value of the option `cluster` for processes that a batch system started."""
 TOKEN = "ROLLMILL_HOSTS_TOKEN"
-"""The variable with the secret that the processes of a job share."""
+"""Environment variable with the secret that the processes of a job share."""
 PORT = 29500
 """Where the process with rank 0 listens, if no variable names another port."""
 MIN_TOKEN = 16

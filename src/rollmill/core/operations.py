@@ -14,21 +14,21 @@ import jax
 from rollmill.core.errors import UsageError
 
 SCOPE_MARK = "operation:"
-"""Begins the names of scopes of traced code that are operations, and no function's or library's name."""
+"""Prefix of the scopes of traced code that are operations, which no function or library uses."""
 SPAN_MARK = "rollmill"
-"""Begins the names of the host's spans in a trace: `rollmill:CATEGORY:NAME`."""
+"""Prefix of the names of host spans in a trace: `rollmill:CATEGORY:NAME`."""
 
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
 """Names of Rollmill's own kernels in traces of GPUs."""
 
 INNER = "operation"
-"""Category of the spans of `operation`, which are parts of what they lie in."""
+"""Category of the spans of `operation`, which are parts of the spans around them."""
 
 STEPPING = "collect/environment"
-"""The operation in which environments of the host are made and stepped."""
+"""Name of the operation in which host environments are created and stepped."""
 AROUND_SIMULATORS = "python" if sys.version_info >= (3, 12) else "simulator"
-"""Category of the time in which environments of the host are stepped, but for calls of simulators, which
-`rollmill.profiling.simulator_calls` tells apart from Python 3.12 on."""
+"""Category of the time in which host environments are stepped, except for calls of simulators. From Python 3.12
+on, `rollmill.profiling.simulator_calls` distinguishes such calls."""
 
 _NOTHING = nullcontext()
 _STEPPED: dict[int, str] = {}

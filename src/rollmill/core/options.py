@@ -22,34 +22,35 @@ class Arg:
     """
 
     name: str | None = None
-    """Name of the option instead of the field's own, empty for a dataclass whose options get no prefix."""
+    """Name of the option, if it differs from the name of the field. Empty for a dataclass whose options get no
+    prefix."""
     metavar: str | None = None
     """Name of the value in help texts."""
     help: str | None = None
-    """Meaning, or the field's docstring if left out."""
+    """Description of the option. Default: the docstring of the field."""
     positional: bool = False
-    """Given by its place among the words, without a name."""
+    """Whether the option is positional, so that it is given without a name."""
     repeated: bool = False
-    """Given once for each value."""
+    """Whether the option is given once for each value."""
     only_on: bool = False
-    """A flag without the form `--no-NAME`."""
+    """Whether the option is a flag without the form `--no-NAME`."""
 
 
 class Option(NamedTuple):
     """One option of a command, derived from a field of its dataclass."""
 
     name: str
-    """Without the dashes in front."""
+    """Name of the option without leading dashes."""
     path: tuple[str, ...]
-    """Names of the fields that lead to its value."""
+    """Names of the fields that lead to the option's value."""
     annotation: Any
-    """The field's annotation, with its bounds."""
+    """Annotation of the option's field, with its bounds."""
     hint: Any
-    """The annotation's type, without its bounds."""
+    """Type of the option's field, without bounds."""
     default: Any
-    """`dataclasses.MISSING` where it has to be given."""
+    """Default of the option, or `dataclasses.MISSING` if the option is required."""
     owner: type
-    """The dataclass that has its field."""
+    """Dataclass that defines the option's field."""
     arg: Arg
 
     @property

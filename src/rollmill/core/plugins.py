@@ -14,7 +14,7 @@ Kind: TypeAlias = Literal["environment", "algorithm", "network"]
 """A kind of part that has names."""
 
 REGISTER = {"environment": "register", "algorithm": "register_algorithm", "network": "register_network"}
-"""The function that registers names of a kind."""
+"""Name of the function that registers names of each kind."""
 
 
 class Plugin(NamedTuple):

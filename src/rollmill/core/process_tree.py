@@ -28,7 +28,7 @@ LATE_LOOKS, LOOK_SECONDS = 10, 0.2
 that is busy this may take a while."""
 
 NOBODY = -1
-"""In place of a session leader's id: there is no leader."""
+"""Value that stands for a missing session leader."""
 
 
 def lead_session() -> None:

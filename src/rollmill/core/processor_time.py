@@ -18,9 +18,9 @@ class ProcessorTime(NamedTuple):
 
     wall: float
     computed: float
-    """Processor time of this process and of its descendants that live."""
+    """Processor time of this process and its living descendants, in seconds."""
     idle: float
-    """Sum over the cores that this process may run on of the time in which nobody used them."""
+    """Idle time of the cores that this process may run on, summed over the cores, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class CoreUse:
     """Average number of busy cores of this host over some time."""
 
     busy: float
-    """Those that computed for this process and its descendants."""
+    """Average number of cores that computed for this process and its descendants."""
     idle: float
-    """Those that this process may use, and that nobody used."""
+    """Average number of idle cores that this process may use."""
 
 
 Readings = tuple[ProcessorTime | None, ProcessorTime | None]
-"""The clocks at the beginning and at the end of an interval."""
+"""Processor clocks at the beginning and at the end of an interval."""
 
 
 def read_processor_time() -> ProcessorTime | None:

@@ -14,7 +14,7 @@ from gymnasium import Space
 from rollmill.core.traced_once import TracedOnce
 
 NOT_OF_A_SPACE = {"_np_random", "low_repr", "high_repr"}
-"""Attributes of a space that are filled when it is sampled or printed, and decide nothing of it."""
+"""Attributes that a space fills when it is sampled or printed, and that do not affect its meaning."""
 
 
 class _Taken(NamedTuple):

@@ -20,7 +20,8 @@ class NumberSchedule(NamedTuple):
     """A number that changes from `first` at the beginning of a run to `last` at its end. Both may be traced."""
 
     shape: str
-    """`constant`, `linear` or `cosine`: half a period of the cosine (Loshchilov and Hutter, "SGDR", 2017)."""
+    """Shape of the schedule: `constant`, `linear`, or `cosine`, which is half a period of a cosine (Loshchilov and
+    Hutter, "SGDR", 2017)."""
     first: Any
     last: Any
 

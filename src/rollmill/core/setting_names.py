@@ -56,7 +56,8 @@ NOTES = {
     "batch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
     "minibatch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
 }
-"""Names of settings in other libraries, each with the setting that takes another value for the same purpose."""
+"""Names of settings in other libraries, each with a setting that serves the same purpose but takes other
+values."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:

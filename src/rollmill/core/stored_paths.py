@@ -15,7 +15,7 @@ from rollmill.core.installation import cache_root
 from rollmill.core.local_paths import local_path
 
 SCHEMES = ("s3", "gs", "az")
-"""Object stores that a run directory may be in: Amazon's protocol, Google's and Azure's."""
+"""URL schemes of the object stores in which a run may be recorded: Amazon, Google and Azure."""
 
 FOLDER = "stored_runs"
 MAX_NAME = 200
@@ -30,7 +30,7 @@ class OfRun:
 
 
 RunPath: TypeAlias = Annotated[Path, OfRun()]
-"""The directory of a run: a folder of this machine, or a URL, in place of which its working folder stands."""
+"""Directory of a run: a folder on this machine, or a URL, which is converted to its working folder."""
 
 
 def run_folder(name: str, path: str | PathLike[str]) -> Path:

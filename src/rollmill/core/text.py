@@ -6,7 +6,7 @@ from pathlib import Path
 from rollmill.core.errors import UsageError
 
 MAX_MESSAGE = 2500
-"""Characters of a message. A longer one repeats a value that nobody reads."""
+"""Maximum number of characters in a message. A longer message would mostly repeat a value."""
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

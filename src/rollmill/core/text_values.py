@@ -17,7 +17,7 @@ from rollmill.core.schema import SEQUENCES, UNIONS, Mismatch, coerce, expected, 
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
 """Letters that people write for thousands, millions and billions."""
 MAX_DIGITS = 30
-"""Digits of an integer in the form 1e6. A longer one is a slip."""
+"""Maximum number of digits of an integer in the form 1e6. A longer integer is probably a mistake."""
 TRUTHS = {"true": True, "True": True, "false": False, "False": False}
 NOTHING = ("none", "null")
 """Strings for None, in any case."""

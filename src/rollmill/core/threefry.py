@@ -18,13 +18,13 @@ from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-"""Distances in bits by which words are rotated, by turns."""
+"""Distances in bits by which words are rotated in successive rounds of Threefry."""
 
 PARITY = 0x1BD11BDA
-"""The constant of the key schedule."""
+"""Parity constant of Threefry's key schedule."""
 
 TURNS = 5
-"""Turns of four rounds."""
+"""Number of groups of four rounds in Threefry."""
 
 
 def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:

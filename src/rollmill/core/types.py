@@ -114,37 +114,40 @@ class Environment(NamedTuple):
     num_players: int = 1
     """2 for a zero-sum game of two players. The agents of a multi-agent environment are not players."""
     to_move: Callable[[State, Params], Int[Array, ""]] | None = None
-    """The player whose turn it is, 0 or 1 as int32. Given if there are two players."""
+    """Returns the player whose turn it is, 0 or 1 as int32. Required if there are two players."""
     planning_state: Callable[[State, Params], PyTree[Array]] | None = None
-    """State from which a planner can step the environment itself: that of the environment as its author wrote it,
-    which a transform's state contains. None if it cannot be planned in."""
+    """Returns the state of the environment without transforms, from which a planner can step `planning_env`. None
+    if the environment does not support planning."""
     planning_params: Callable[[State, Params], Params] | None = None
-    """Parameters to step it with from there: those of this copy and of this episode."""
+    """Returns the parameters with which a planner steps `planning_env`, for this copy and this episode."""
     planning_env: "Environment | None" = None
-    """Environment that a planner steps: as its author wrote it, before transforms."""
+    """Environment without transforms, which a planner steps."""
     render: Callable[[State, Params], str] | None = None
-    """The state as lines of text, for people. It is called on the host, with arrays."""
+    """Formats the state as lines of text. The function is called on the host, with NumPy arrays."""
     draw: Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]] | None = None
-    """The state as a picture: shapes, or pixels with the top row first. It is called on the host, with arrays."""
+    """Draws the state as shapes, or as pixels with the top row first. The function is called on the host, with
+    NumPy arrays."""
     compare: Callable[[int, int], str] | None = None
     """Compares steps with those of another implementation, given their number and a seed, and returns a sentence,
     which `check_environment` prints."""
     reset_ratio: int = 1
-    """Environments for each reset that `auto_reset` computes at a time. 1: it computes a reset of each in every
-    step, and takes those that are needed, which is best if resets are cheap. More: of `E` environments it resets
-    those alone whose episode ended, in groups of `E / reset_ratio`, with the same results."""
+    """Number of environments for each reset that `auto_reset` computes. With 1, every step computes a reset of
+    every environment, and uses it only if the episode ended, which is best if resets are cheap. With a larger
+    ratio, only environments whose episode ended are reset, in groups of `E / reset_ratio` of `E` environments. The
+    results are the same."""
     options: Options = NO_OPTIONS
-    """Options that `make` was given besides the name. A run records both, to make the environment again."""
+    """Options with which `make` created the environment. A run records the name and the options, to create it
+    again."""
     inputs: Mapping[str, NumberSchedule] = MappingProxyType({})
-    """Fields of `params` that are numbers and were set by options. Programs of a training take them as inputs."""
+    """Numeric fields of `params` that options have set. Compiled programs take them as inputs."""
 
 
 FINAL_MASK = "final_action_mask"
-"""Entry of a step's `info`: the legal actions of the state that it led to, even where its episode ended there."""
+"""Entry of a step's `info` with the legal actions of the next state, even if the episode ended there."""
 
 
 UNSTABLE = "unstable_state"
-"""Entry of a step's `info`: whether a simulation became unstable, which ended the episode."""
+"""Entry of a step's `info` that says whether a simulation became unstable, which ended the episode."""
 
 
 class HostStep(NamedTuple):
@@ -172,9 +175,9 @@ class HostFailure(NamedTuple):
     """A host environment that raised an exception and was replaced."""
 
     index: int
-    """Global index of the environment in the training."""
+    """Global index of the environment in the run."""
     doing: str
-    """The call that raised: `make`, `reset` or `step`."""
+    """Call that raised the exception: `make`, `reset` or `step`."""
     error: str
     """Type of the exception and the first line of its message."""
     line: str
@@ -281,8 +284,9 @@ class HostEnvironment(NamedTuple):
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     has_action_mask: bool = False
-    """True if it reports the legal actions at each reset and step."""
+    """Whether the environment reports its legal actions at each reset and step."""
     options: Options = NO_OPTIONS
-    """Options that `make` was given besides the name. A run records both, to make the environment again."""
+    """Options with which `make` created the environment. A run records the name and the options, to create it
+    again."""
     agents: tuple[AgentKind, ...] = ()
     """Kinds of agents, if there are several. Spaces, actions and rewards are then dictionaries by kind."""

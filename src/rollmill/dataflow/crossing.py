@@ -44,11 +44,11 @@ class Piece(NamedTuple):
 
     program: core.ClosedJaxpr
     takes: tuple[int, ...]
-    """Numbers of the values it reads."""
+    """Numbers of the values that the piece reads."""
     gives: tuple[int, ...]
-    """Numbers of the values it computes."""
+    """Numbers of the values that the piece computes."""
     crossing: "Crossing | None"
-    """The crossing that follows it, or None at the end of the program."""
+    """Crossing that follows the piece, or None at the end of the program."""
     drops: tuple[int, ...]
     """Numbers of the values that no later piece reads."""
 

@@ -45,7 +45,7 @@ class StepReply(NamedTuple):
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
     info: dict[str, PyTree[Array]]
-    """Includes `info["final_observation"]`."""
+    """Info of the step, which includes `final_observation`."""
 
 
 class Flow(NamedTuple):
@@ -53,7 +53,7 @@ class Flow(NamedTuple):
 
     state: State
     trajectory: Trajectory
-    """Leaves `[T, E, ...]`."""
+    """Shapes of a trajectory, with leaves `[T, E, ...]`."""
     request: StepRequest
     """Request for ONE environment."""
     reply: StepReply

@@ -177,7 +177,7 @@ class UnfusedPolicy:
     function: Callable[..., Decision]
     """The policy, a `Decide`."""
     reason: str
-    """Why a kernel cannot compute it, as the end of a sentence for the user."""
+    """Reason why a kernel cannot compute the policy, as the end of a sentence for the user."""
 
     def __call__(self, *arguments: Any) -> Decision:
         """Returns the decision of `function`."""

@@ -30,7 +30,7 @@ Weights: TypeAlias = PyTree[Array | np.ndarray]
 """Part of the learner that the policy needs: the edge *weights*."""
 
 Hyperparameters: TypeAlias = dict[str, Float[Array | np.ndarray, "..."]]
-"""Numbers by name that a learner holds, in its field `hyperparameters`."""
+"""Hyperparameters by name that a learner holds as data, in its field `hyperparameters`."""
 
 OF_ENVIRONMENT = "environment:"
 """Prefix of the inputs of a start that are parameters of the environment."""
@@ -39,11 +39,9 @@ Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
 """Named scalars, stacked by the loops around them."""
 
 ActionMask: TypeAlias = PyTree[Array]
-"""Knowledge of the environment's state that the policy has besides the observation.
-
-Usually legal actions, as booleans in the shape of its logits, or `()` if every action is legal. A policy that
-plans also gets the state to plan from.
-"""
+"""What the policy knows of the environment's state besides the observation. Usually, these are the legal actions,
+as booleans in the shape of the logits, or `()` if every action is legal. A policy that plans also gets the state
+to plan from."""
 
 Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
 """Mean over replicas with equal parts of a batch. The identity for a single replica."""
@@ -79,7 +77,7 @@ class Trajectory(NamedTuple):
     """Data of a rollout of all environments: the edge *trajectory*."""
 
     steps: Step
-    """Leaves `[T, E, ...]`."""
+    """Shapes of a trajectory, with leaves `[T, E, ...]`."""
     start_memory: Memory
     """Memory of the policy before the first step, with leaves `[E, ...]`."""
     observation: Observation
@@ -125,12 +123,12 @@ class Loops(NamedTuple):
     """Sizes of the two loops of an iteration: collecting and learning."""
 
     iterations: int
-    """Iterations of the whole run."""
+    """Number of iterations of the whole run."""
     num_envs: int
     num_steps: int
     epochs: int
     num_minibatches: int
-    """Minibatches of an epoch, each followed by an update."""
+    """Number of minibatches in an epoch, each followed by an update."""
     num_shards: int
     """Number of equal shards of the environments. Shuffling and sampling stay inside a shard, which has its own
     key."""
@@ -221,7 +219,7 @@ class Sample(NamedTuple):
 
     minibatch: Batch
     place: PyTree[Array] = ()
-    """Where the store keeps these samples. Only its `update` reads this."""
+    """Place of the samples in the store, which only the store's `update` reads."""
 
 
 @runtime_checkable
@@ -339,9 +337,10 @@ class Graph(NamedTuple):
     greedy: Decide
     """The deployed policy, which takes the most likely action. It does not use its key."""
     host: StartHost | None = None
-    """Starts environments that are Python objects. `environment` is then a crossing to them."""
+    """Function that starts environments that are Python objects, or None. `environment` then calls them through a
+    crossing."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
-    """Decides from the metrics of an epoch's last minibatch. False ends the iteration's learning."""
+    """Function of the metrics of an epoch's last minibatch. If it returns False, the iteration stops learning."""
     adapt: Callable[[Learner, Metrics], Learner] | None = None
     """Adapts numbers of the learner to the metrics of a minibatch, before its update."""
     end_iteration: Callable[[Learner], Learner] | None = None
@@ -357,7 +356,7 @@ class Graph(NamedTuple):
     A trajectory then holds each large observation once. Rollout kernels do not use it.
     """
     replay: ExperienceStore | None = None
-    """Where steps are stored for learning, in place of the iteration's own batch."""
+    """Experience store from which the algorithm learns instead of the iteration's own batch, or None."""
     elsewhere: Callable[[Environment], "Graph"] | None = None
     """Builds the same algorithm for another environment with equal spaces. Needed if more than the environment
     fragment depends on the environment."""
@@ -367,15 +366,13 @@ class Graph(NamedTuple):
     outputs: PolicyOutputs = PolicyOutputs()
     """Outputs of the policy besides its action, for use after training."""
     absorb: Callable[..., Learner] | None = None
-    """Updates statistics by the metrics of a worker's iteration: `(learner, metrics, share=1.0) -> learner`.
-
-    Optional. Asynchronous workers that send gradients and metrics alone cannot advance what `prepare` writes
-    otherwise.
-    """
+    """Updates statistics with the metrics of a worker's iteration: `(learner, metrics, share=1.0) -> learner`.
+    Optional. It serves asynchronous workers, which send only gradients and metrics, so that `prepare` cannot
+    update the statistics."""
     hyperparameters: Mapping[str, float] = MappingProxyType({})
-    """Numbers that the learner holds in its field `hyperparameters`, so that no program contains them."""
+    """Hyperparameters that the learner holds as data in its field `hyperparameters`, and not in programs."""
     parameters: Mapping[str, float] = MappingProxyType({})
-    """Numbers of the environment that its state holds for the same reason. `start_environment` takes them as its
+    """Parameters of the environment that its state holds, and not programs. `start_environment` takes them as its
     third argument."""
 
     settle: Callable[[Learner], Learner] | None = None

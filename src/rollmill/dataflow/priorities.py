@@ -20,7 +20,7 @@ ALMOST_ONE = 1 - 2.0**-20
 """Factor that keeps a draw below the total in spite of rounding."""
 
 SMALLEST_ERROR = 1e-6
-"""Added to errors, so that every transition can be drawn again."""
+"""Number added to errors, so that every transition can be drawn again."""
 
 
 class Priorities(eqx.Module):

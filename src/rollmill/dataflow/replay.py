@@ -40,13 +40,11 @@ from rollmill.dataflow.priorities import (
 RUNNING, TERMINATED, TRUNCATED = 0, 1, 2
 
 MAX_ROWS = 2**29
-"""Maximum rows of a ring, and steps of an environment before learning begins.
-
-Numbers of steps and slots fall back long before they overflow, and stay above this bound afterwards.
-"""
+"""Maximum number of rows in a ring, and of steps of an environment before learning begins. Numbers of steps and
+slots are reduced long before they overflow, and stay above this bound."""
 
 FALL_BACK_AT = 3 * MAX_ROWS
-"""Numbers at or above this fall back (`_fall`) before the next steps are stored."""
+"""Numbers of steps and slots at or above this value are reduced (`_fall`) before the next steps are stored."""
 
 
 class View(NamedTuple):
@@ -64,7 +62,7 @@ class Outcome(NamedTuple):
     end: Int[Array, ""]
     """`RUNNING`, or how the step ended its episode."""
     slot: Int[Array, ""]
-    """Number of the slot with its view."""
+    """Number of the slot that holds the observation."""
 
 
 class ReplayRing(eqx.Module):
@@ -79,9 +77,9 @@ class ReplayRing(eqx.Module):
     outcomes: Rows
     """Other results of each step. Step `n` is row `n % C`."""
     slots: Int[Array, "*E"]
-    """Slots written so far, unless numbers fell back."""
+    """Number of slots written so far, unless numbers were reduced."""
     steps: Int[Array, "*E"]
-    """Steps stored so far, unless numbers fell back. `oldest` falls back with it."""
+    """Number of steps stored so far, unless numbers were reduced. `oldest` is reduced together with it."""
     oldest: Int[Array, "*E"]
     """Oldest step with a view that is not overwritten."""
     priorities: Priorities | None
@@ -130,11 +128,11 @@ class Replay(NamedTuple):
     """Experience store of single steps, with a ring for each environment. It draws transitions uniformly."""
 
     capacity: int
-    """Slots of each environment. A step takes one, and the end of a truncated episode one more."""
+    """Number of slots for each environment. A step takes one slot, and the end of a truncated episode one more."""
     minibatch_size: int
-    """Transitions of a minibatch, over all environments."""
+    """Number of transitions in a minibatch, over all environments."""
     learning_starts: int
-    """Environment steps to store before learning begins."""
+    """Number of environment steps that are stored before learning begins."""
     gamma: float | Callable[[Learner], Float[Array, ""]]
     """Discount factor of returns over several steps, or a function that reads it from the learner."""
     n_step: int = 1

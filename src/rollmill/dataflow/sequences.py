@@ -42,7 +42,7 @@ class SequenceRing(eqx.Module):
     rows: Rows
     """Sequences, as rows of 32-bit words."""
     count: Int[Array, "*E"]
-    """Sequences in use, at most `C`."""
+    """Number of sequences that are stored, at most `C`."""
     newest: Int[Array, "*E"]
     """Row of the newest sequence."""
 
@@ -51,13 +51,13 @@ class SequenceReplay(NamedTuple):
     """Experience store that keeps the newest rollouts of each environment, and draws them uniformly."""
 
     sequences: int
-    """Sequences kept for each environment."""
+    """Number of sequences that are kept for each environment."""
     num_steps: int
-    """Steps of a sequence: those of a rollout."""
+    """Number of steps in a sequence, which is a whole rollout."""
     minibatch_size: int
-    """Sequences of a minibatch, over all environments. The number of shards divides it."""
+    """Number of sequences in a minibatch, over all environments. It must be a multiple of the number of shards."""
     learning_starts: int
-    """Environment steps to store before learning begins."""
+    """Number of environment steps that are stored before learning begins."""
 
     @property
     def capacity(self) -> int:

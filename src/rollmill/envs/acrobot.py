@@ -50,7 +50,7 @@ class AcrobotParams(eqx.Module):
     max_speed_1: Scalar = 4 * math.pi
     max_speed_2: Scalar = 9 * math.pi
     reset_bound: Scalar = 0.1
-    """Bound of the first state, whose components are uniform within plus and minus this."""
+    """Bound of the initial state, whose components are uniform between minus and plus this value."""
 
 
 class Directions(NamedTuple):

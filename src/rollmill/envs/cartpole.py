@@ -43,7 +43,7 @@ class CartPoleParams(eqx.Module):
     position_limit: Scalar = 2.4
     angle_limit: Scalar = 12 * 2 * math.pi / 360
     reset_bound: Scalar = 0.05
-    """Bound of the first state, whose components are uniform within plus and minus this."""
+    """Bound of the initial state, whose components are uniform between minus and plus this value."""
 
 
 def cartpole(*, max_steps: int = 500) -> Environment:

@@ -18,7 +18,7 @@ from rollmill.envs.host import replaced_by_legal, step_struct
 from rollmill.envs.host.numbers import find_non_finite
 
 NUM_COPIES = 2
-"""Number of copies: the fewest that can reveal a wrong order."""
+"""Number of copies to check, which is the smallest number that can reveal a wrong order."""
 
 
 def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> int:

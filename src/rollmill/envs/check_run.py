@@ -49,7 +49,7 @@ class Rollout(NamedTuple):
     """Steps of one environment under random actions, and many first states to compare them with."""
 
     resets: Resets
-    """Of 128 episodes, and those of the steps."""
+    """Results of 128 resets, and of the resets during the steps."""
     steps: CheckedSteps
     first_step: int = 0
     """Number of the first of the steps, for messages."""

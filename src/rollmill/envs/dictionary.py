@@ -35,7 +35,7 @@ class DictGoalParams(eqx.Module):
     stride: Scalar = 0.25
     goal_radius: Scalar = 0.3
     reset_bound: Scalar = 0.25
-    """Bound of the first position, whose coordinates are uniform within plus and minus this."""
+    """Bound of the initial position, whose coordinates are uniform between minus and plus this value."""
 
 
 def dict_goal(*, max_steps: int = 32) -> Environment:

@@ -39,9 +39,9 @@ class PendulumParams(eqx.Module):
     max_speed: Scalar = 8.0
     max_torque: Scalar = 2.0
     reset_angle: Scalar = math.pi
-    """Bound of the first angle, which is uniform within plus and minus this."""
+    """Bound of the initial angle, which is uniform between minus and plus this value."""
     reset_speed: Scalar = 1.0
-    """Bound of the first rate, which is uniform within plus and minus this."""
+    """Bound of the initial angular velocity, which is uniform between minus and plus this value."""
 
 
 def pendulum(*, max_steps: int = 200) -> Environment:

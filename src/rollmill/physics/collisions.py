@@ -20,12 +20,13 @@ class Contacts(NamedTuple):
     pairs: tuple[int, ...]
     """Index of each contact's pair in `Structure.pairs`."""
     distances: Float[Array, " contacts"]
-    """Negative where geoms overlap."""
+    """Distance of each contact, which is negative if the geoms overlap (m)."""
     places: Float[Array, "contacts 3"]
-    """From the reference of the second geom's tree, or of the first one's where the second cannot move."""
+    """Position of each contact, from the reference of the second geom's tree, or of the first geom's tree if the
+    second geom cannot move."""
     frames: Float[Numbers, "contacts 3 3"]
-    """Rows: the normal from the first geom to the second, and two tangents; of NumPy where they are fixed. All are
-    turned round where the second geom cannot move."""
+    """Frame of each contact. Its rows are the normal from the first geom to the second, and two tangents, all
+    reversed if the second geom cannot move. Fixed frames are NumPy arrays."""
 
 
 def contacts(model: Model, placed: Frames) -> Contacts | None:

@@ -12,7 +12,8 @@ from rollmill.physics.model import Model, RobotState
 from rollmill.physics.stepping import step
 
 AGREES = 1e-3
-"""Difference of a step's accelerations, relative to 1 and the greatest of them, up to which both agree."""
+"""Maximum difference between the accelerations of agreeing steps, relative to the larger of 1 and the largest
+acceleration."""
 
 
 class PhysicsComparison(NamedTuple):
@@ -20,15 +21,15 @@ class PhysicsComparison(NamedTuple):
 
     steps: int
     agreeing: int
-    """Steps whose accelerations agree."""
+    """Number of steps whose accelerations agree."""
     worst: float
-    """Greatest relative difference."""
+    """Largest relative difference of a step's accelerations."""
     joint: str
-    """Joint whose acceleration differs most in that step."""
+    """Joint whose acceleration differs most in the step with the largest difference."""
     contacts: int
-    """Contacts of MuJoCo in that step."""
+    """Contacts of MuJoCo in the step with the largest difference."""
     unstable: int | None
-    """Step at which MuJoCo reset the robot, because its numbers were not finite or huge."""
+    """Step at which MuJoCo reset the robot because a value was huge or not finite."""
 
     def __str__(self) -> str:
         """Returns a sentence for people."""

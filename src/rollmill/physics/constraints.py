@@ -29,11 +29,11 @@ class ContactRows(NamedTuple):
     sides: tuple[ContactSides, ...]
     frames: Float[Numbers, "contacts 3 3"]
     friction: Float[Array, " contacts"]
-    """0 where there is none: the four rows are then one, with a quarter of its stiffness."""
+    """Friction of each contact. If it is 0, the four rows are equal, with a quarter of the stiffness each."""
     stiffness: Float[Array, " contacts"]
-    """D of each row; 0 where geoms do not touch."""
+    """Stiffness D of each row, which is 0 if the geoms do not touch."""
     wanted: Float[Array, "contacts 3"]
-    """Accelerations along normal and tangents."""
+    """Reference accelerations along the normal and the tangents."""
 
 
 class JointRows(NamedTuple):
@@ -43,9 +43,9 @@ class JointRows(NamedTuple):
     stiffness: Float[Array, " rows"]
     wanted: Float[Array, " rows"]
     sign: Float[Array, " rows"]
-    """Of limits: 1 at the lower one, -1 at the upper one."""
+    """Direction of each limit: 1 at the lower limit, and -1 at the upper limit."""
     bounds: Float[Array, " rows"]
-    """Of dry friction: the largest force."""
+    """Maximum force of each row with dry friction."""
 
 
 class TendonRows(NamedTuple):
@@ -54,7 +54,7 @@ class TendonRows(NamedTuple):
     stiffness: Float[Array, " tendons"]
     wanted: Float[Array, " tendons"]
     sign: Float[Array, " tendons"]
-    """1 at the lower limit, -1 at the upper one."""
+    """Direction of each limit: 1 at the lower limit, and -1 at the upper limit."""
 
 
 class ConstraintRows(NamedTuple):

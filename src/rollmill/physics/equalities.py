@@ -54,7 +54,7 @@ class TurnRows(NamedTuple):
 
     sides: tuple[ContactSides, ...]
     maps: Float[Array, "n 3 3"]
-    """From the angular velocity of the first body against the second to the rates of the rows."""
+    """Maps from the angular velocity of the first body relative to the second to the velocities of the rows."""
     stiffness: Float[Array, " n"]
     wanted: Float[Array, "n 3"]
 

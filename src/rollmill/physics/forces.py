@@ -18,11 +18,11 @@ class Actuation(NamedTuple):
 
     forces: Float[Array, " dofs"]
     wrenches: Float[Array, "bodies 6"] | None
-    """Of actuators at sites."""
+    """Wrenches of actuators at sites, or None if there are none."""
     slopes: Float[Array, " dofs"]
     """Derivative of each degree of freedom's force by its velocity."""
     tendon_slopes: Float[Array, " tendons"] | None
-    """Derivative of each tendon's force by the rate of its length; None if no actuator pulls one."""
+    """Derivative of each tendon's force by the rate of its length, or None if no actuator acts on a tendon."""
 
 
 def body_wrenches(

@@ -49,11 +49,11 @@ class Frames(NamedTuple):
     references: Float[Array, "bodies 3"]
     """Reference of each body's tree, in the world."""
     positions: Float[Array, "bodies 3"]
-    """From the reference."""
+    """Position of each body, from the reference of its tree."""
     rotations: Float[Array, "bodies 3 3"]
     axes: Float[Array, "dofs 6"]
-    """Motion of each degree of freedom at unit velocity. A free body turns about the world's axes here, and about
-    its own ones in `RobotState`: `in_world` and `in_bodies` convert."""
+    """Motion of each degree of freedom at unit velocity. Free bodies turn about the world's axes here, but about
+    their own axes in `RobotState`. `in_world` and `in_bodies` convert between them."""
     inertias: Inertias
 
 

@@ -19,10 +19,8 @@ from rollmill.physics.kinematics import Frames, Inertias, per_dof
 from rollmill.physics.model import WORLD, Model, Structure
 
 LARGE = 24
-"""Degrees of freedom from which on XLA's library factors a matrix without zeros.
-
-As single operations it would compile for minutes, and kernels have no room for it.
-"""
+"""Number of degrees of freedom from which a dense matrix is factored by XLA's library. Single operations would
+take minutes to compile, and kernels have no space for such a matrix."""
 
 
 class SparseMatrix(NamedTuple):
@@ -30,7 +28,8 @@ class SparseMatrix(NamedTuple):
 
     rows: list[Float[Array, " n"]]
     columns: list[tuple[int, ...]]
-    """Columns of each row, the diagonal last. Those of a row are the first ones of any row below that meets it."""
+    """Columns of each row, with the diagonal last. If a lower row has an entry in the column of a row, its columns
+    begin with the columns of that row."""
 
 
 def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:

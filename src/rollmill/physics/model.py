@@ -12,10 +12,10 @@ Triple: TypeAlias = tuple[float, float, float]
 Rows: TypeAlias = tuple[Triple, Triple, Triple]
 
 Numbers: TypeAlias = Array | np.ndarray
-"""Numbers of a model: of NumPy as it is loaded, of JAX where they are traced."""
+"""Array of a model: a NumPy array when the model is loaded, and a JAX array when it is traced."""
 
 WORLD = -1
-"""Body of all geoms that cannot move."""
+"""Index that stands for the body of all geoms that cannot move."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Joint:
     """Index of its first degree of freedom in `RobotState.velocities`."""
     anchor: Triple
     axis: Triple
-    """In the body's frame."""
+    """Axis of the joint in the body's frame."""
     reference: float
     """Coordinate at which the joint is in its initial pose."""
     spring_reference: float
     range: tuple[float, float] | None
     margin: float
     softness: Softness
-    """Of its limits."""
+    """Softness of the joint's limits."""
     friction_softness: Softness
-    """Of its dry friction."""
+    """Softness of the joint's dry friction."""
     inverse_weight: float
-    """MuJoCo's `dof_invweight0`, by which constraints on the joint are scaled."""
+    """Inverse weight that scales constraints on the joint (`dof_invweight0` in MuJoCo)."""
     force_range: tuple[float, float] | None
-    """Bounds of all actuators' force on it."""
+    """Bounds on the total force of all actuators on the joint."""
 
     @property
     def size(self) -> int:
@@ -69,12 +69,12 @@ class Body:
     parent: int
     position: Triple
     rotation: Rows
-    """Pose in the parent's frame before the joints move."""
+    """Orientation in the parent's frame before the joints move."""
     center: Triple
     """Centre of mass in the body's frame."""
     joints: tuple[Joint, ...]
     weightless: bool
-    """Whether its whole tree is held up against gravity: MuJoCo's `gravcomp` of 1."""
+    """Whether gravity is compensated for the whole tree of the body (`gravcomp` of 1 in MuJoCo)."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Pair:
     second: int
     """Indices in `Structure.geoms`."""
     margin: float
-    """Distance at which their contact begins."""
+    """Distance of the two geoms at which their contact begins."""
     frictional: bool
     impulse_ratio: float
-    """MuJoCo's `impratio`."""
+    """Ratio of frictional to normal impedance (`impratio` in MuJoCo)."""
     softness: Softness
     inverse_weight: float
     """Sum of both bodies' `body_invweight0` of translations."""
@@ -115,11 +115,11 @@ class BodyEquality:
 
     name: str
     bodies: tuple[int, int]
-    """The first one moves; the second one may be the world."""
+    """Indices of the two bodies. The first body moves, and the second may be the world."""
     anchors: tuple[Triple, Triple]
-    """In each body's frame, or in the world."""
+    """Position of the anchor in each body's frame, or in the world."""
     rotations: tuple[Rows, Rows] | None
-    """Of a weld: frames in both bodies that have the same orientation."""
+    """Frames in both bodies that a `weld` keeps in the same orientation."""
     torque_scale: float
     softness: Softness
     inverse_weights: tuple[float, float]
@@ -132,7 +132,7 @@ class JointEquality:
 
     name: str
     velocities: tuple[int, int]
-    """Degrees of freedom; the second is -1 if the coordinate is constant."""
+    """Degrees of freedom of both joints. The second is -1 if the coordinate is constant."""
     positions: tuple[int, int]
     references: tuple[float, float]
     polynomial: tuple[float, float, float, float, float]
@@ -147,19 +147,19 @@ class Tendon:
 
     name: str
     velocities: tuple[int, ...]
-    """Degrees of freedom of its joints."""
+    """Degrees of freedom of the tendon's joints."""
     positions: tuple[int, ...]
-    """Their coordinates."""
+    """Indices of the coordinates of the tendon's joints."""
     coefficients: tuple[float, ...]
     range: tuple[float, float] | None
     margin: float
     softness: Softness
-    """Of its limits."""
+    """Softness of the joint's limits."""
     inverse_weight: float
-    """MuJoCo's `tendon_invweight0`."""
+    """Inverse weight that scales the tendon's limit (`tendon_invweight0` in MuJoCo)."""
     stiffness: float
     spring_range: tuple[float, float]
-    """Lengths between which its spring is slack."""
+    """Range of lengths in which the tendon's spring is slack."""
     damping: float
 
 
@@ -169,18 +169,18 @@ class Actuator:
 
     name: str
     velocity: int
-    """Degree of freedom of the joint; -1 for others."""
+    """Degree of freedom of the actuator's joint, or -1 if it acts on something else."""
     position: int
-    """Coordinate of the joint; -1 for others."""
+    """Coordinate of the actuator's joint, or -1 if it acts on something else."""
     tendon: int
-    """Index of the tendon; -1 for others."""
+    """Index of the actuator's tendon, or -1 if it acts on something else."""
     body: int
-    """Body of the site; -1 for others."""
+    """Body of the actuator's site, or -1 if it acts on something else."""
     place: Triple
     rotation: Rows
-    """Pose of the site in its body's frame."""
+    """Orientation of the actuator's site in its body's frame."""
     direction: tuple[float, float, float, float, float, float]
-    """Force and torque at the site for each unit, in its frame: MuJoCo's `gear`."""
+    """Force and torque per unit of control, in the frame of the site (`gear` in MuJoCo)."""
     control_range: tuple[float, float] | None
     force_range: tuple[float, float] | None
 
@@ -212,11 +212,11 @@ class Structure:
     actuators: tuple[Actuator, ...]
     sensors: tuple[Sensor, ...]
     force_readings: tuple[int, ...]
-    """Degrees of freedom of which the forces of actuators and constraints are read, too."""
+    """Degrees of freedom whose actuator and constraint forces are also read."""
     time_step: float
     implicit: Literal["none", "damping", "velocity"]
-    """Forces taken at the end of a step: none, those of dampers (Euler), or all that are linear in velocity
-    (implicitfast)."""
+    """Forces that the integrator evaluates at the end of a step: none, those of dampers (Euler), or all that are
+    linear in velocity (implicitfast)."""
     iterations: int
     line_search_iterations: int
     has_springs: bool
@@ -227,7 +227,7 @@ class Structure:
     """Degrees of freedom with dry friction."""
     initial_positions: tuple[float, ...]
     other_readings: int = 0
-    """Numbers that sensors read of a robot that MuJoCo itself steps."""
+    """Number of values that sensors return if MuJoCo itself steps the robot."""
 
     @cached_property
     def joints(self) -> tuple[Joint, ...]:
@@ -288,9 +288,9 @@ class Params(eqx.Module):
     """Coefficient of sliding friction of each pair of geoms."""
     gear: Float[Numbers, " actuators"]
     gain: Float[Numbers, " actuators"]
-    """Force for each unit of control."""
+    """Force of each actuator per unit of control."""
     bias: Float[Numbers, "actuators 3"]
-    """Force at rest, for each unit of length and for each unit of velocity."""
+    """Force of each actuator at rest, per unit of length, and per unit of velocity."""
 
 
 class Model(eqx.Module):
@@ -304,10 +304,10 @@ class RobotState(eqx.Module):
     """State of a robot: coordinates, velocities, and what a step keeps for the next one."""
 
     positions: Float[Array, " coordinates"]
-    """MuJoCo's `qpos`; its quaternions have length 1."""
+    """Coordinates, as `qpos` in MuJoCo. Quaternions have length 1."""
     velocities: Float[Array, " dofs"]
-    """MuJoCo's `qvel`."""
+    """Velocities, as `qvel` in MuJoCo."""
     accelerations: Float[Array, " dofs"]
-    """Those of the last step, from which the solver of constraints starts."""
+    """Accelerations in the last step, from which the constraint solver starts."""
     sensors: Float[Array, " readings"]
-    """Readings of the last step: three numbers a sensor, then the forces on joints."""
+    """Sensor readings of the last step: three numbers for each sensor, then the forces on joints."""

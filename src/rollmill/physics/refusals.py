@@ -49,10 +49,11 @@ DISABLED = {
     "AUTORESET",  # of unstable robots, which environments end
     "SENSOR",  # rejected beside sensors
 }
-"""Parts of MuJoCo that may be disabled, as in `mjtDisableBit`: here, too, or without effect on a step."""
+"""Features that a model may disable, as in `mjtDisableBit`: Rollmill disables them too, or they do not affect a
+step."""
 
 ENABLED = {"ENERGY", "FWDINV", "INVDISCRETE", "ISLAND", "MULTICCD", "SENSORNOISE"}
-"""Parts that may be enabled, as in `mjtEnableBit`: they do not change a step."""
+"""Features that a model may enable, as in `mjtEnableBit`, because they do not affect a step."""
 
 
 def refuse_uncovered(mujoco: Any, compiled: Any, *, sensors: bool) -> None:

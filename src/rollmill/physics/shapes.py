@@ -15,12 +15,12 @@ class PlacedGeoms(NamedTuple):
 
     positions: Float[Array, "n 3"]
     rotations: Float[Numbers, "n 3 3"]
-    """Of NumPy for geoms of the world."""
+    """Orientations of the geoms. They are NumPy arrays for geoms that cannot move."""
     sizes: Float[np.ndarray, "n 3"]
 
 
 Points: TypeAlias = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers, "n 3 3"]]
-"""Distances, places and frames."""
+"""Distances, positions and frames of contacts."""
 
 
 def contact_frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:

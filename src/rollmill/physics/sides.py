@@ -21,7 +21,7 @@ from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import Structure
 
 MANY = 8
-"""Points between two moving bodies from which on one product of matrices takes all of them."""
+"""Number of points between two moving bodies from which one matrix product handles all of them."""
 
 
 class ContactSides(NamedTuple):
@@ -36,7 +36,7 @@ class ContactSides(NamedTuple):
     bodies: tuple[int, ...]
     arms: Float[Array, "sides 3"]
     sign: float
-    """1 for bodies that normals point to, -1 for those that they point away from."""
+    """1 if a contact's normal points to the body, and -1 if it points away from the body."""
 
 
 def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:

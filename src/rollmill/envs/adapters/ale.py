@@ -44,10 +44,10 @@ OPTIONS: dict[str, Any] = {
     "stack_num": 4,
     "use_fire_reset": True,
 }
-"""Options of ale-py's `AtariVectorEnv` that are passed on, with the values that they have here."""
+"""Options that are passed on to `AtariVectorEnv` of ale-py, with Rollmill's defaults."""
 
 LEAST = {"frameskip": 1, "img_height": 1, "img_width": 1, "max_num_frames_per_episode": 1, "stack_num": 1}
-"""Least values of the options that are no numbers from 0."""
+"""Minimum values of the options, if they are not 0."""
 
 
 def make(

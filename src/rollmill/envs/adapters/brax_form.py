@@ -20,7 +20,8 @@ from rollmill.envs.transforms import time_limit
 from rollmill.gpus.jax_settings import standard_promotion
 
 RESET_RATIO = 16
-"""A reset solves for the forces of its first state, which costs a tenth of a step to a whole one."""
+"""Default reset ratio. A reset solves for the forces of the initial state, which takes between a tenth of a step
+and a whole step."""
 
 
 def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: int) -> Environment:

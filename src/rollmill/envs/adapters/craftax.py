@@ -36,10 +36,10 @@ IDS = {
 """Module and class of each environment, those without auto-reset."""
 
 NO_LIMIT = 2**30
-"""A time limit that no episode reaches."""
+"""Time limit that no episode reaches, in steps."""
 
 RESET_RATIO = 16
-"""Environments for each world that is generated at a time. A world takes as long as tens of steps."""
+"""Default reset ratio. Generating a world takes as long as tens of steps."""
 
 
 def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:

@@ -26,7 +26,7 @@ from rollmill.envs.options import keyword_names, like, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 
 NO_LIMIT = 2**30
-"""A time limit that no episode reaches."""
+"""Time limit that no episode reaches, in steps."""
 
 Step = Callable[[Key, State, Action, Params], Timestep]
 

@@ -16,7 +16,7 @@ from rollmill.envs.host import parallel_environment
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 
 PARTICLES = "mpe/"
-"""Family of the particle environments, which a package of their own, mpe2, holds."""
+"""Family of the particle environments, which are in a separate package, mpe2."""
 
 
 class _Source(NamedTuple):

@@ -23,7 +23,7 @@ from rollmill.envs.transforms import plannable
 from rollmill.gpus.jax_settings import standard_promotion
 
 TOO_MANY_PLAYERS = {"bridge_bidding": 4, "mahjong": 4, "sparrow_mahjong": 3}
-"""Number of players of the games that are no environment for one player or two."""
+"""Games with more than two players, and the number of their players."""
 
 PLANNABLE = frozenset(
     {
@@ -39,10 +39,8 @@ PLANNABLE = frozenset(
         "tic_tac_toe",
     }
 )
-"""Games of perfect information whose moves follow from state and action alone, so that one can plan in them.
-
-In the others dice are rolled, cards are hidden or steps are random.
-"""
+"""Games that support planning, because they have perfect information and no chance. Other games roll dice, hide
+cards or have random steps."""
 
 PRESETS = {"go_9x9": {"size": 9}, "go_19x19": {"size": 19}}
 """Options of Pgx's classes that an id stands for."""

@@ -14,7 +14,7 @@ from rollmill.envs.drawings import BLUE, FAINT, INK, PAPER, RED, SOFT
 
 REACH = "#f9dcc9"
 RIM = 1.25
-"""Radius of the paper around an agent, in its own: agents that overlap stay apart."""
+"""Radius of the white rim around an agent, in multiples of its radius, which separates overlapping agents."""
 MAX_CELLS = 30
 """Cells in a row up to which a grid is drawn."""
 

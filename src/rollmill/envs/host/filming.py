@@ -18,9 +18,9 @@ class Film(NamedTuple):
     """The pictures that a camera has recorded, in order."""
 
     frames: list[tuple[UInt8[np.ndarray, "H W 3"], float | None]]
-    """Each with the frames a second that suit the environment, if it says so."""
+    """Recorded pictures, each with the environment's frames per second, if known."""
     problems: list[str]
-    """The reason why there are no more pictures, if there is one."""
+    """Reason why rendering failed, if it did."""
 
 
 class Camera(gymnasium.Wrapper):

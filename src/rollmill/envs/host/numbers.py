@@ -17,9 +17,9 @@ class NonFinite(NamedTuple):
     """A NaN or an infinity in a batch of host environments, with its place."""
 
     row: int
-    """Position of its environment in the batch."""
+    """Index of the environment in the batch."""
     field: str
-    """Where it is, such as `reward`, or `observation['arm'][2]`."""
+    """Place of the number, such as `reward` or `observation['arm'][2]`."""
     value: float
 
 

@@ -30,7 +30,7 @@ class ParallelObject(Protocol):
     """The part of the `pettingzoo.ParallelEnv` interface that Rollmill uses."""
 
     agents: list[Agent]
-    """Those that act in the next step."""
+    """Agents that act in the next step."""
 
     def reset(self, seed: int | None = None) -> tuple[ByAgent, ByAgent]:
         """Starts an episode, and returns observations and infos."""

@@ -53,9 +53,9 @@ class Transform(NamedTuple):
     reward: Callable[[ArrayModule, Any], Any] = _keep
     """`(xp, reward) -> reward`, of one agent."""
     repeats: int = 1
-    """Number of steps that one action takes. Their rewards are summed, and an episode that ends ends them."""
+    """Number of steps for which an action is repeated, at most until the episode ends. Rewards are summed."""
     takes_other_actions: bool = False
-    """True if actions are taken that the policy did not choose in that state."""
+    """Whether the environment may take actions that the policy did not choose in that state."""
 
 
 class Spaces(NamedTuple):

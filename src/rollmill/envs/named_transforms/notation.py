@@ -32,7 +32,7 @@ TRANSFORMS: dict[str, Callable[[str, Spaces], Transform]] = {
 
 
 OF_REWARDS = ("reward-scale", "reward-clip")
-"""Transforms that change nothing but rewards, and so fit several agents."""
+"""Transforms that change only rewards, and therefore support multi-agent environments."""
 
 
 class TransformName(NamedTuple):

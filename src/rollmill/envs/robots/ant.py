@@ -93,7 +93,7 @@ class AntParams(eqx.Module):
 
     robot: physics.Params
     target: Scalar = 1000.0
-    """Place on the x axis that the ant walks to (m)."""
+    """Position on the x axis that the ant walks to (m)."""
     alive: Scalar = 0.5
     up: Scalar = 0.1
     heading: Scalar = 0.5
@@ -101,7 +101,7 @@ class AntParams(eqx.Module):
     energy_cost: Scalar = 0.05
     limit_cost: Scalar = 0.1
     fallen: Scalar = -2.0
-    """Reward of the step in which it falls."""
+    """Reward of the step in which the robot falls."""
     fallen_height: Scalar = 0.31
     """Height of the torso (m) below which it has fallen."""
     reset_angle: Scalar = 0.2

@@ -122,7 +122,7 @@ class AnymalParams(eqx.Module):
     fastest_x: Scalar = 2.0
     fastest_y: Scalar = 1.0
     fastest_yaw: Scalar = 1.0
-    """Bounds of the velocities that it is told (m/s, m/s, rad/s)."""
+    """Bounds of the commanded velocities (m/s, m/s, rad/s)."""
     forward: Scalar = 1.0
     turning: Scalar = 0.5
     torque_cost: Scalar = 2.5e-5

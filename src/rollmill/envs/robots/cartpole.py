@@ -52,7 +52,7 @@ class CartpoleParams(eqx.Module):
     angle_limit: Scalar = math.pi / 2
     """Bounds (m, rad) beyond which an episode ends."""
     outside: Scalar = -2.0
-    """Reward of the step that leaves them."""
+    """Reward of the step in which the cart or the pole exceeds its bound."""
     reset_position: Scalar = 0.1
     reset_speed: Scalar = 0.25
     """Bounds of the first coordinates (m, rad) and of their rates (m/s, rad/s)."""

@@ -34,9 +34,9 @@ HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973, 0.04, 0.04)
 SPEEDS = (1.0,) * 7 + (0.1,) * 2
 """Speeds of the targets of the servos, as shares of that of the arm."""
 HANDLE = (0.3, 0.01, 0.0)
-"""Place to grasp (m) on the drawer."""
+"""Grasping point on the drawer (m)."""
 GRASP = (0.0, 0.04, 0.107 + 0.0584)
-"""Place (m) on the arm's last link that is to be there."""
+"""Grasping point on the arm's last link (m)."""
 
 _LINKS = (
     ("0 0 0.333", "1 0 0 0", 4.970684, "0.003875 0.002081 -0.04762"),
@@ -203,7 +203,7 @@ class Grip(NamedTuple):
     """Positions of the hand, the fingers and the handle of the drawer."""
 
     to_handle: Float[Array, "3"]
-    """From the hand's place to grasp to that of the handle."""
+    """Vector from the hand's grasping point to the handle's grasping point (m)."""
     hand: Float[Array, "3 3"]
     """Rotation of the hand, of which z points ahead and y to the left finger."""
     handle: Float[Array, "3"]

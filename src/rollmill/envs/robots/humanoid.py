@@ -152,7 +152,7 @@ class HumanoidParams(eqx.Module):
 
     robot: physics.Params
     target: Scalar = 1000.0
-    """Place on the x axis that it walks to (m)."""
+    """Position on the x axis that the robot walks to (m)."""
     alive: Scalar = 2.0
     up: Scalar = 0.1
     heading: Scalar = 0.5
@@ -160,7 +160,7 @@ class HumanoidParams(eqx.Module):
     energy_cost: Scalar = 0.05
     limit_cost: Scalar = 0.25
     fallen: Scalar = -1.0
-    """Reward of the step in which it falls."""
+    """Reward of the step in which the robot falls."""
     fallen_height: Scalar = 0.8
     """Height of the torso (m) below which it has fallen."""
     reset_angle: Scalar = 0.2

@@ -20,7 +20,7 @@ PLATFORMS = ("egl", "osmesa")
 """Ways to OpenGL without a window, in the order in which they are tried."""
 BACKGROUND, GROUND = "#dce6ef", "#b9c4cd"
 COLOURS = ("#c8702a", "#3f6f9f", "#5b8c3e", "#8c5b9c")
-"""Of the trees of bodies, in the order of their roots."""
+"""Colours of the trees of bodies, in the order of their roots."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class ViewAngle:
     """Direction and distance from which a camera looks at the first body of a robot."""
 
     distance: float
-    """In metres."""
+    """Distance of the camera, in metres."""
     azimuth: float = 90.0
     elevation: float = -20.0
     """In degrees, as MuJoCo's: at an azimuth of 90 it looks along the y axis."""
     height: float | None = None
-    """Of the place that it looks at (m), by default that of the body."""
+    """Height of the point that the camera looks at (m). Default: the height of the body."""
     follows: bool = True
-    """Whether it moves along with the body."""
+    """Whether the camera moves along with the body."""
     ahead: float = 0.0
-    """Place along x (m) that it looks at, if it does not."""
+    """Position along x that the camera looks at, if it does not follow the body (m)."""
 
 
 def drawing_of(

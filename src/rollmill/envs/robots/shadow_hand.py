@@ -36,9 +36,9 @@ class HandState(eqx.Module):
     robot: physics.RobotState
     goal: Float[Array, "4"]
     reached: Bool[Array, ""]
-    """Whether the block had that orientation: there is another one from the next step on."""
+    """Whether the block has reached the target orientation. The next step then has a new target."""
     successes: Float[Array, ""]
-    """Orientations that were reached in this episode."""
+    """Number of target orientations that were reached in this episode."""
     action: Float[Array, "20"]
 
 
@@ -47,7 +47,7 @@ class HandParams(eqx.Module):
 
     robot: physics.Params
     distance_cost: Scalar = 10.0
-    """For each metre between the block and its place."""
+    """Reward for each metre between the block and its place."""
     rotation: Scalar = 1.0
     rotation_offset: Scalar = 0.1
     """The reward of an orientation is `rotation / (angle + rotation_offset)`."""
