@@ -47,7 +47,7 @@ class HandParams(eqx.Module):
 
     robot: physics.Params
     distance_cost: Scalar = 10.0
-    """Reward for each metre between the block and its place."""
+    """Cost of each metre between the block and its place."""
     rotation: Scalar = 1.0
     rotation_offset: Scalar = 0.1
     """The reward of an orientation is `rotation / (angle + rotation_offset)`."""
