@@ -64,6 +64,22 @@ def test_names_of_other_libraries_lead_to_those_here(option):
         getattr(run, "__wrapped__", run)(["ppo", "CartPole-v1", option, "3"])
 
 
+@pytest.mark.parametrize(("option", "advice"), [("-q", "Did you mean --quiet?"), ("-x", "train ppo --help")])
+def test_options_have_no_short_forms(option, advice):
+    from rollmill.cli.train import run
+
+    with raises("unknown-option-options-have-no", option, advice):
+        getattr(run, "__wrapped__", run)(["ppo", "CartPole-v1", option])
+
+
+@pytest.mark.parametrize(("name", "meant"), [("PPO", "ppo"), ("Dqn", "dqn"), ("PPOO", "ppo")])
+def test_names_of_algorithms_are_found_in_any_case(name, meant):
+    from rollmill.cli.train import run
+
+    with raises("unknown-name", f"unknown algorithm {name!r}. Did you mean {meant}"):
+        getattr(run, "__wrapped__", run)([name, "CartPole-v1"])
+
+
 def test_help_is_in_groups_without_marks_of_types(capsys):
     from rollmill.cli.train import run
 

@@ -55,6 +55,18 @@ def test_a_loss_is_a_scalar(graph):
         fingerprint(learn_by(graph, loss))
 
 
+def test_a_loss_without_gradients_is_refused(graph):
+    def stopped(weights, learner, sample, sequence):
+        return jax.lax.stop_gradient(weigh(weights, sample)), {}
+
+    with raises("loss-does-not-depend-on", "stop_gradient"):
+        fingerprint(learn_by(graph, stopped))
+    ppo = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=8, total_timesteps=32, network={"hidden_sizes": (4,)})
+    loss = lambda *args: (jnp.float32(0.5), {})
+    with raises("loss-does-not-depend-on"):
+        fingerprint(ppo._replace(gradients=MeanGradients(loss, ppo.gradients.network)))
+
+
 @pytest.mark.parametrize("change", [lambda gained: gained.T, lambda gained: gained.reshape(2, -1)])
 def test_a_batch_with_other_axes_and_as_many_samples_is_refused(graph, change):
     def prepare(learner, trajectory, *, reduce, replicas):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill import dataflow, envs
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, Timestep
+from rollmill.core.types import AgentKind, Environment, Timestep
 from wordings import raises
 
 BOX = spaces.Box(-10.0, 10.0, (), np.float32)
@@ -91,9 +91,54 @@ def test_a_state_whose_dtype_changes_is_an_error_that_says_what_to_write():
         rollmill.ppo(environment(reset=reset))
 
 
+@pytest.mark.parametrize(
+    ("of_reset", "of_step", "shape", "expected"),
+    [
+        ((2,), (2,), (2, 1), ("observation-is-but-observation-space", "float32[2]", "add the missing axis")),
+        ((2, 1), (2,), (2, 1), ("observation-is-after-but-observation", "after step", "add the missing axis")),
+        ((), (1,), (1,), ("observation-is-after-but-observation", "after reset", ".reshape((1,)) in reset")),
+        ((2,), (1, 2), (2,), ("observation-is-after-but-observation", "change the shape with .reshape((2,))")),
+        ((3,), (3,), (2,), ("observation-is-but-observation-space", "reduce it to the shape (2,)")),
+    ],
+)
+def test_observations_of_other_shapes_are_compared_with_the_declared_space(of_reset, of_step, shape, expected):
+    def step(key, state, action, params):
+        return rollmill.Timestep(jnp.zeros(of_step), state + 1, jnp.float32(0), state > 3, jnp.asarray(False), {})
+
+    reset = lambda key, params: (jnp.zeros(of_reset), jnp.int32(0))
+    box = spaces.Box(-1, 1, shape)
+    with raises(*expected):
+        rollmill.check_environment(rollmill.Environment("Axes", reset, step, box, spaces.Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("reward", "advice"),
+    [
+        ({"a": jnp.float32(0), "b": jnp.zeros(1)}, "['a']: return one value for each place"),
+        (jnp.float32(0), "a dictionary with an array for each kind of agents"),
+        ({"a": jnp.zeros(2), "b": jnp.zeros(1, jnp.int32)}, "['b']: cast it with .astype(jnp.float32)"),
+        ({"a": jnp.zeros((2, 3)), "b": jnp.zeros(1)}, "['a']: reduce it to the shape (2,)"),
+    ],
+)
+def test_rewards_of_other_shapes_are_answered_with_what_to_write(reward, advice):
+    box = spaces.Box(-1, 1, (1,))
+    kinds = tuple(AgentKind(name, count, box, spaces.Discrete(2)) for name, count in (("a", 2), ("b", 1)))
+    observation = {"a": jnp.zeros((2, 1)), "b": jnp.zeros((1, 1))}
+
+    def step(key, state, action, params):
+        return rollmill.Timestep(observation, state + 1, reward, state > 3, jnp.asarray(False), {})
+
+    env = rollmill.Environment(
+        "Axes", lambda key, params: (observation, jnp.int32(0)), step, *envs.joint_spaces(kinds), agents=kinds
+    )
+    with raises("is-expected-hint", "reward", advice):
+        rollmill.check_environment(env)
+
+
 def test_the_check_alone_advises(capsys):
-    with pytest.warns(UserWarning, match=r"weakly typed.*the state after reset\['steps'\].*the reward"):
+    with pytest.warns(UserWarning, match=r"weakly typed.*the state after reset\['steps'\].*the reward") as warned:
         rollmill.check_environment(environment())
+    assert warned[0].filename == __file__  # the line of the caller, as Python prints it
     rollmill.ppo(environment())  # warnings are errors in tests
     assert "Halving passed all checks: 100 random steps, 20 episodes ended." in capsys.readouterr().out
 

@@ -74,9 +74,30 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
     return given
 
 
+SHORT = {
+    "c": "config",
+    "d": "run-dir",
+    "e": "episodes",
+    "i": "import",
+    "j": "json",
+    "n": "num-envs",
+    "o": "output",
+    "q": "quiet",
+    "r": "recipe",
+    "s": "seed",
+}
+"""Options that other programs abbreviate by one letter."""
+
+
 def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
     """Returns an error about an unknown option, which suggests the most similar options."""
     known = list(known)
+    if len(name) == 2:
+        meant = SHORT.get(name[1].lower())
+        advice = f"Did you mean --{meant}?" if meant in known else f"`{prog} --help` lists the options."
+        return UsageError(
+            f"unknown option {name}. Options have no short forms, and begin with two dashes. {advice}"
+        )
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown option {name}. --{note}")
     near = [f"--{option}" for option in options_like(name.lstrip("-"), known)]

@@ -115,5 +115,14 @@ def suggestion(name: str, known: Iterable[str], *, meant: str | None = None) -> 
 
 
 def nearest(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Returns up to `limit` known names that resemble `name`, the nearest first."""
-    return difflib.get_close_matches(name, sorted(known), n=limit, cutoff=cutoff)
+    """Returns up to `limit` known names that resemble `name`, the nearest first.
+
+    Upper and lower case are the same. Names that differ in nothing else are returned alone.
+    """
+    by_lower: dict[str, list[str]] = {}
+    for each in sorted(known):
+        by_lower.setdefault(each.lower(), []).append(each)
+    if same := by_lower.get(name.lower()):
+        return same[:limit]
+    near = difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=cutoff)
+    return [each for lower in near for each in by_lower[lower]][:limit]

@@ -1,12 +1,12 @@
 """Checks values that fragments return, if a wrong value would otherwise go unnoticed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import ContractError
 from rollmill.core.outlines import outline
@@ -27,6 +27,38 @@ def check_loss(returned: Any) -> None:
             "take their mean."
         )
     check_metrics(metrics)
+
+
+def value_and_gradients(
+    loss: Callable[[PyTree[Array]], tuple[Float[Array, ""], Any]], network: PyTree[Array]
+) -> tuple[tuple[Float[Array, ""], Any], PyTree[Array]]:
+    """Returns what a loss with metrics returns for the weights of a network, and its gradients.
+
+    Raises a `ContractError` if the loss does not depend on any weight, so that all gradients would be zero.
+    """
+    has_slope: list[bool] = []
+
+    @jax.custom_jvp
+    def watched(total: Float[Array, ""]) -> Float[Array, ""]:
+        return total
+
+    @watched.defjvp
+    def _(totals: tuple[Any], slopes: tuple[Any]) -> tuple[Any, Any]:
+        has_slope.append(True)  # JAX calls this only for a value that depends on the weights
+        return totals[0], slopes[0]
+
+    def with_watch(network: PyTree[Array]) -> tuple[Float[Array, ""], Any]:
+        total, metrics = loss(network)
+        return watched(total), metrics
+
+    result = jax.value_and_grad(with_watch, has_aux=True)(network)
+    if not has_slope:
+        raise ContractError(
+            "the loss does not depend on the weights of the network, so the gradients of all parameters are "
+            "exactly zero and nothing would be learned. hint: compute the loss from the network that it receives, "
+            "and look for jax.lax.stop_gradient around it."
+        )
+    return result
 
 
 def check_metrics(metrics: Any) -> None:

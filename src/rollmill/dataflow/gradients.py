@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.dataflow.fragment_results import check_loss
+from rollmill.dataflow.fragment_results import check_loss, value_and_gradients
 from rollmill.dataflow.graph import Batch, Decision, Learner, Metrics, Weights
 
 LossOfOne: TypeAlias = Callable[
@@ -37,7 +37,7 @@ class MeanGradients:
             losses, metrics = jax.vmap(each)(minibatch.samples, minibatch.sequences)
             return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
-        (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(self.network(learner))
+        (total, metrics), slopes = value_and_gradients(mean_loss, self.network(learner))
         return slopes, {"losses/total": total, **metrics}
 
     def of_one(
@@ -92,9 +92,10 @@ class SequenceGradients:
             unrolled = self.unroll(network, learner, minibatch)
             constants = jax.lax.stop_gradient(self.constants(learner, minibatch, unrolled))
             each = jax.vmap(jax.vmap(partial(self._checked_loss, learner)))
-            return jax.tree.map(jnp.mean, each(minibatch.samples, constants, unrolled.outputs))
+            losses, metrics = each(minibatch.samples, constants, unrolled.outputs)
+            return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
-        (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(self.network(learner))
+        (total, metrics), slopes = value_and_gradients(mean_loss, self.network(learner))
         return slopes, {"losses/total": total, **metrics}
 
     def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> Unrolled:

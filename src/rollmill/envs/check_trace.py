@@ -1,5 +1,6 @@
 """Checks the contract of an environment by tracing its reset and step, without running them."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -93,10 +94,46 @@ def check_same_types(env: Environment, traced: Traced) -> None:
         "state": (traced.reset_state, traced.timestep.state),
         "observation": (traced.reset_observation, traced.timestep.observation),
     }
+    _check_declared_shapes(env, traced)
     for what, (reset, step) in pairs.items():
         _check_same_structure(env.name, what, reset, step)
         for path, reset_leaf, step_leaf in _paired_leaves(reset, step):
             _check_same_leaf(env.name, f"{what}{path}", reset_leaf, step_leaf)
+
+
+def _check_declared_shapes(env: Environment, traced: Traced) -> None:
+    """Checks the shapes of observations against the space, if only reset or only step returns others.
+
+    If the shapes of both differ from the space, `check_observation_space` says so.
+    """
+    declared = _struct_of(env, "observation_space", env.observation_space)
+    returned = {"reset": traced.reset_observation, "step": traced.timestep.observation}
+    if len({jax.tree.structure(tree) for tree in (declared, *returned.values())}) > 1:
+        return
+    for (path, space_leaf, reset_leaf), step_leaf in zip(
+        _paired_leaves(declared, returned["reset"]), jax.tree.leaves(returned["step"]), strict=True
+    ):
+        leaves = {"reset": reset_leaf, "step": step_leaf}
+        wrong = [what for what, leaf in leaves.items() if leaf.shape != space_leaf.shape]
+        if len(wrong) == 1:
+            leaf = leaves[wrong[0]]
+            raise ContractError(
+                f"{env.name}: observation{path} is {type_of(leaf)} after {wrong[0]}, but the observation space "
+                f"declares {type_of(space_leaf)}. hint: {reshaping(leaf, space_leaf)} in {wrong[0]}."
+            )
+
+
+def reshaping(actual: Any, expected: Any) -> str:
+    """Returns advice for an array that has another shape or dtype than it should."""
+    if actual.shape == expected.shape:
+        return f"cast it with .astype(jnp.{expected.dtype})"
+    if math.prod(actual.shape) == math.prod(expected.shape):
+        verb = "add" if len(actual.shape) < len(expected.shape) else "change"
+        what = "the missing axis" if verb == "add" else "the shape"
+        return f"{verb} {what} with .reshape({expected.shape})"
+    if len(actual.shape) < len(expected.shape):
+        return f"return one value for each place, for example jnp.full({expected.shape}, value)"
+    return f"reduce it to the shape {expected.shape}"
 
 
 def check_flags(env: Environment, traced: Traced) -> None:
@@ -106,7 +143,6 @@ def check_flags(env: Environment, traced: Traced) -> None:
     for field, expected in expected_types.items():
         actual = getattr(traced.timestep, field)
         if not _same_types(actual, expected):
-            kind = "bool_" if expected is flag else "float32"
             if field == "reward" and isinstance(actual, dict) and not env.agents:
                 raise ContractError(
                     f"{env.name}: reward is {outline(actual)}, expected {outline(expected)}. hint: a multi-agent "
@@ -114,9 +150,22 @@ def check_flags(env: Environment, traced: Traced) -> None:
                     "observation_space, action_space), ...)."
                 )
             raise ContractError(
-                f"{env.name}: {field} is {outline(actual)}, expected {outline(expected)}. hint: reduce it to "
-                f"this shape and cast it with .astype(jnp.{kind})."
+                f"{env.name}: {field} is {outline(actual)}, expected {outline(expected)}. hint: "
+                f"{_advice_on_flag(actual, expected)}."
             )
+
+
+def _advice_on_flag(actual: Any, expected: Any) -> str:
+    """Returns advice on a reward or a flag that has another structure, shape or dtype than it should."""
+    if isinstance(expected, dict):
+        if not isinstance(actual, dict) or actual.keys() != expected.keys():
+            return "return a dictionary with an array for each kind of agents, one reward for each agent"
+        return next(
+            f"[{name!r}]: {reshaping(actual[name], kind)}"
+            for name, kind in expected.items()
+            if not _same_types(actual[name], kind)
+        )
+    return reshaping(actual, expected) if isinstance(actual, jax.ShapeDtypeStruct) else "return one array"
 
 
 def check_info(env: Environment, traced: Traced) -> None:
@@ -139,8 +188,8 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
     for path, leaf, space_leaf in _paired_leaves(observation, expected):
         if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
             raise ContractError(
-                f"{env.name}: observation{path} is {type_of(leaf)}, but observation_space means "
-                f"{type_of(space_leaf)}. hint: change the space or cast the observation."
+                f"{env.name}: observation{path} is {type_of(leaf)}, but the observation space declares "
+                f"{type_of(space_leaf)}. hint: {reshaping(leaf, space_leaf)}, or change the space."
             )
 
 
@@ -319,7 +368,7 @@ def warn_of_weak_types(env: Environment) -> None:
             f"{env.name}: these parts are weakly typed, because they come from Python numbers: "
             f"{', '.join(weak)}. They are cast to fixed dtypes, and training works. hint: write "
             "jnp.asarray(value, jnp.float32), or another dtype, to choose the type yourself.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
