@@ -219,6 +219,8 @@ VARIED = {
     **{word: word for word in ("c51", "quantiles", "rainbow", "shared-torso", "gru")},
     "--no-normalize-observations": "raw observations",
     "--rnd-coef": "rnd",
+    "--gamma 0.97": "gamma 0.97",
+    "--gamma 0.995": "gamma 0.995",
 }
 """Names of rows by words of their options."""
 
@@ -262,16 +264,20 @@ def defaults_over_environments() -> str:
 
 
 SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax")
+MACHINES_TO_RETURN = {"two busy cores": "seconds-to-return", "two cores of a server": "seconds-to-return-server"}
+"""Results by machine."""
 
 
 def seconds_to_return() -> str:
     """Returns the CPU seconds, and the steps, after which each side has reached a return."""
     rows = []
-    for environment, found in read_result("seconds-to-return")["environments"].items():
-        sides = [found["sides"][name] for name in SIDES_TO_RETURN]
-        cells = [_until_return(side, found["threshold"]) for side in sides]
-        rows.append([f"{environment} to {found['threshold']:g}", *cells])
-    return table_of(["CPU seconds (steps)", *SIDES_TO_RETURN], rows)
+    for machine, result in MACHINES_TO_RETURN.items():
+        for environment, found in read_result(result).get("environments", {}).items():
+            sides = [found["sides"].get(name, []) for name in SIDES_TO_RETURN]
+            cells = [_until_return(side, found["threshold"]) if side else "" for side in sides]
+            seeds = str(max(len(side) for side in sides))
+            rows.append([f"{environment} to {found['threshold']:g}, {machine}", seeds, *cells])
+    return table_of(["CPU seconds (steps)", "Seeds", *SIDES_TO_RETURN], rows)
 
 
 def _until_return(runs: list[dict[str, Any]], threshold: float) -> str:

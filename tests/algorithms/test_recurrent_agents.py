@@ -3,6 +3,7 @@
 Shape letters: `T` steps, `E` environments, `N` sequences of a minibatch, `A` agents of a kind.
 """
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +19,10 @@ from losses_by_hand import assert_close, disturbed_network
 import rollmill
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner
+from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
+from rollmill.fusion.kernels.gradients import kernel_gradients
+from rollmill.fusion.kernels.rollout import lower_rollout
 from rollmill.networks import AgentNetwork
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
@@ -272,6 +276,28 @@ def test_two_devices_give_the_numbers_of_one_with_memories():
     assert_close(two, one, rtol=1e-4, atol=1e-5)
     for alone, together in zip(rows_one, rows_two, strict=True):
         assert_close(together, alone, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_with_memories_is_resumed_with_the_same_bits_and_evaluated(tmp_path):
+    rollmill.register("Crowd", crowd, overwrite=True)
+    graph = rollmill.ippo("Crowd", **SMALL, network=GRU)
+    quiet = {"quiet": True, "tensorboard": False}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", checkpoint_iterations=1, keep_last=4, **quiet)
+    newest = max((run.directory / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    shutil.rmtree(newest)
+    (run.directory / "summary.json").unlink()
+    again = rollmill.resume(run.directory, quiet=True)
+    assert again.summary["weights_sha256"] == run.summary["weights_sha256"]
+    assert len(rollmill.evaluate(run.directory, episodes=4).returns) == 4
+
+
+def test_kernels_leave_agents_with_memories_to_xla():
+    graph = rollmill.ippo(crowd(), **SMALL, network=GRU)
+    with pytest.raises(CannotFuse, match="several agents with recurrent networks"):
+        lower_rollout(graph)
+    with pytest.raises(CannotFuse, match="several agents with recurrent networks"):
+        kernel_gradients(graph)
 
 
 # --- networks of one's own, and refusals --------------------------------------------------------------

@@ -39,6 +39,7 @@ QUIET = {"quiet": True, "tensorboard": False}
 ITERATIONS = 20
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "learning_rate": 2.5e-4}
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
+TINY_GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
 COARSE, FINE = "single-learner-coarse", "single-learner-fine"
 
 ALGORITHMS = {
@@ -49,6 +50,7 @@ ALGORITHMS = {
     ),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"normalize_observations": True}),
     "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {}),
+    "mappo-gru": (rollmill.mappo, "TagGridWorld-Small-v0", {"network": TINY_GRU}),
     "a pool of opponents": (
         rollmill.ippo,
         "TagGridWorld-Small-v0",
@@ -123,7 +125,7 @@ def _environment_of(process):
 
 def graph_of(algorithm, iterations=ITERATIONS, env=None):
     build, name, settings = ALGORITHMS[algorithm]
-    sizes = SIZES | settings | {"total_timesteps": 64 * iterations, "network": TINY}
+    sizes = SIZES | {"total_timesteps": 64 * iterations, "network": TINY} | settings
     return build(rollmill.make(env or name), **sizes)
 
 

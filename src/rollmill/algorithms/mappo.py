@@ -40,7 +40,15 @@ from rollmill.algorithms.building import (
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.hyperparameters import settle_of
-from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
+from rollmill.algorithms.multi_agent import (
+    UNFUSED,
+    condition,
+    mean_gradients,
+    prepare,
+    report,
+    start_learner,
+    update,
+)
 from rollmill.algorithms.opponent_pool import kinds_with_opponents
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.reports import with_schedules
@@ -61,7 +69,7 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
-from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs
+from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs, UnfusedPolicy
 from rollmill.envs import as_environment
 from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 
@@ -252,7 +260,7 @@ def _assemble(
         action_space=env.action_space,
         loops=loops,
         environment=environment.step,
-        policy=policy.sample,
+        policy=UnfusedPolicy(policy.sample, UNFUSED) if policy.recurrent else policy.sample,
         gradients=mean_gradients(policy, sample_loss, config),
         update=partial(update, trained, optimiser),
         start_environment=environment.start,

@@ -61,6 +61,7 @@ from rollmill.networks import Output
 
 EPS = 1e-9
 """Smallest share of active agents, as a divisor."""
+UNFUSED = "kernels do not support several agents with recurrent networks"
 
 
 class AgentLearner(eqx.Module):
@@ -437,6 +438,7 @@ def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGr
         loss=lambda learner, row, constants, loss_and_metrics: loss_and_metrics,
         network=network,
         start_memory=lambda memory: memory,
+        unfused=UNFUSED,
     )
 
 

@@ -84,6 +84,8 @@ class SequenceGradients:
     """Maps a minibatch of sequences, and the results of its steps, to constants `[N, T, ...]`."""
     recurrent: bool = True
     """Whether steps change the memory."""
+    unfused: str | None = None
+    """Reason why a kernel cannot compute the gradients, as the end of a sentence for the user. None if it can."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
         """Computes gradients of the mean loss over a minibatch, and metrics."""

@@ -223,6 +223,8 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
         CannotFuse: the gradients need a whole minibatch or another kind of sequence.
     """
     if isinstance(graph.gradients, SequenceGradients) and graph.replay is None:
+        if graph.gradients.unfused is not None:
+            raise CannotFuse(graph.gradients.unfused)
         return graph.gradients
     if graph.loops.cut != "samples":
         raise CannotFuse(
