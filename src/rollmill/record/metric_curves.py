@@ -78,7 +78,7 @@ def thinned_curve(
     return [by_steps[steps] for steps in sorted(by_steps)]
 
 
-def newest_means(run: RunDirectory, prefix: str, *, episodes: float) -> dict[str, float]:
+def newest_means(run: RunDirectory, prefix: str, *, episodes: int) -> dict[str, float]:
     """Returns means over the newest lines of the metrics whose names begin with a prefix, weighted by episodes.
 
     Takes as many lines as have these episodes together, of those at the end of the file that are near enough to be
