@@ -243,23 +243,24 @@ def alphazero(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of AlphaZero on an environment that supports a search.
+    """Builds AlphaZero for an environment that supports a search, as a graph that `rollmill.train` trains.
 
     Args:
-        env: what `rollmill.make` returns, an `Environment` of your own, or an id: a two-player game, or a
+        env: an id, the result of `rollmill.make`, or your own `Environment`. It must be a two-player game, or a
             single-player environment with deterministic steps. Actions must be `Discrete`.
-        config: hyperparameters; single ones can be given as keywords instead: `alphazero(env, num_envs=8)`.
-        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
-            value for each environment.
-        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
-            makes your own network, `(key, observation_space, action_space) -> ActorCritic`, with a `Categorical`
+        config: hyperparameters. Single hyperparameters can be given as keyword arguments instead:
+            `alphazero(env, num_envs=8)`.
+        params: parameters that replace the environment's own. A leaf with an additional leading axis
+            `[num_envs, ...]` holds one value for each environment.
+        network: a `NetworkConfig` that replaces `config.network`, the name of a torso, or a function that creates
+            your own network: `(key, observation_space, action_space) -> ActorCritic`, with a `Categorical`
             distribution.
-        **overrides: fields of `AlphaZeroConfig` to replace. `learning_rate` may be an Optax schedule, by the
-            number of updates, which replaces annealing.
+        **overrides: fields of `AlphaZeroConfig` to replace. `learning_rate` may be an Optax schedule, which is a
+            function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, an environment that does not support a search, or a network with
-            memory.
+        UsageError: a name, type or size is invalid, the environment does not support a search, or the network has
+            a memory.
 
     Examples:
         >>> algorithm = rollmill.alphazero("ConnectFour-v0", total_timesteps=1_000_000, num_simulations=32)

@@ -180,19 +180,20 @@ def dqn(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of DQN on an environment with discrete actions.
+    """Builds DQN for an environment with discrete actions, as a graph that `rollmill.train` trains.
 
     Args:
-        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
-        config: hyperparameters; single ones can be given as keywords instead: `dqn(env, num_envs=8)`.
-        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
-            value for each environment.
-        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
-        **overrides: fields of `DQNConfig` to replace. `learning_rate` may be an Optax schedule, by the number
-            of updates, which replaces annealing.
+        env: an id, the result of `rollmill.make` or `gymnasium.make`, or your own `Environment`.
+        config: hyperparameters. Single hyperparameters can be given as keyword arguments instead:
+            `dqn(env, num_envs=8)`.
+        params: parameters that replace the environment's own. A leaf with an additional leading axis
+            `[num_envs, ...]` holds one value for each environment.
+        network: a `NetworkConfig` that replaces `config.network`, or the name of a torso.
+        **overrides: fields of `DQNConfig` to replace. `learning_rate` may be an Optax schedule, which is a
+            function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, or actions that are not `Discrete`.
+        UsageError: a name, type or size is invalid, or the action space is not `Discrete`.
 
     Examples:
         >>> algorithm = rollmill.dqn("CartPole-v1", total_timesteps=500_000)

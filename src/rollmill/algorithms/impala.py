@@ -175,21 +175,22 @@ def impala(
     network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of IMPALA on an environment.
+    """Builds IMPALA for an environment, as a graph that `rollmill.train` trains.
 
     Args:
-        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
-        config: hyperparameters; single ones can be given as keywords instead: `impala(env, num_envs=8)`.
-        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
-            value for each environment.
-        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
-            makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
-        **overrides: fields of `IMPALAConfig` to replace. `learning_rate` may be an Optax schedule, by the number
-            of updates, which replaces annealing.
+        env: an id, the result of `rollmill.make` or `gymnasium.make`, or your own `Environment`.
+        config: hyperparameters. Single hyperparameters can be given as keyword arguments instead:
+            `impala(env, num_envs=8)`.
+        params: parameters that replace the environment's own. A leaf with an additional leading axis
+            `[num_envs, ...]` holds one value for each environment.
+        network: a `NetworkConfig` that replaces `config.network`, the name of a torso, or a function that creates
+            your own network: `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `IMPALAConfig` to replace. `learning_rate` may be an Optax schedule, which is a
+            function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, spaces that IMPALA does not support, or a multi-agent
-            environment.
+        UsageError: a name, type or size is invalid, IMPALA does not support the spaces, or the environment has
+            several agents.
 
     Examples:
         >>> algorithm = rollmill.impala("CartPole-v1", total_timesteps=500_000)

@@ -162,21 +162,22 @@ def mappo(
     network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of MAPPO on a multi-agent environment.
+    """Builds MAPPO for a multi-agent environment, as a graph that `rollmill.train` trains.
 
     Args:
-        env: what `rollmill.make` returns, an id, or an `Environment` of your own that lists its `agents`.
-        config: hyperparameters; single ones can be given as keywords instead: `mappo(env, num_envs=8)`.
-        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
-            value for each environment.
-        network: a `NetworkConfig` instead of `config.network`; or a function that makes your own network of a
-            parameter set, `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
-        **overrides: fields of `MAPPOConfig` to replace. `learning_rate` may be an Optax schedule, by the number
-            of updates, which replaces annealing.
+        env: an id, the result of `rollmill.make`, or your own `Environment` that lists its `agents`.
+        config: hyperparameters. Single hyperparameters can be given as keyword arguments instead:
+            `mappo(env, num_envs=8)`.
+        params: parameters that replace the environment's own. A leaf with an additional leading axis
+            `[num_envs, ...]` holds one value for each environment.
+        network: a `NetworkConfig` that replaces `config.network`, or a function that creates your own network of a
+            parameter set: `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
+        **overrides: fields of `MAPPOConfig` to replace. `learning_rate` may be an Optax schedule, which is a
+            function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, agents with different spaces that share parameters, a recurrent
-            network together with `pool_size`, or an environment with a single agent.
+        UsageError: a name, type or size is invalid, agents with different spaces share parameters, a recurrent
+            network is combined with `pool_size`, or the environment has a single agent.
 
     Examples:
         >>> algorithm = rollmill.mappo("TagGridWorld-Small-v0", total_timesteps=1_000_000)
@@ -192,7 +193,7 @@ def ippo(
     network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of IPPO on a multi-agent environment, with critics that see only their agent's observation.
+    """Builds IPPO for a multi-agent environment. Each critic sees only the observation of its agent.
 
     See `mappo` for arguments and errors.
 

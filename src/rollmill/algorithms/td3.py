@@ -161,19 +161,20 @@ def td3(
     network: NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """Makes the graph of TD3 on an environment with bounded continuous actions.
+    """Builds TD3 for an environment with bounded continuous actions, as a graph that `rollmill.train` trains.
 
     Args:
-        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
-        config: hyperparameters; single ones can be given as keywords instead: `td3(env, num_envs=8)`.
-        params: parameters that replace the environment's. A leaf with a leading axis `[num_envs, ...]` holds one
-            value for each environment.
-        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
-        **overrides: fields of `TD3Config` to replace. `learning_rate` may be an Optax schedule, by the number
-            of updates, which replaces annealing.
+        env: an id, the result of `rollmill.make` or `gymnasium.make`, or your own `Environment`.
+        config: hyperparameters. Single hyperparameters can be given as keyword arguments instead:
+            `td3(env, num_envs=8)`.
+        params: parameters that replace the environment's own. A leaf with an additional leading axis
+            `[num_envs, ...]` holds one value for each environment.
+        network: a `NetworkConfig` that replaces `config.network`, or the name of a torso.
+        **overrides: fields of `TD3Config` to replace. `learning_rate` may be an Optax schedule, which is a
+            function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
+        UsageError: a name, type or size is invalid, or the action space is not a bounded `Box`.
 
     Examples:
         >>> algorithm = rollmill.td3("Pendulum-v1", total_timesteps=100_000)
