@@ -9,7 +9,8 @@ policy of two layers of 64, in turns. Launches are given and not sought. With `-
 side by side, and measure one after the other. Writes results/fusion-large.json.
 
 `--auto` measures something else: whole iterations of PPO by XLA, and as `--fusion auto` chooses them for a run of
-two billion steps, with its notes. It adds the ratio of the two rates to the result.
+two billion steps, with its notes. It adds the ratio of the two rates to the result. `--parts` makes one result of
+several, so that environments can be measured in processes of their own.
 """
 
 import fcntl
@@ -28,6 +29,7 @@ from large_environments import LARGE
 from measure import (
     compiled,
     in_turns,
+    merged_results,
     options,
     platform,
     read_result,
@@ -159,8 +161,12 @@ def main() -> None:
         lock=(str, "a file, which one process after the other locks while it measures"),
         auto=(False, "measure what auto chooses"),
         add=False,
+        parts=([str], "other results, which become this one"),
         name=("fusion-large", "of the result"),
     )
+    if chosen.parts:
+        write_result(chosen.name, merged_results(chosen.parts, chosen.output), chosen.output)
+        return
     found: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     for name in chosen.names:

@@ -896,10 +896,17 @@ def serving(name: str, *, workers_alone: bool = False) -> str:
 # --- pages -------------------------------------------------------------------------------------------------
 
 
-def fusion_product() -> str:
-    """Returns the outcome of both depths of fusion for each algorithm and placement, and the refusals."""
+ON_GPU = ", one GPU"
+
+
+def fusion_product(end: str = "") -> str:
+    """Returns the outcome of both depths of fusion for each algorithm and placement, and the refusals.
+
+    With an `end`, the columns are the placements with this end, and otherwise those on CPUs.
+    """
     found = read_result("fusion-product")
-    places = list(dict.fromkeys(place for row in found.values() for place in row))
+    every = dict.fromkeys(place for row in found.values() for place in row)
+    places = [place for place in every if place.endswith(ON_GPU) == bool(end)]
     sentences: list[str] = []
 
     def word(cell: dict[str, Any]) -> str:
@@ -918,7 +925,8 @@ def fusion_product() -> str:
 
     rows = [[name, *(cell(row.get(place, {})) for place in places)] for name, row in found.items()]
     notes = [f"{n}. {sentence}" for n, sentence in enumerate(sentences, start=1)]
-    return "\n".join([table_of(["", *places], rows), "", *notes]).rstrip()
+    heads = [place.removesuffix(end) for place in places]
+    return "\n".join([table_of(["", *heads], rows), "", *notes]).rstrip()
 
 
 OFFERED_SIDES = {
@@ -963,8 +971,9 @@ def fusion_large() -> str:
     for name, each in read_result("fusion-large").items():
         medians = {side: figure["median"] / 1e6 for side, figure in each["steps per second"].items()}
         fastest = max(rate for side, rate in medians.items() if side != "XLA")
-        rows.append([name, f"{medians['XLA']:.0f}", f"{fastest:.0f}", f"{each['ratio']:.2f} x"])
-    return table_of(["Environment", "XLA", "kernel", "ratio"], rows)
+        auto = f"{each['auto']['ratio']:.2f} x" if "auto" in each else ""
+        rows.append([name, f"{medians['XLA']:.0f}", f"{fastest:.0f}", f"{each['ratio']:.2f} x", auto])
+    return table_of(["Environment", "XLA", "kernel", "ratio", "`auto` / `off`"], rows)
 
 
 def fusion_users() -> str:
@@ -1010,6 +1019,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fusion": fusion,
     "fusion study": fusion_study,
     "fusion product": fusion_product,
+    "fusion product gpu": lambda: fusion_product(ON_GPU),
     "fusion users": fusion_users,
     "fusion large": fusion_large,
     "profiler errors": profiler_errors,
