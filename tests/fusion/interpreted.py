@@ -85,12 +85,20 @@ class Buffer:
         return self.array.ctypes.data
 
 
-def by_numpy(function):
-    def call(x):
-        found = function(x.handle.data).astype(x.handle.data.dtype)
-        return tl.core.tensor(interpreter.TensorHandle(found, x.handle.dtype), x.type)
+def by_numpy(function, dtype=None):
+    def call(*operands):
+        x = operands[0]
+        found = function(*(operand.handle.data for operand in operands))
+        if dtype is None:
+            found = found.astype(x.handle.data.dtype)
+            return tl.core.tensor(interpreter.TensorHandle(found, x.handle.dtype), x.type)
+        return tl.core.tensor(interpreter.TensorHandle(found, dtype), tl.block_type(dtype, x.type.shape))
 
     return call
+
+
+def to_integers(x):
+    return x.astype(np.int32)
 
 
 def interpreter_of(kernel, folder):
@@ -100,8 +108,9 @@ def interpreter_of(kernel, folder):
     spec = importlib.util.spec_from_file_location("kernel", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    names = ("tanh", "exp", "log", "log1p", "expm1")
-    module.libdevice = SimpleNamespace(**{name: by_numpy(getattr(np, name)) for name in names})
+    names = {name: name for name in ("tanh", "exp", "log", "log1p", "expm1")} | {"pow": "power"}
+    functions = {name: by_numpy(getattr(np, numpy_name)) for name, numpy_name in names.items()}
+    module.libdevice = SimpleNamespace(**functions, float2int_rz=by_numpy(to_integers, tl.int32))
     executor = interpreter.GridExecutor(module.kernel.fn, module.kernel.arg_names, (kernel.programs,))
     executor._init_args_hst = lambda arrays, constants: (arrays, constants)  # they are on the host already
     executor._restore_args_dev = lambda *_: None
@@ -109,14 +118,17 @@ def interpreter_of(kernel, folder):
 
 
 def interpreted(kernel, arrays, folder):
-    out = np.zeros(kernel.outputs[0].shape, np.float32)
-    executor = interpreter_of(kernel, folder)
-    executor(*[Buffer(np.ascontiguousarray(array)) for array in arrays], Buffer(out), **kernel.constants)
-    return out
+    """The outputs of a kernel on arrays."""
+    arrays = [np.array(array, order="C") for array in arrays]
+    outputs = [np.zeros(output.shape, output.dtype) for output in kernel.outputs]
+    for given, output in kernel.aliases.items():
+        outputs[output] = arrays[given]
+    interpreter_of(kernel, folder)(*map(Buffer, [*arrays, *outputs]), **kernel.constants)
+    return outputs
 
 
 def main():
-    algorithm, environment, folder = sys.argv[1:]
+    algorithm, environment, folder, own_steps = sys.argv[1:]
     network = rollmill.NetworkConfig(hidden_sizes=(20,))
     graph = getattr(rollmill, algorithm)(environment, **SIZES, network=network)
     index = jnp.arange(SIZES["num_envs"], dtype=jnp.int32)
@@ -125,10 +137,10 @@ def main():
     def begin(key):
         return *first_batch(graph, start(graph, key, index)), shuffled_rows(key, index, graph.loops)
 
-    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1)
+    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, own_steps=int(own_steps))
     minibatch = example_minibatch(graph, step, *begin(jax.random.key(3)))
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics="float32")
-    mine = interpreted(kernel, arrays, Path(folder)).sum(0) / minibatch.num_samples
+    mine = interpreted(kernel, arrays, Path(folder))[0].sum(0) / minibatch.num_samples
     right = np.asarray(run_gradients_reference(step, minibatch, precision="highest"))
     print(float(np.abs(mine - right).max() / np.abs(right).max()))
 

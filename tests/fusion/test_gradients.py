@@ -241,6 +241,7 @@ def test_an_epoch_leads_to_the_same_weights(name):
 
 KERNELS = [
     ("shared", "tf32", 90, GradientLaunch(4, 64, 4)),
+    ("shared", "tf32", 90, GradientLaunch(4, 64, 4, own_steps=1)),
     ("continuous", "bfloat16", 80, GradientLaunch(2, 32, 2)),
     ("masked", "tf32", 120, GradientLaunch(1, 16, 1)),
 ]

@@ -10,6 +10,7 @@ import pytest
 import rollmill
 from rollmill.dataflow import start
 from rollmill.fusion.backends.triton import gradients as triton_gradients
+from rollmill.fusion.backends.triton import means as triton_means
 from rollmill.fusion.backends.triton import rollout as triton_rollout
 from rollmill.fusion.backends.triton.launches import triton_kernels
 from rollmill.fusion.kernels import gradients, rollout
@@ -60,6 +61,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
 
     monkeypatch.setattr(triton_rollout, "call", call)
     monkeypatch.setattr(triton_gradients, "call", call)
+    monkeypatch.setattr(triton_means, "call", call)
     monkeypatch.setattr(tuning, "compile_candidates", trace_candidates)
     first = lambda search, *_: Tuned(tuple(search.launches[0]), 1.0, 2.0)
     monkeypatch.setattr(tuning, "fastest", first)

@@ -2,10 +2,13 @@
 
 If a step consists of several JAX operations, it reads and writes memory several times: to concatenate the
 gradients, for each moment, and to change the weights. On CPUs, machine code may compute the step in one pass
-(`compute_descents_by`). On other devices, and under `vmap`, the operation is lowered to its parts.
+(`compute_descents_by`). On other devices, and under `vmap`, the operation is lowered to its parts. Code that
+traces a step may compute it by a kernel instead (`descending_by`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,6 +27,11 @@ OwnDescent: TypeAlias = Callable[[Sequence[Any], core.ClosedJaxpr, int], Callabl
 """Maps the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights to a
 function of the operands, or to None. Operands are the leaves of weights, of gradients and of the state."""
 
+Descend: TypeAlias = Callable[[Sequence[Array], core.ClosedJaxpr, int], Sequence[Array] | None]
+"""Maps the operands, the program of a flat update, and the number of leaves of the weights to weights and state
+after a step, or to None."""
+
+_descend: ContextVar[Descend | None] = ContextVar("descend", default=None)
 _descent = core.Primitive("flat_descent")
 _descent.multiple_results = True
 
@@ -39,12 +47,28 @@ def descend_flat(
         flat, *states
     )
     operands = [*leaves, *jax.tree.leaves(gradients), *states]
-    if program.consts or any(leaf.dtype != jnp.float32 for leaf in operands[: 2 * len(leaves)]):
-        results = _in_parts(*operands, program=program, count=len(leaves))
-    else:
-        results = _descent.bind(*operands, program=program, count=len(leaves))
+    results = _descended(operands, program, len(leaves))
     moved, following = results[: len(leaves)], results[len(leaves) :]
     return jax.tree.unflatten(structure, moved), jax.tree.unflatten(state_structure, following)
+
+
+def _descended(operands: Sequence[Array], program: core.ClosedJaxpr, count: int) -> Sequence[Array]:
+    """Returns weights and state after a step."""
+    if program.consts or any(leaf.dtype != jnp.float32 for leaf in operands[: 2 * count]):
+        return _in_parts(*operands, program=program, count=count)
+    descend = _descend.get()
+    results = None if descend is None else descend(operands, program, count)
+    return _descent.bind(*operands, program=program, count=count) if results is None else results
+
+
+@contextmanager
+def descending_by(descend: Descend) -> Iterator[None]:
+    """Computes the steps that are traced in its context by `descend`, where that returns a result."""
+    token = _descend.set(descend)
+    try:
+        yield
+    finally:
+        _descend.reset(token)
 
 
 def compute_descents_by(own: OwnDescent) -> None:

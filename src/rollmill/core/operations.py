@@ -19,6 +19,7 @@ SPAN_MARK = "rollmill"
 """Prefix of the names of host spans in a trace: `rollmill:CATEGORY:NAME`."""
 
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
+MEANS_KERNEL, UPDATE_KERNEL = "rollmill_means", "rollmill_update"
 """Names of Rollmill's own kernels in traces of GPUs."""
 
 INNER = "operation"

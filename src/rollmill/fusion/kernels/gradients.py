@@ -126,6 +126,8 @@ class Minibatch(NamedTuple):
     turns: int = 1
     """Number of steps that each row holds: 1 for a sample, more for a sequence, whose steps are computed
     in order."""
+    arguments: list[Any] | tuple[()] = ()
+    """Leaves of the prologue's arguments, if the network is one vector."""
 
     @property
     def num_rows(self) -> int:
@@ -301,7 +303,8 @@ def minibatch_of(
     learner = settle(graph, learner)
     gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
     if not isinstance(gradients, SequenceGradients):
-        return Minibatch(number, batch.packed, shuffled, uniforms, vector)
+        arguments = () if vector is None else jax.tree.leaves(learner)
+        return Minibatch(number, batch.packed, shuffled, uniforms, vector, arguments=arguments)
     num_steps, packed, rows = graph.loops.num_steps, batch.packed, shuffled.rows[number]
     width = len(packed.table) // num_steps
     places = rows[None] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
@@ -363,10 +366,15 @@ def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " 
 
     Returns `gradients` unchanged if the kernel does not compute all of them.
     """
-    sums = step.sums[: len(jax.tree.leaves(gradients))]
-    if not all(each.is_computed and each.dtype == np.float32 for each in sums):
+    if not begin_with_gradients(step, gradients):
         return gradients
-    return means[: sum(each.size for each in sums)]
+    return means[: sum(each.size for each in step.sums[: len(jax.tree.leaves(gradients))])]
+
+
+def begin_with_gradients(step: GradientStep, gradients: Weights) -> bool:
+    """Returns whether a kernel's means begin with the gradients, all of them, as one vector."""
+    sums = step.sums[: len(jax.tree.leaves(gradients))]
+    return all(each.is_computed and each.dtype == np.float32 for each in sums)
 
 
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:

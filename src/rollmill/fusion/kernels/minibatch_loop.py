@@ -6,7 +6,9 @@ weights from this vector, and the optimiser makes one step instead of one for ea
 Shape letters: `M` minibatches of an epoch, `N` rows of a minibatch.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
+from rollmill.core.flat_descent import descending_by
 from rollmill.core.operations import traced
 from rollmill.dataflow import (
     Batch,
@@ -26,15 +29,18 @@ from rollmill.dataflow import (
     Weights,
     adapted,
     gradient_metrics,
+    gradient_metrics_by_norm,
     identity,
     settle,
 )
+from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import (
     GradientStep,
     Minibatch,
     PackedBatch,
     Run,
     Shuffled,
+    begin_with_gradients,
     in_one_vector,
     kernel_gradients,
     lower_gradients,
@@ -50,15 +56,27 @@ UNROLLED = 4
 launch."""
 
 
+DescendByKernel: TypeAlias = Callable[..., Descended | None]
+"""A kernel for a step of the optimiser on a network that is one vector. Its arguments are those of
+`core.flat_descent.Descend`, and a vector that begins with the gradients, or None."""
+
+
 def fused_minibatch_loop(
-    graph: Graph, reduce: Reduce, *, run: Run, step: GradientStep | None = None, unroll: int = UNROLLED
+    graph: Graph,
+    reduce: Reduce,
+    *,
+    run: Run,
+    step: GradientStep | None = None,
+    unroll: int = UNROLLED,
+    descend: DescendByKernel | None = None,
 ) -> MinibatchLoop:
     """Returns the loop over minibatches, with gradients computed by a kernel.
 
     `run` calls the kernel. `step` is the graph's lowered program, lowered here by default. Up to `unroll`
-    minibatches are compiled into one iteration of the loop.
+    minibatches are compiled into one iteration of the loop. `descend` computes the optimiser's steps by a kernel.
+    Where it is None or has no kernel for a step, XLA computes the step.
     """
-    own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
+    own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph), descend)
     return MinibatchLoop(
         own.begin, own.samples, own.shuffled, own.minibatch, own.epoch, own.drawn, own.end, unroll=unroll
     )
@@ -156,11 +174,38 @@ def _carried(graph: Graph) -> _Carried:
     return _OneVector(graph) if one else _Carried(graph)
 
 
+class _Descents:
+    """Steps of the optimiser by a kernel, where they are steps on these gradients."""
+
+    def __init__(self, descend: DescendByKernel | None, gradients: Any, means: Array | None) -> None:
+        self._descend, self._gradients, self._means = descend, gradients, means
+        self.squares: Array | None = None
+        """The sum of the gradients' squares, if the kernel has computed it."""
+
+    def by_kernel(self) -> AbstractContextManager[None]:
+        """Returns the context in which steps are computed by the kernel."""
+        return nullcontext() if self._descend is None else descending_by(self._computed)
+
+    def _computed(self, operands: Any, program: Any, count: int) -> Any:
+        assert self._descend is not None
+        is_whole = count == 1 and operands[1] is self._gradients
+        # The gradients are the first of the means: the kernel reads them there, and nothing is copied.
+        descended = self._descend(operands, program, count, self._means if is_whole else None)
+        if descended is None:
+            return None
+        if is_whole:
+            self.squares = descended.squares
+        return descended.results
+
+
 class _FusedLoop:
     """The functions of a `MinibatchLoop` by kernels."""
 
-    def __init__(self, graph: Graph, reduce: Reduce, run: Run, step: GradientStep) -> None:
+    def __init__(
+        self, graph: Graph, reduce: Reduce, run: Run, step: GradientStep, descend: DescendByKernel | None
+    ) -> None:
         self._graph, self._reduce, self._run, self._step = graph, reduce, run, step
+        self._descend = descend
         self._carried = _carried(graph)
         self.begin = self._carried.begin
 
@@ -179,8 +224,11 @@ class _FusedLoop:
             means = self._reduce(self._run(self._step, minibatch))
             tree, metrics = results_of(self._step, minibatch.uniforms, means)
             gradients = self._carried.gradients(tree)
-        with traced("update"):
+        descents = _Descents(self._descend, gradients, means if begin_with_gradients(self._step, tree) else None)
+        with traced("update"), descents.by_kernel():
             advanced = self._graph.update(adapted(self._graph, carried, metrics), gradients)
+        if (squares := descents.squares) is not None:
+            return advanced, {**metrics, **gradient_metrics_by_norm(jnp.sqrt(squares), metrics)}
         # Of one vector they are a few operations of a GPU, and of a tree some for each leaf.
         return advanced, {**metrics, **gradient_metrics(in_one_vector(self._step, tree, means), metrics)}
 

@@ -12,11 +12,11 @@ from jaxtyping import Array
 from llvmlite import ir
 
 from rollmill.fusion.backends.cpu.builder import FLOAT32, FLOATS, INT32, Emitter, Value
-from rollmill.fusion.backends.cpu.descent_plan import DescentPlan, computed, plan_of
 from rollmill.fusion.backends.cpu.elementwise import written
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT
 from rollmill.fusion.backends.cpu.target import processor
+from rollmill.fusion.kernels.descent_plan import DescentPlan, computed, plan_of
 
 FLOAT = FLOATS["float32"]
 MIN_NUMBERS = 2**17
@@ -47,10 +47,14 @@ def machine_code_for(
     for operand in operands[:count]:
         leaves.append(_FlatLeaf(first, math.prod(operand.shape)))
         first += leaves[-1].count
-    plan = plan_of(program) if first >= MIN_NUMBERS else None
+    plan = plan_of(program, _is_written) if first >= MIN_NUMBERS else None
     if plan is None or any(leaf.count == 0 for leaf in leaves):
         return None
     return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
+
+
+def _is_written(name: str, params: dict[str, Any]) -> bool:
+    return written(name, params) is not None
 
 
 def _descended(

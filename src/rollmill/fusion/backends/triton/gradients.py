@@ -12,7 +12,8 @@ from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.control import Names
-from rollmill.fusion.backends.triton.hoist import columns
+from rollmill.fusion.backends.triton.hoist import NOTHING_TURNED, columns
+from rollmill.fusion.backends.triton.means import means_by_kernel
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON, Memory
 from rollmill.fusion.backends.triton.registers import ONE
 from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
@@ -39,6 +40,9 @@ class GradientLaunch(NamedTuple):
     reads_again: int = 0
     """1 to reload weight matrices in every step of a sequence, so that they do not occupy shared memory
     throughout."""
+    own_steps: int = 0
+    """1 to follow the kernel by kernels that add its partial sums and step the optimiser, and to read transposed
+    weights in place. No launch that is tried by default does so: on GPUs it has not been measured."""
 
 
 def run_gradients_kernel(
@@ -50,6 +54,8 @@ def run_gradients_kernel(
     """
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     (sums,) = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
+    if launch.own_steps:
+        return means_by_kernel(sums, minibatch.num_samples, lanes=lanes)
     return jnp.sum(sums, axis=0) / minibatch.num_samples
 
 
@@ -71,12 +77,24 @@ def gradient_kernel(
     if minibatch.vector is not None:
         _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
-    slots = [_slot(given, array, minibatch.vector) for array in minibatch.uniforms.slots]
+    turned = _turned(step, minibatch) if launch.own_steps else {}
+    weights = {slot: minibatch.arguments[step.prologue.turned[slot]] for slot in turned}
+    slots = [
+        _slot(given, weights.get(number, array), minibatch.vector)
+        for number, array in enumerate(minibatch.uniforms.slots)
+    ]
     whole_blocks = num_rows % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
     again = bool(launch.reads_again)
     source = gradient_source(
-        step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics, reads_again=again
+        step,
+        places,
+        slots,
+        pointers,
+        whole_blocks=whole_blocks,
+        numerics=numerics,
+        reads_again=again,
+        turned=turned,
     )
     size = sum(each.size for each in step.sums if each.is_computed)
     programs = min(launch.programs, -(-num_rows // launch.block))
@@ -100,6 +118,31 @@ def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
     return f"({_pointer(given, vector.numbers)} + {offset})"
 
 
+def _turned(step: GradientStep, minibatch: Minibatch) -> dict[int, tuple[int, int]]:
+    """Returns the slots of transposed weights that a kernel reads in the network's vector, with their shapes.
+
+    So nothing is transposed before each minibatch. Products are left out, because they read whole matrices.
+    """
+    vector, products = minibatch.vector, {node.attributes[0] for node in step.program.nodes() if node.op == "dot"}
+    if vector is None:
+        return {}
+    found = {
+        slot: minibatch.uniforms.slots[slot].shape
+        for slot, argument in step.prologue.turned.items()
+        if vector.offset_of(minibatch.arguments[argument]) is not None and slot not in products
+    }
+    rows = [
+        node for node in step.program.nodes() if node.op in ("uniform", "table") and node.attributes[0] in found
+    ]
+    crossing = {node.attributes[0] for node in rows if not _lies_in_a_row(node, found[node.attributes[0]])}
+    return {slot: shape for slot, shape in found.items() if slot not in crossing}
+
+
+def _lies_in_a_row(node: Node, shape: tuple[int, int]) -> bool:
+    """Returns whether a node reads numbers of one row of a uniform matrix."""
+    return node.op == "uniform" and node.attributes[1] % shape[1] + (node.width or 1) <= shape[1]
+
+
 # --- its source -------------------------------------------------------------------------------------------
 
 
@@ -112,6 +155,7 @@ def gradient_source(
     whole_blocks: bool,
     numerics: Numerics,
     reads_again: bool = False,
+    turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
 ) -> str:
     """Generates the source of a gradient kernel.
 
@@ -129,6 +173,7 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: precision of matrix products.
         reads_again: whether weight matrices are reloaded in every step of a sequence.
+        turned: slots whose matrix is stored as its transpose, with their shapes.
     """
     # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
     plan = _plan_of(step)
@@ -139,7 +184,10 @@ def gradient_source(
     lines = []
     for n, each in enumerate(plan.loops):
         lines += _sample_loop(
-            _Common(step, places, slots, whole_blocks, numerics, reads_again, memory), each, numbers, f"p{n}"
+            _Common(step, places, slots, whole_blocks, numerics, reads_again, memory, turned),
+            each,
+            numbers,
+            f"p{n}",
         )
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(
@@ -179,6 +227,7 @@ class _Common(NamedTuple):
     numerics: Numerics
     reads_again: bool
     memory: Memory
+    turned: Mapping[int, tuple[int, int]]
 
 
 MAX_NODES_BY_TRITON = 1_000
@@ -194,7 +243,9 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     samples = SamplePrefetch(prefix, by_step=bool(step.carried), memory=task.memory, turns=each.turns)
     reads_again = bool(step.carried) and (task.reads_again or not matrices_fit(program.nodes()))
     slots = slots_read_again(task.slots) if reads_again else task.slots
-    source = KernelSource(task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v")
+    source = KernelSource(
+        task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v", turned=task.turned
+    )
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples, prefix)
     source.lines += samples.words

@@ -5,7 +5,8 @@ matrices are padded with zeros.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,6 +24,9 @@ def columns(width: int) -> int:
     return max(MIN_COLUMNS, 2 ** math.ceil(math.log2(width)))
 
 
+NOTHING_TURNED: Mapping[int, tuple[int, int]] = MappingProxyType({})
+
+
 class Hoisted:
     """The lines of a kernel before its main loop. Each value is computed once."""
 
@@ -33,14 +37,16 @@ class Hoisted:
         fresh: Callable[[], str],
         *,
         memory: Memory = BY_TRITON,
+        turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
     ) -> None:
         """Prepares an empty prologue, in which `fresh` returns new names.
 
-        `slots` are pointers to uniform arrays; `memory` reads rows and matrices.
+        `slots` are pointers to uniform arrays; `memory` reads rows and matrices. `turned` has the slots whose
+        array, a matrix with this shape, is stored as its transpose.
         """
         self.lines: list[str] = []
         self._numerics = numerics
-        self._slots = slots
+        self._slots, self._turned = slots, turned
         self._fresh = fresh
         self._read = memory.read
         self._names: dict[tuple, str] = {}
@@ -71,7 +77,7 @@ class Hoisted:
         """Loads a uniform row, or a uniform scalar broadcast over the block, and returns its name."""
         if width is not None:
             return self.row(slot, place, width)
-        load = f"tl.load({self._slots[slot]} + {place})"
+        load = f"tl.load({self._slots[slot]} + {self._place(slot, place)[0]})"
         load = f"{load} != 0" if dtype == np.bool_ else load
         return self.once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
 
@@ -79,9 +85,17 @@ class Hoisted:
         """Loads `width` elements of a uniform array, `stride` elements apart, as a row, and returns its name."""
         column = self.columns(width)
         check = [] if columns(width) == width else [f"{column}[None, :] < {width}"]
-        step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
-        load = self._read(f"{self._slots[slot]} + {place} + {step}", check)
+        first, apart = self._place(slot, place)
+        load = self._read(f"{self._slots[slot]} + {first} + {_times(f'{column}[None, :]', stride * apart)}", check)
         return self.once(("row", slot, place, width, stride), load)
+
+    def _place(self, slot: int, place: int) -> tuple[int, int]:
+        """Returns where a number of a uniform array is stored, and how many numbers before the next of its row."""
+        if slot not in self._turned:
+            return place, 1
+        rows, columns = self._turned[slot]
+        row, column = divmod(place, columns)
+        return column * rows + row, rows
 
     def matrix(
         self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool, of_scalars: bool
@@ -111,7 +125,9 @@ class Hoisted:
         # Column by column: the rows that they come from need not be neighbours in memory, nor in one array.
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes
-            load = f"{self._read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"
+            first, apart = self._place(slot, place)
+            load = self._read(f"{self._slots[slot]} + {first} + {_times(along, apart)}", check)
+            load = f"{load}[:, None].to({dtype})"
             matrix = self.once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
         return matrix
 
@@ -121,6 +137,10 @@ class Hoisted:
         """
         row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
+
+
+def _times(places: str, apart: int) -> str:
+    return places if apart == 1 else f"{places} * {apart}"
 
 
 def permute_to_mma_order(row: str, width: int, numerics: Numerics) -> str:

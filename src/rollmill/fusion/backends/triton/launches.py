@@ -9,6 +9,7 @@ from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
 from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
+from rollmill.fusion.backends.triton.descents import descend_by_kernel
 from rollmill.fusion.backends.triton.gradients import (
     GradientLaunch,
     gradient_kernel,
@@ -17,6 +18,7 @@ from rollmill.fusion.backends.triton.gradients import (
 )
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
+from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.opt.segments import needs_segments
 
@@ -93,6 +95,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
             describe=_describe_gradients,
             compile_ahead=partial(_compile_ahead, gradients),
         ),
+        descend=_descend,
     )
 
 
@@ -170,6 +173,11 @@ def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: An
     return compiling_side_by_side([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
 
 
+def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | None] | None:
+    """Returns the function that steps the optimiser by a kernel, if the launch of the gradients asks for it."""
+    return partial(descend_by_kernel, lanes=lanes) if GradientLaunch(*launch).own_steps else None
+
+
 def _describe_rollouts(launch: AnyLaunch) -> str:
     own = Launch(*launch)
     few = f" with at most {own.registers} registers per thread" if own.registers else ""
@@ -178,4 +186,5 @@ def _describe_rollouts(launch: AnyLaunch) -> str:
 
 def _describe_gradients(launch: AnyLaunch) -> str:
     own = GradientLaunch(*launch)
-    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each"
+    steps = ", and kernels for the optimiser's steps" if own.own_steps else ""
+    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each{steps}"

@@ -1,9 +1,9 @@
 """Collects the source of a kernel while it is generated."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rollmill.core.machine import Numerics
-from rollmill.fusion.backends.triton.hoist import Hoisted
+from rollmill.fusion.backends.triton.hoist import NOTHING_TURNED, Hoisted
 from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
 
@@ -18,15 +18,17 @@ class KernelSource:
         indent: int = 1,
         memory: Memory = BY_TRITON,
         prefix: str = "v",
+        turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
     ) -> None:
         """Prepares a source without lines, in which all names begin with `prefix`.
 
         `numerics` is the precision of everything that need not be exact. `slots` are pointers to uniform arrays;
-        `memory` reads and writes. The first part has this indentation.
+        `memory` reads and writes. The first part has this indentation. `turned` has the slots whose array, a
+        matrix with this shape, is stored as its transpose.
         """
         self.numerics: Numerics = numerics
         self.slots, self.memory = slots, memory
-        self.before = Hoisted(numerics, slots, self.fresh, memory=memory)
+        self.before = Hoisted(numerics, slots, self.fresh, memory=memory, turned=turned)
         self.lines: list[str] = []
         self._indent, self._prefix, self._count = indent, prefix, 0
 

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from rollmill.fusion.backends.cpu.elementwise import written
+IsWritten = Callable[[str, dict[str, Any]], bool]
+"""Returns whether an element-wise operation, by its name and parameters, has code."""
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 """JAX primitives that call another jaxpr, with the name of the parameter that holds it."""
@@ -33,7 +34,7 @@ class DescentPlan(NamedTuple):
     """The variables of `given` that are used only as divisors."""
 
 
-def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
+def plan_of(program: core.ClosedJaxpr, is_written: IsWritten) -> DescentPlan | None:
     """Returns the plan of an optimiser's update, or None if an operation is not supported or a sum depends on a
     scalar.
     """
@@ -42,7 +43,7 @@ def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
     is_wide = lambda atom: atom.aval.shape == length
     groups = {"wide": [], "sum": [], "single": [], "other": []}
     for equation in flat.jaxpr.eqns:
-        groups[_kind(equation, is_wide)].append(equation)
+        groups[_kind(equation, is_wide, is_written)].append(equation)
     before = _needed(groups["wide"], [equation.invars[0] for equation in groups["sum"]])
     wide = _needed(groups["wide"], [atom for atom in flat.jaxpr.outvars if is_wide(atom)])
     given, early = (_singles(equations, is_wide) for equations in (wide, before))
@@ -52,10 +53,10 @@ def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
     return DescentPlan(flat.jaxpr, before, groups["sum"], groups["single"], wide, given, _divisors(wide, given))
 
 
-def _kind(equation: Any, is_wide: Callable[[Any], bool]) -> str:
+def _kind(equation: Any, is_wide: Callable[[Any], bool], is_written: IsWritten) -> str:
     """Returns the group of an equation, or `other` if it has no code."""
     if all(map(is_wide, equation.outvars)):
-        return "wide" if _is_written(equation, is_wide) else "other"
+        return "wide" if _has_code(equation, is_wide, is_written) else "other"
     if not any(map(is_wide, equation.invars)):
         return "single"
     is_sum = equation.primitive.name == "reduce_sum" and equation.outvars[0].aval.shape == ()
@@ -80,13 +81,16 @@ def _is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal)
 
 
-def _is_written(equation: Any, is_wide: Callable[[Any], bool]) -> bool:
+def _has_code(equation: Any, is_wide: Callable[[Any], bool], is_written: IsWritten) -> bool:
     """Returns whether a wide equation has code. Its operands may be wide or single."""
     atoms = [*equation.invars, *equation.outvars]
     types = {atom.aval.dtype for atom in atoms}
     fits = all(is_wide(atom) or atom.aval.shape == () for atom in atoms)
-    is_known = written(equation.primitive.name, equation.params) is not None
-    return fits and is_known and types <= {np.dtype(np.float32), np.dtype(np.bool_)}
+    return (
+        fits
+        and is_written(equation.primitive.name, equation.params)
+        and types <= {np.dtype(np.float32), np.dtype(np.bool_)}
+    )
 
 
 def _needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
