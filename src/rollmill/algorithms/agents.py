@@ -505,8 +505,8 @@ def _check_recurrent(group: ParameterSet, network: SetNetwork, actor_space: spac
         )
     if any(map(is_large, jax.tree.leaves(struct(actor_space)))):
         raise UsageError(
-            f"the network of {group.name} has a memory, which needs observations smaller than images with several "
-            "agents. hint: use a torso without memory, such as torso='auto'."
+            f"the network of {group.name} has a memory, which multi-agent algorithms support only for "
+            "observations smaller than images. hint: use a torso without memory, such as torso='auto'."
         )
 
 

@@ -42,7 +42,7 @@ Query = Mapping[str, Sequence[str]]
 
 
 class Answer(NamedTuple):
-    """An HTTP answer to a request of the page."""
+    """An HTTP response to a request from the page."""
 
     status: int
     kind: str

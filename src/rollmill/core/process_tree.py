@@ -130,8 +130,9 @@ def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> su
 
 
 def guard(watched: int, leader: int, mark: str, folder: str) -> None:
-    """Waits until the process behind the descriptor `watched` ends, and then kills the processes that it left
-    behind.
+    """Waits until the process behind the descriptor `watched` ends, and kills the processes that it left behind.
+
+    Then deletes `folder`, unless it is empty.
     """
     poll = select.poll()
     poll.register(watched, select.POLLIN)

@@ -172,8 +172,9 @@ def _beyond_arithmetic(profile: Profile, names: frozenset[str]) -> float:
 
 
 def add_actors(profile: Profile) -> Advice | None:
-    """Suggests actors if the device waits while one process steps host environments, and these wait or cores are
-    idle.
+    """Suggests actors if the device waits while a single process steps host environments.
+
+    Either the environments must wait themselves, or cores must be idle.
     """
     stepping = fsum(map(_stepping_alone, profile.processes))
     share = whole_time(profile).share(stepping)

@@ -235,7 +235,7 @@ class SweepDirectory:
 
         Trials without a result come last. If a trial trains several seeds in one program, each seed has a row. If
         a sweep varies seeds, rows are sorted by the mean over the seeds of each configuration (`ranked`). The
-        results of a `running` trial come from an earlier stop.
+        row of a `running` trial has no results, because recorded results would come from an earlier stop.
         """
         rows, stopped, failed = [], self.stopping().stopped, self.failed()
         trials = self.trials()

@@ -102,7 +102,7 @@ def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str]
         for trial in trials:  # killed before the first checkpoint of all
             sweep.trials_folder.remove(trial.name)
     if alone := [trial.name for number, trial in enumerate(trials) if number not in point.members]:
-        say(f"trials that have gone on alone keep their runs, and are left out: {', '.join(alone)}")
+        say(f"trials that continued separately are left out, and keep their own runs: {', '.join(alone)}")
     return point.members
 
 

@@ -12,7 +12,7 @@ from rollmill.training.evaluations import EvaluationProgress
 
 
 class Episodes(NamedTuple):
-    """Number of episodes that a run has counted so far."""
+    """Numbers of ended and of failed episodes in a run so far."""
 
     ended: float = 0.0
     """Number of episodes that have ended, including failed episodes."""

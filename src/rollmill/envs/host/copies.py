@@ -44,7 +44,7 @@ MAX_FAILURES = 5
 
 @runtime_checkable
 class CopiedObject(Protocol):
-    """Protocol of an object that a host environment copies and closes."""
+    """Protocol of one copy of a host environment, which can be closed."""
 
     def close(self) -> object:
         """Frees all resources of the object."""

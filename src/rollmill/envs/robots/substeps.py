@@ -34,7 +34,7 @@ def advance(
 
 @contextmanager
 def advanced_by(other: Advance) -> Iterator[None]:
-    """Replaces the function that advances robots within a trace, and leaves the tasks unchanged."""
+    """Context in which traced robot tasks advance by `other` instead of their own function."""
     token = _stand_in.set(other)
     try:
         yield

@@ -89,7 +89,7 @@ class Leaf(NamedTuple):
 
 
 def input_leaves(lowered: LoweredFunction, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
-    """Returns the leaves that a lowered function's first inputs belong to."""
+    """Returns a `Leaf` for each array of `structs`, the first arguments of a lowered function."""
     leaves, first = [], 0
     kinds = jax.tree.leaves(lowered.inputs, is_leaf=is_output)
     for struct, kind in zip(jax.tree.leaves(structs), kinds, strict=False):

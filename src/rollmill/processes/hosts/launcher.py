@@ -82,7 +82,10 @@ class HostsLauncher:
         self._listener = Listener(sock, member.token, self._receive, show)
 
     def start(self, job: Job, address: str, token: bytes) -> LocalHandle | HostHandle:
-        """Requests a worker from the process of its host without waiting for it, and returns its handle."""
+        """Starts a worker without waiting for it, and returns its handle.
+
+        The process on the job's host starts it. On this host, it is started directly.
+        """
         if job.replica == self._member.rank:
             return self._local.start(job, address, token)
         order = {"job": job.to_json(), "address": address, "token": token.hex()}

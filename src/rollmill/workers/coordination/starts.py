@@ -83,7 +83,7 @@ class Starts:
         self._attempts[job.name] = self.attempts(job) + 1
 
     def begin_again(self) -> None:
-        """Counts a common restart of all replicas from the newest state."""
+        """Prepares a common restart of all replicas from the newest state, and counts it."""
         self.restarts += 1
         self._generation += 1
         self._attempts.clear()

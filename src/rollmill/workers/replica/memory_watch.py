@@ -86,7 +86,7 @@ class MemoryWatch:
         self._is_reported = False
 
     def before(self) -> int | None:
-        """Returns the bytes of memory before a step, or None if this step is not measured."""
+        """Returns the memory in use before a step, in bytes, or None if this step is not measured."""
         self._steps += 1
         return None if self._steps < self._next_look or self._is_reported else self._memory()
 
