@@ -33,10 +33,11 @@ def with_schedules(
 def value_moments(
     value: Float[Array, "..."], target: Float[Array, "..."], weight: Float[Array, "..."] | None = None
 ) -> Metrics:
-    """Returns first and second moments of targets and critic errors.
+    """Computes weighted sums over samples from which the explained variance of the critic is derived.
 
-    The moments are means over samples, so the mean over equal parts equals the mean over the batch. Samples with
-    weight 0 do not count.
+    Returns the weighted means of targets, errors and their squares, and the mean weight (`share`), each divided by
+    the number of all samples. The mean over equal parts of a batch therefore equals the result for the batch, and
+    dividing by `share` gives moments over the samples with a weight.
     """
     weight = jnp.ones_like(target) if weight is None else weight
     moments = {f"{MOMENTS}share": jnp.mean(weight)}

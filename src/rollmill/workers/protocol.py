@@ -225,13 +225,14 @@ class MessageLine(Protocol):
 
     @property
     def send(self) -> Callable[..., None]:
-        """Sends a message to the coordinator, after all messages that this worker has sent before."""
+        """Function that sends a message to the coordinator, after all earlier messages of this worker."""
         ...
 
     @property
     def latest(self) -> Callable[[str], WorkerMessage | None]:
-        """Returns the newest message of a kind and drops older ones, without waiting. Returns None if there is
-        none.
+        """Function that takes the name of a message class and returns its newest message, or None.
+
+        It drops older messages of the class, and does not wait.
         """
         ...
 

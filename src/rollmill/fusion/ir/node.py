@@ -80,9 +80,10 @@ class Program(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """The body and the condition of a loop, as programs.
+    """A loop: its body as a program, and either a condition, evaluated for each environment, or a fixed count.
 
-    Both take the values carried from one iteration to the next, followed by values from outside the loop.
+    Body and condition take the values carried from one iteration to the next, followed by values from outside the
+    loop.
     """
 
     body: Program
