@@ -1,4 +1,4 @@
-"""Adds the docstrings of fields to what `help` prints for a dataclass."""
+"""Adds the docstrings of fields to what `help` prints for a dataclass or a named tuple."""
 
 import dataclasses
 import inspect
@@ -23,6 +23,32 @@ def with_field_help(kind: T) -> T:
     return kind
 
 
+def with_tuple_help(kind: T) -> T:
+    """Extends the docstring of a named tuple with its fields: which are required, the defaults, and docstrings.
+
+    Reading it also gives each field its own docstring, in place of `Alias for field number 0`.
+    """
+    kind.__doc__ = _TupleHelp(kind.__doc__ or "")  # pyright: ignore[reportAttributeAccessIssue]
+    return kind
+
+
+class _TupleHelp:
+    """A docstring computed on access, which sets the docstrings of the fields."""
+
+    def __init__(self, summary: str) -> None:
+        self.summary = summary
+
+    def __get__(self, instance: Any, owner: Any) -> str:
+        docs, defaults = field_docs(owner), owner._field_defaults
+        lines = []
+        for name in owner._fields:
+            default = f"default {defaults[name]!r}" if name in defaults else "required"
+            lines.append(_lines(f"{name} ({default})", docs.get(name, "")))
+            if name in docs:
+                vars(owner)[name].__doc__ = docs[name]
+        return "\n".join([self.summary.rstrip(), "", "    Attributes:", *lines, "    "])
+
+
 class _FieldHelp:
     """A docstring computed on access for each class."""
 
@@ -38,5 +64,9 @@ class _FieldHelp:
 def _entry(field: Any, text: str) -> str:
     """Returns the lines of a field: its name, its default unless a factory makes it, and its docstring."""
     default = "" if field.default is dataclasses.MISSING else f" (default {field.default!r})"
-    body = f"{field.name}{default}: {' '.join(text.split())}"
+    return _lines(f"{field.name}{default}", text)
+
+
+def _lines(name: str, text: str) -> str:
+    body = f"{name}: {' '.join(text.split())}"
     return textwrap.fill(body, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)

@@ -21,6 +21,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from rollmill.core.field_help import with_tuple_help
 from rollmill.core.types import Action, Environment, Key, Memory, Observation, StartHost, Timestep
 
 Learner: TypeAlias = PyTree[Array | np.ndarray]
@@ -309,6 +310,7 @@ class PolicyOutputs(NamedTuple):
     """Whether actions come from a search. `distribution` and `value` are then outputs of the network alone."""
 
 
+@with_tuple_help
 class Graph(NamedTuple):
     """An algorithm with its environment and network, as a value that is independent of hardware.
 
@@ -318,22 +320,38 @@ class Graph(NamedTuple):
     settings: dict[str, Any]
     """Algorithm, environment and hyperparameters as JSON. The graph can be rebuilt from them."""
     observation_space: spaces.Space
+    """Space of one observation of one environment."""
     action_space: spaces.Space
+    """Space of one action of one environment."""
     loops: Loops
+    """Sizes of the loops: environments, steps, epochs, minibatches and iterations."""
     environment: StepEnvironment
+    """Fragment: `(key, state, action) -> Timestep` of one environment, which resets itself. See
+    `algorithms.environment_functions`."""
     policy: Decide
+    """Fragment: `(weights, key, memory, observation, action_mask) -> Decision` for one observation in training."""
     gradients: Gradients
+    """Fragment: `(learner, minibatch) -> (gradients, metrics)`. `MeanGradients` derives it from the loss of one
+    sample."""
     update: Update
+    """Fragment: `(learner, gradients, share=1.0) -> learner`, a step of the optimiser."""
     start_environment: Callable[..., tuple[PyTree[Array], Observation]]
     """`(key, global index) -> (state, observation)` of one environment."""
     start_memory: Callable[[], Memory]
+    """`() -> memory` of the policy at the start of an episode. `lambda: ()` for a policy without memory."""
     start_learner: Callable[[Key], Learner]
+    """`(key) -> learner` before the first iteration: weights, optimiser state and statistics."""
     action_mask: Callable[[PyTree[Array]], ActionMask]
     """Maps the environment's state to all that the policy knows of it, such as legal actions."""
     weights: Callable[[Learner], Weights]
+    """`(learner) -> weights`, the part of the learner that the policy needs."""
     prepare: Prepare
+    """`(learner, trajectory, *, reduce, replicas) -> (learner, Batch)`, once in an iteration: returns, advantages
+    and statistics."""
     condition: Callable[[Batch, Reduce], Batch]
-    """Rescaling that needs the whole minibatch, such as standardising advantages. Runs before gradients."""
+    """`(minibatch, reduce) -> minibatch` before `gradients`: rescaling that needs the whole minibatch, such as
+    standardising advantages. `lambda minibatch, reduce: minibatch` changes nothing. `reduce` takes the mean over
+    replicas, and is the identity for one."""
     greedy: Decide
     """The deployed policy, which takes the most likely action. It does not use its key."""
     host: StartHost | None = None
