@@ -165,7 +165,8 @@ def main() -> None:
         name=("fusion-large", "of the result"),
     )
     if chosen.parts:
-        write_result(chosen.name, merged_results(chosen.parts, chosen.output), chosen.output)
+        merged = merged_results(chosen.parts, chosen.output)
+        write_result(chosen.name, merged, chosen.output, measured_with=chosen.parts[-1])
         return
     found: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}
     jax.config.update("jax_numpy_dtype_promotion", "standard")

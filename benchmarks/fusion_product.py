@@ -264,7 +264,8 @@ def main() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")  # of XLA on a GPU
     table: dict[str, Any] = read_result(chosen.name, chosen.output) if chosen.add else {}
     if chosen.parts:
-        write_result(chosen.name, in_order(merged_results(chosen.parts, chosen.output)), chosen.output)
+        merged = in_order(merged_results(chosen.parts, chosen.output))
+        write_result(chosen.name, merged, chosen.output, measured_with=chosen.parts[-1])
         return
     end = ON_GPU if platform() == "gpu" else ""
     if end:

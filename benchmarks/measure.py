@@ -161,8 +161,13 @@ def merged_results(names: Sequence[str], folder: Path = RESULTS) -> dict[str, An
     return table
 
 
-def write_result(name: str, result: Mapping[str, Any], directory: Path = RESULTS) -> None:
-    """Writes a result with the command, the time, the commit, the versions and the hardware."""
+def write_result(
+    name: str, result: Mapping[str, Any], directory: Path = RESULTS, *, measured_with: str | None = None
+) -> None:
+    """Writes a result with the command, the time, the commit, the versions and the hardware.
+
+    Commit, versions and hardware are those of the result `measured_with`, if it is named.
+    """
     origin = {
         "command": " ".join(["python", *_command()]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -170,6 +175,9 @@ def write_result(name: str, result: Mapping[str, Any], directory: Path = RESULTS
         "versions": versions(),
         "hardware": hardware() | {"gpu": gpu_name()},
     }
+    if measured_with is not None:
+        other = json.loads((directory / f"{measured_with}.json").read_text())
+        origin |= {key: other[key] for key in ("commit", "versions", "hardware")}
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
     path.write_text(json.dumps({**origin, "result": result}, indent=2) + "\n")
