@@ -48,10 +48,11 @@ def read_processor_time() -> ProcessorTime | None:
 
 
 def core_use(readings: Sequence[Readings]) -> CoreUse | None:
-    """Returns the average number of busy cores over intervals.
+    """Returns the average numbers of busy and of idle cores over intervals.
 
-    The result is None if there are no intervals, or if a clock could not be read or ran backwards, as it does when
-    a descendant ends.
+    Each reading contains the clocks at the beginning and at the end of an interval. The result is None if there
+    are no intervals, if a clock could not be read, or if processor time decreased in an interval, because the time
+    of a descendant that has ended is no longer counted.
     """
     known = [(begin, end) for begin, end in readings if begin is not None and end is not None]
     wall = sum(end.wall - begin.wall for begin, end in known)

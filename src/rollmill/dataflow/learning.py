@@ -224,7 +224,11 @@ def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics:
 
 
 def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
-    """Averages metrics `[epochs, minibatches]` over the epochs with updates."""
+    """Averages metrics `[epochs, minibatches]` to scalars, over all minibatches of the epochs with updates.
+
+    `learned` is 1 for epochs with updates, and 0 for others. A flag is 1 if all of these minibatches set it.
+    The metric `epochs`, the number of epochs with updates, is added.
+    """
     means = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
     return {**means, "epochs": learned.sum()}
 

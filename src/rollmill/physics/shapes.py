@@ -24,9 +24,10 @@ Points: TypeAlias = tuple[Float[Array, " n"], Float[Array, "n 3"], Float[Numbers
 
 
 def contact_frames(normals: Float[Array, "n 3"]) -> Float[Array, "n 3 3"]:
-    """Returns contact frames with the given normals.
+    """Returns orthonormal contact frames, with the normal and two tangents as rows.
 
-    The first tangent is close to the y axis, or to the z axis if the normal is close to the y axis.
+    The first tangent is the y axis projected onto the contact plane, or the z axis if the normal is within 60
+    degrees of the y axis.
     """
     is_far = jnp.abs(normals[:, 1:2]) < 0.5
     second = jnp.where(is_far, real([[0.0, 1.0, 0.0]]), real([[0.0, 0.0, 1.0]]))

@@ -72,7 +72,10 @@ class Mailbox:
         return of_kind[-1] if of_kind else None
 
     def wait(self, kind: str, timeout: Seconds | None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
+        """Waits for the oldest pending message of a kind, and returns it.
+
+        Raises `TimedOut` after `timeout` seconds, and `Abandoned` if the worker should stop.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:
@@ -111,7 +114,10 @@ class MailboxControl:
         return self._mailbox.latest(kind)
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
+        """Waits for the oldest pending message of a kind, and returns it.
+
+        Raises `TimedOut` after `timeout` seconds, and `Abandoned` if the worker should stop.
+        """
         with self._pulse.idle(f"waiting for {kind!r}"):
             return self._mailbox.wait(kind, timeout)
 

@@ -70,7 +70,10 @@ def checkpoint_of(name: str) -> str | None:
 
 
 def whole_checkpoints(names: Mapping[str, int]) -> set[str]:
-    """Returns the iterations of the complete checkpoints in a store."""
+    """Returns the iterations of the complete checkpoints in a store, which are those with a `record.json`.
+
+    `names` maps the paths of all files in the store to their sizes in bytes.
+    """
     return {iteration for name in names if name.endswith(f"/{RECORD}") and (iteration := checkpoint_of(name))}
 
 

@@ -323,7 +323,11 @@ class NamedCode(NamedTuple):
 
 
 def named_by(requests: Iterable[TrainingRequest]) -> NamedCode:
-    """Collects the modules, clusters and object stores that the requests name."""
+    """Collects what the user has to trust before the requests run.
+
+    These are modules that the requests import, clusters that run their code, and object stores, which are read
+    with the user's credentials.
+    """
     modules, clusters, stores = set[str](), set[str](), set[str]()
     for request in requests:
         modules |= {*request.imports, request.environment.partition(":")[2].rpartition(":")[0]}

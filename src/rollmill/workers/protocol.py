@@ -237,7 +237,10 @@ class MessageLine(Protocol):
         ...
 
     def wait(self, kind: str, timeout: float | None = None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
+        """Waits for the oldest pending message of a kind, and returns it.
+
+        Raises `TimedOut` after `timeout` seconds, and `Abandoned` if the worker should stop.
+        """
         ...
 
 

@@ -108,7 +108,10 @@ class Holders(Protocol):
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that a holder of a side is ready, unless it was replaced."""
+        """Publishes in the ring's root that a side's holder number `incarnation` is ready, unless it is replaced.
+
+        `word` is `PRODUCER` or `CONSUMER`. A new holder calls this after it has copied its predecessor's counts.
+        """
         ...
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
@@ -133,7 +136,7 @@ class SingleProcessHolders:
         return 1
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that the holder of a side is ready."""
+        """Publishes in the ring's root that the only holder of a side, `PRODUCER` or `CONSUMER`, is ready."""
         self._root[word + 1] = incarnation
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
@@ -174,8 +177,10 @@ class Ring:
         return self._ledgers[incarnation]
 
     def drop_section(self, incarnation: int) -> None:
-        """Frees the memory of an earlier producer once all its messages are released. The first one is part of the
-        ring and stays.
+        """Forgets the section of a replaced producer, which the consumer has read to its end.
+
+        Its memory is freed when the last mapping is gone, so messages that are still held keep it. Does nothing
+        for the first producer, whose section is part of the ring.
         """
         if incarnation > 1 and self._sections.pop(incarnation, None) is not None:
             self.holders.drop(PRODUCER, incarnation)

@@ -82,7 +82,10 @@ class ReplicaControl:
         self._starting, self._longest, self._noted_at = False, 0.0, time.monotonic()
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
-        """Waits for the oldest pending message of a kind, for at most `timeout` seconds, and returns it."""
+        """Waits for the oldest pending message of a kind, and returns it.
+
+        Raises `TimedOut` after `timeout` seconds, and `Abandoned` if the worker should stop.
+        """
         with span(kind, "waiting"):
             message = self._control.wait(kind, timeout)
         self._noted_at = time.monotonic()
