@@ -292,7 +292,8 @@ def test_lanes_divide_the_programs_of_a_gpu():
 def test_a_loss_of_whole_sequences_is_refused_and_rollouts_advised():
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES, total_timesteps=8 * 16, network=network)
-    of_sequences = MeanGradients(lambda *arguments: (jnp.float32(0), {}), graph.gradients.network)
+    total = lambda network: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(network))
+    of_sequences = MeanGradients(lambda network, *_: (total(network), {}), graph.gradients.network)
     with raises("fusion-is-not-possible-auto", "full", "train on whole sequences") as refusal:
         lower(graph._replace(gradients=of_sequences), fusion="full")
     assert "hint: fusion=rollout is possible" in str(refusal.value)
