@@ -196,8 +196,8 @@ def merge(folder: Path, output: Path) -> None:
 
 def main() -> None:
     names = [case.environment for case in CASES]
-    peers = {"sb3": (str, "a Python with stable-baselines3"), "rejax": (str, REJAX)}
-    chosen = options(__doc__, **peers, seeds=[0, 1, 2], environments=names, merge=[Path])
+    sides = {"sb3": (str, "a Python with stable-baselines3"), "rejax": (str, REJAX)}
+    chosen = options(__doc__, None, seeds=[0, 1, 2], environments=names, merge=[Path], **sides)
     if chosen.merge:
         for folder in chosen.merge:
             merge(folder, chosen.output)
