@@ -14,6 +14,7 @@ from gymnasium import spaces
 import rollmill
 from manual.snippets import ROOT
 from rollmill.cli import main
+from rollmill.dataflow import MeanGradients, fingerprint
 from rollmill.gpus import device_errors
 from rollmill.gpus.memory import GpuMemory, Holder
 from rollmill.programs.devices import explain_out_of_memory
@@ -124,6 +125,12 @@ def command(*words):
     return lambda folder, trained: main(list(words))
 
 
+def without_gradients(folder, trained):
+    graph = small_ppo()
+    constant = lambda network, learner, sample, sequence: (jnp.float32(0), {})
+    fingerprint(graph._replace(gradients=MeanGradients(constant, graph.gradients.network)))
+
+
 PROVOKED = [
     nan,
     lambda folder, trained: rollmill.check_environment(own(rooting)),
@@ -147,6 +154,7 @@ PROVOKED = [
     lambda folder, trained: rollmill.train(
         ppo(gymnasium.make("CartPole-v1")), run_dir=folder / "full", fusion="full", **QUIET
     ),
+    without_gradients,
 ]
 """In the order of the page."""
 
