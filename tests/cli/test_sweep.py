@@ -66,7 +66,7 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "seed=0..1", "--at-once", "0"], "--at-once 0 must be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--random", "0"], "--random 0 must be at least 1"),
         ([*SHORT, "--over", "seed=0..1", "--run-dir", "x"], "use --sweep-dir for the directory of the sweep"),
-        ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "unknown --metric 'speed'"),
+        ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "unknown metric 'speed'"),
         (["pppo", "CartPole-v1", "--over", "seed=0..1"], "unknown algorithm 'pppo'"),
         (["--resume", "/nonexistent"], "is not a sweep"),
         ([*SHORT, "--over", "anneal-lr=yes,no"], "--anneal-lr yes must be true or false"),
