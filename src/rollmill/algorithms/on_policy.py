@@ -217,7 +217,8 @@ def over_steps(
 ) -> PyTree[Array]:
     """Computes the values of all steps of a rollout.
 
-    With `at_once`, it computes this number of observations at a time, which bounds memory.
+    With `at_once`, at most this many observations are evaluated at a time to limit memory, but never less than one
+    step of all environments.
     """
     if at_once is None:
         return jax.vmap(value_e)(memory, observation)

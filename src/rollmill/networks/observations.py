@@ -89,8 +89,9 @@ def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
 def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> bool:
     """Returns whether axis 0 of an image is its channel axis, as in stacked frames of EnvPool and Gymnasium.
 
-    With `auto` it is, if it is at most 16 and smaller than the two others, and these are equal or both above 16:
-    (4, 84, 84) and (3, 210, 160) have their channels first, (84, 84, 4) and (10, 10, 16) last.
+    With `auto`, axis 0 is the channel axis if its size is at most 16 and smaller than both other sizes, and the
+    other two are equal or both greater than 16. For example, (4, 84, 84) and (3, 210, 160) have their channels
+    first, whereas (84, 84, 4) and (10, 10, 16) have them last.
     """
     if layout != "auto":
         return layout == "channels_first"

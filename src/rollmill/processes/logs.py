@@ -114,7 +114,10 @@ class LogReader:
         self._ask(lambda: self._begin(output, log))
 
     def drop(self, log: WorkerLog) -> None:
-        """Stops reading into a log whose output another process may keep open."""
+        """Closes a log after reading the output that is there.
+
+        It does not wait for the end of the output, which another process may keep open.
+        """
         self._ask(lambda: self._end(log))
 
     def close(self) -> None:

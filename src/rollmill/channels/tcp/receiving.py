@@ -15,7 +15,7 @@ from rollmill.channels.transport.handshake import PATIENCE
 
 
 class Arrivals(NamedTuple):
-    """The messages that have arrived from the latest process that holds the sending end of a queue."""
+    """The newest known sender of a queue, and where its messages begin in the receiver's ring."""
 
     sender: int = 0
     """Number (incarnation) of the process that holds the sending end."""

@@ -1,6 +1,6 @@
-"""A step of an optimiser on a network as one vector, as programs of ONE of its numbers.
+"""Kernel programs for a step of the optimiser on a network that is flattened to one vector.
 
-Shape letters: `S` numbers of the network.
+Each program computes a single element of the vector.
 """
 
 from collections.abc import Sequence
@@ -23,28 +23,29 @@ WRITTEN = {
     *("sign", "sqrt", "square", "sub", "tanh", "eq", "ge", "gt", "le", "lt", "ne", "select_n"),
     *("broadcast_in_dim", "convert_element_type", "copy"),
 }
-"""Operations on each number of a network, which do nothing but what they do to one."""
+"""Elementwise operations, which can be computed for each element of the network separately."""
 
 
 class DescentPrograms(NamedTuple):
-    """The programs of a step."""
+    """The kernel programs of one optimiser step, and the variables that they read and change."""
 
     plan: DescentPlan
     flat: tuple[Any, ...]
-    """Variables of the state with a value for each number."""
+    """Variables of the optimiser state that have a value for each element, such as moments."""
     single: tuple[Any, ...]
-    """Other variables of the state, such as counts."""
+    """Scalar variables of the optimiser state, such as counts."""
     sums: Program
-    """From a number's gradient and its part of the state to what each sum adds for it. The last is its square."""
+    """Computes the terms of one element in each sum from its gradient and state. The last term is the square of
+    the gradient."""
     step: Program
-    """From a number's gradient, the number, its part of the state, the sums, and the single variables to the
-    number after the step, and to what changes of its part of the state and of the single variables."""
+    """Computes one element after the step, and the variables that the step changes, from the element, its gradient
+    and state, the sums, and the scalar variables."""
     changed_flat: tuple[Any, ...]
     changed_single: tuple[Any, ...]
 
 
 class Descended(NamedTuple):
-    """A step that a kernel has computed."""
+    """Results of an optimiser step computed by a kernel."""
 
     results: Sequence[Array]
     """Weights and state after the step."""
@@ -53,7 +54,7 @@ class Descended(NamedTuple):
 
 
 def descent_programs(program: core.ClosedJaxpr) -> DescentPrograms | None:
-    """Returns the programs of a flat update. None if one of its operations has no counterpart for ONE number."""
+    """Returns the programs of an update of a flat network, or None if one of its operations is not elementwise."""
     plan = plan_of(program, lambda name, params: name in WRITTEN)
     if plan is None:
         return None

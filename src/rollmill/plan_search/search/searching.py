@@ -71,8 +71,8 @@ class CannotRun(Exception):
 
 
 class CannotBeFused(CannotRun):
-    """Error: a candidate cannot be fused, and neither can any other candidate with one of these depths
-    of fusion.
+    """Error: a candidate cannot be fused, and neither can any other candidate whose depth of fusion is one of
+    `depths`.
     """
 
     def __init__(self, reason: str, depths: Sequence[str]) -> None:

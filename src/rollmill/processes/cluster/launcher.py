@@ -210,11 +210,7 @@ class RayLauncher:
         return f"Ray drains its node {origin.host if origin else ''}{until}"
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
-        """Ends the worker. With `at_once`, kills it and all processes that it has started (SIGKILL), otherwise
-        asks it to end (SIGTERM).
-
-        Ray itself can end an actor only with SIGKILL.
-        """
+        """Kills the worker through Ray (SIGKILL). `at_once` has no effect, because Ray cannot send SIGTERM."""
         handle.killed = True
         self._ray.kill(handle.actor, no_restart=True)
 
