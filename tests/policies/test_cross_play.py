@@ -139,6 +139,8 @@ def test_the_command_plays_each_role_in_turn(runs, capsys):
     heading, line = capsys.readouterr().out.splitlines()
     assert f"{runs[0]} (iteration 2) and {runs[1]} (iteration 2)" in heading
     assert line.startswith(f"  right by {runs[0]}, left by {runs[1]}: mean return left ")
+    deviations = result["cross_play"][1]["std_returns"]
+    assert all(f"(std {deviation:.4g})" in line for deviation in deviations.values())
 
 
 def test_the_summary_of_a_run_has_the_return_of_each_kind(runs):

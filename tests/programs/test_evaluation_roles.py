@@ -102,7 +102,9 @@ def test_the_command_prints_them():
     )
     result = _result("Market", {"iteration": 7}, played)
     assert result["mean_return"] == 0.0 and result["mean_returns"] == {"buyer": 9.0, "seller": -18.0}
-    assert "mean return 0 over all agents, buyer 9, seller -18 (std 0" in _sentence(result)
+    assert result["std_returns"] == {"buyer": 1.0, "seller": 2.0}
+    sentence = "mean return buyer 9 (std 1), seller -18 (std 2), all agents 0, mean length 3"
+    assert sentence in _sentence(result)
 
 
 def test_evaluations_while_training_log_them():

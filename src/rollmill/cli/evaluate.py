@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,8 +173,13 @@ def _result(environment: str, policy: dict[str, Any], episodes: EvaluationEpisod
         "min_return": float(np.min(returns)),
         "max_return": float(np.max(returns)),
         "mean_length": float(np.mean(lengths)),
-        **({"mean_returns": of_kinds} if of_kinds else {}),
+        **({"mean_returns": of_kinds, "std_returns": _deviations(episodes.agent_returns)} if of_kinds else {}),
     }
+
+
+def _deviations(agent_returns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns the standard deviation over episodes of the mean return of each agent kind."""
+    return {kind: float(np.std(own, dtype=np.float64)) for kind, own in agent_returns.items()}
 
 
 def _has_roles(options: Evaluate, loaded: LoadedRun) -> bool:
@@ -212,7 +218,7 @@ def _cross_play(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
                 "roles": list(roles),
                 "roles_of_other": others,
                 "mean_returns": {name: float(np.mean(own, dtype=np.float64)) for name, own in returns.items()},
-                "std_returns": {name: float(np.std(own, dtype=np.float64)) for name, own in returns.items()},
+                "std_returns": _deviations(returns),
                 "mean_length": float(np.mean(found.lengths)),
             }
         )
@@ -242,8 +248,7 @@ def _cross_play_sentences(result: dict[str, Any]) -> str:
                 f"iteration {result['against_iteration']}": played["roles_of_other"],
             }
         whose = ", ".join(f"{' and '.join(kinds)} by {name}" for name, kinds in sides.items())
-        means = ", ".join(f"{name} {mean:.5g}" for name, mean in played["mean_returns"].items())
-        lines.append(f"  {whose}: mean return {means}; mean length {played['mean_length']:.5g}")
+        lines.append(f"  {whose}: mean return {_of_kinds(played)}; mean length {played['mean_length']:.5g}")
     return "\n".join(lines)
 
 
@@ -307,11 +312,24 @@ def _match_sentence(result: dict[str, Any]) -> str:
 
 
 def _sentence(result: dict) -> str:
-    of_kinds = "".join(f", {kind} {mean:.5g}" for kind, mean in result.get("mean_returns", {}).items())
-    whose = f" over all agents{of_kinds}" if of_kinds else ""
     policy = result["policy"] if "policy" in result else f"iteration {result['iteration']}"
+    kinds = len(result.get("mean_returns", {}))
+    if kinds > 1:  # the returns of opponents cancel out, so that the spread of their mean says little
+        returns = f"{_of_kinds(result)}, all agents {result['mean_return']:.5g}"
+    else:
+        returns = (
+            f"{result['mean_return']:.5g}{' over all agents' if kinds else ''} (std {result['std_return']:.4g}, "
+            f"min {result['min_return']:.5g}, max {result['max_return']:.5g})"
+        )
     return (
-        f"{result['environment']}, {result['episodes']} episodes, {policy}: mean return "
-        f"{result['mean_return']:.5g}{whose} (std {result['std_return']:.4g}, min {result['min_return']:.5g}, max "
-        f"{result['max_return']:.5g}), mean length {result['mean_length']:.5g}"
+        f"{result['environment']}, {result['episodes']} episodes, {policy}: mean return {returns}, mean length "
+        f"{result['mean_length']:.5g}"
+    )
+
+
+def _of_kinds(result: Mapping[str, Any]) -> str:
+    """Returns the mean return of each agent kind as text, with its standard deviation."""
+    deviations = result["std_returns"]
+    return ", ".join(
+        f"{kind} {mean:.5g} (std {deviations[kind]:.4g})" for kind, mean in result["mean_returns"].items()
     )
