@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from recorded_runs import recorded
+from recorded_runs import of_opponents, recorded
 from rollmill.board import page as page_module
 from rollmill.board.answers import PAGE_POLICY, Answers
 from rollmill.board.contents import FolderContents
@@ -85,6 +85,21 @@ def test_runs_are_compared_by_curves_and_settings(folder):
     assert found["html"].count("<path") == 2 and "episode/return" in found["metrics"]
     assert body(answers.answer("/curves", {"run": ["a"], "metric": ["x<y"]}))["html"].count("x&lt;y") == 1
     assert body(answers.answer("/sparks", {"run": ["a"]})) == {"a": [1.0, 2.0, 3.0]}
+
+
+def test_each_kind_of_agents_has_its_return(tmp_path):
+    recorded(tmp_path / "game", more=of_opponents)
+    answers = Answers(tmp_path)
+    answers.read()
+    (row,) = body(answers.answer("/rows", {}))["rows"]
+    assert row["returns"] == {"guard": 0.75, "thief": -0.75} and row["shown"] == "guard 0.750, thief -0.750"
+    assert body(answers.answer("/sparks", {"run": ["game"]})) == {"game": [0.5, 0.75]}
+    shown = body(answers.answer("/details", {"run": ["game"]}))["html"]
+    assert "mean return of thief in the latest episodes" in shown
+    assert "mean return of the latest episodes" not in shown
+    assert shown.index("returns/guard") < shown.index("steps_per_second")
+    compared = body(answers.answer("/curves", {"run": ["game"], "metric": ["returns/thief"]}))
+    assert "guard 0.750, thief -0.750</td>" in compared["html"] and compared["html"].count("<path") == 1
 
 
 def test_numbers_of_a_damaged_run_hide_no_other(folder):

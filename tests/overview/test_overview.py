@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from recorded_runs import recorded
+from recorded_runs import of_opponents, recorded
 from rollmill.cli.main import main
 from rollmill.overview.entries import read_run
 from rollmill.overview.finding import find_entries
@@ -115,6 +115,49 @@ def test_a_sweep_is_one_row_or_one_and_its_trials(tmp_path):
     with second.lock():
         (row,) = find_entries(tmp_path)
     assert (row.state, row.steps_per_second) == ("running", 30.0)
+
+
+def test_each_kind_of_agents_has_its_return(tmp_path):
+    """Those of opponents cancel out, so that their mean says nothing."""
+    of_kinds = {
+        "status": "finished",
+        "final_return": 0.0,
+        "final_returns": {"guard": 0.32, "thief": -0.32, "x": "y"},
+    }
+    recorded(tmp_path / "a", summary=of_kinds, more=of_opponents)
+    recorded(tmp_path / "b", more=of_opponents)
+    recorded(tmp_path / "c", lines=1, more=of_opponents)  # no episode ended
+    rows = ordered(find_entries(tmp_path), "name")
+    assert [row.returns for row in rows] == [
+        {"guard": 0.32, "thief": -0.32},
+        {"guard": 0.75, "thief": -0.75},
+        {},
+    ]
+    assert rows[0].to_json()["returns"] == rows[0].returns and rows[0].mean_return == 0.0
+    assert "  guard 0.320, thief -0.320  " in table(rows, folder=tmp_path).splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("returns/thief", "thief 0.500"),
+        ("final_return", "guard 0.500, thief -0.500"),
+        ("env_steps", ""),
+    ],
+)
+def test_a_sweep_shows_the_kind_by_which_trials_are_compared(tmp_path, metric, expected):
+    axes, points = (listed_axis("gamma", [0.9, 0.99]),), ((0.9,), (0.99,))
+    spec = SweepSpec(TrainingRequest("mappo", "TagGridWorld-v0"), axes, 2, points, metric=metric)
+    sweep = SweepDirectory.create(tmp_path / "sweep", spec)
+    for trial, guard in zip(sweep.trials(), (0.5, -0.5), strict=True):
+        returns = {"guard": guard, "thief": -guard}
+        recorded(sweep.run(trial).root, summary={"status": "finished", "final_returns": returns})
+    recorded(tmp_path / "low", summary={"status": "finished", "final_return": 0.1})
+    rows = find_entries(tmp_path)
+    row = next(row for row in rows if row.kind == "sweep")
+    assert row.return_text == (expected or "")
+    first = ordered(rows, "return")[0].kind
+    assert first == ("run" if metric == "env_steps" else "sweep")
 
 
 def command(capsys, *words):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import rollmill
+from recorded_runs import of_opponents
+from recorded_runs import recorded as made
 from rollmill.cli.main import main
 from rollmill.core.errors import CheckpointError
 from rollmill.plotting.groups import SeedCurve, grouped, labels_of, smoothed
@@ -47,6 +49,24 @@ def test_seeds_of_one_program_are_curves_of_their_own(tmp_path):
     run = recorded(tmp_path, "a", [[0.0, 4.0], [1.0, 7.0]], seed=3, num_seeds=2)
     (group,) = rollmill.plot(run).groups
     assert group.runs == ("a, seed 3", "a, seed 4") and group.last.tolist() == [1.0, 7.0]
+
+
+def test_each_kind_of_agents_has_a_curve_by_default(tmp_path, capsys):
+    game, other = (made(tmp_path / name, more=of_opponents).root for name in ("game", "other"))
+    curves = rollmill.plot(game, other, output=tmp_path / "c.html")
+    assert (curves.metric, curves.kinds) == ("returns", ("guard", "thief"))
+    assert [(group.label, group.last.tolist()) for group in curves.groups] == [
+        ("kind=guard", [0.75, 0.75]),
+        ("kind=thief", [-0.75, -0.75]),
+    ]
+    assert "<h1>Returns of guard, thief, 2 trainings</h1>" in (tmp_path / "c.html").read_text()
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["plot", str(game), "--output", str(tmp_path / "d.html")])
+    assert "kind=thief: returns -0.750, after 300 steps" in capsys.readouterr().out
+    (named,) = rollmill.plot(game, metric="returns/thief").groups
+    assert named.last.tolist() == [-0.75]
+    mixed = rollmill.plot(game, recorded(tmp_path, "single", [1.0, 2.0]))
+    assert sorted(group.last.tolist() for group in mixed.groups) == [[-0.75], [0.75], [2.0]]
 
 
 def test_groups_are_named_by_what_differs_and_the_best_comes_first(tmp_path):

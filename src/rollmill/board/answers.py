@@ -11,6 +11,7 @@ from rollmill.board.contents import FolderContents, Item
 from rollmill.board.curves import CurveCache, comparison, spark
 from rollmill.board.details import TEXTS, beside, details
 from rollmill.core.errors import RollmillError
+from rollmill.core.text import cut
 from rollmill.plotting.groups import AXES, setting_text
 from rollmill.record.metric_curves import LINE_START, RETURN, metric_names
 from rollmill.record.run_directory import RunDirectory
@@ -18,6 +19,8 @@ from rollmill.record.run_directory import RunDirectory
 MAX_COMPARED = 40
 """Maximum number of runs that are compared at a time."""
 MAX_SPARKS = 200
+MAX_RETURN = 80
+"""Maximum number of characters of the returns in a row."""
 MAX_SMOOTHING = 0.99
 PAGE_POLICY = "; ".join(
     [
@@ -108,6 +111,8 @@ class Answers:
             "steps": entry.steps,
             "planned": entry.planned_steps,
             "return": entry.mean_return,
+            "returns": entry.returns,
+            "shown": cut(entry.return_text, MAX_RETURN),
             "evaluation": entry.evaluation_return,
             "speed": entry.steps_per_second,
             "seed": entry.seed,

@@ -17,7 +17,6 @@
       if (Math.abs(value) >= 0.9995 * size) return +(value / size).toPrecision(3) + unit;
     return String(+value.toPrecision(3));
   };
-  const number = (value) => Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
   const age = (time) => {
     const seconds = Math.max(0, Math.floor(Date.now() / 1000 - time));
     for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]])
@@ -35,11 +34,13 @@
   const valueOf = (row, name) => {
     if (name === "env") return row.environment;
     if (name === "name" || name === "run") return row.key;
+    if (name === "return" && row.return === null && Object.keys(row.returns).length) return Math.max(...Object.values(row.returns));
+    if (name.startsWith("returns/")) return row.returns[name.slice(8)];
     const value = row[name];
     return value !== undefined && typeof value !== "object" ? value : row.settings[name.replaceAll("-", "_")];
   };
   const condition = (word) => {
-    const parts = /^([\w.-]+)(<=|>=|=|<|>)(.+)$/.exec(word);
+    const parts = /^([\w./-]+)(<=|>=|=|<|>)(.+)$/.exec(word);
     if (!parts) {
       const wanted = word.toLowerCase();
       return (row) => `${row.key} ${row.algorithm} ${row.environment} ${row.state} ${row.note}`.toLowerCase().includes(wanted);
@@ -154,7 +155,7 @@
     const cells = [
       make("td", { className: "left" }, make("span", { className: `state ${row.state}`, textContent: row.state })), nameCell(row),
       make("td", { className: "left wide", textContent: row.algorithm }), make("td", { className: "left wide", textContent: row.environment }),
-      make("td", { textContent: row.return === null ? "" : number(row.return) }), make("td", {}, svg(sparks.get(row.key)?.values)), stepsCell(row),
+      make("td", { textContent: row.shown }), make("td", {}, svg(sparks.get(row.key)?.values)), stepsCell(row),
       make("td", { className: "wide", textContent: row.speed === null ? "" : compact(row.speed) }),
       make("td", { className: "wide age", textContent: row.changed === null ? "" : age(row.changed), data: { time: row.changed ?? "" } }),
       ...varying.map((name) => make("td", { className: "wide", textContent: row.settings[name] ?? "" })),

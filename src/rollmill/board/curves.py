@@ -7,15 +7,16 @@ from typing import Any
 
 from rollmill.board.contents import Item, Signature, run_signature
 from rollmill.core.errors import RollmillError
-from rollmill.core.text import compact, number
+from rollmill.core.text import compact
 from rollmill.overview.table import steps_text
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import escaped, folded, legend, table
 from rollmill.plotting.curves import curves_of
 from rollmill.plotting.groups import CurveGroup, SeedCurve, grouped, setting_text, smoothed_points, thinned
 from rollmill.plotting.words import AXIS_TITLES
-from rollmill.record.metric_curves import MetricPoint, thinned_curve
+from rollmill.record.metric_curves import RETURN, MetricPoint, thinned_curve
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.status import RETURNS
 
 MAX_POINTS = 300
 """Maximum number of points that are drawn of a curve."""
@@ -55,9 +56,13 @@ def _read(item: Item, metric: str) -> list[SeedCurve]:
 
 
 def spark(item: Item) -> list[float]:
-    """Returns a few values of a run's learning curve, for the small figure in its row."""
+    """Returns a few values of a run's learning curve, for the small figure in its row.
+
+    With several kinds of agents, they are the returns of the first kind.
+    """
+    metric = f"{RETURNS}{next(iter(item.entry.returns))}" if item.entry.returns else RETURN
     try:
-        points = thinned_curve(RunDirectory(item.entry.path), SPARK_POINTS)
+        points = thinned_curve(RunDirectory(item.entry.path), SPARK_POINTS, metric=metric)
     except (RollmillError, OSError):
         return []
     values = (float(f"{point.value:.4g}") for point in points)
@@ -115,7 +120,7 @@ def settings_table(items: Sequence[Item]) -> str:
     differing = [name for name in names if len(set(texts[name])) > 1]
     columns = ("", *(item.key for item in items))
     results = [
-        ("return", *(_number(item.entry.mean_return) for item in items)),
+        ("return", *(item.entry.return_text for item in items)),
         ("steps", *(steps_text(item.entry) for item in items)),
         ("steps/s", *(_compact(item.entry.steps_per_second) for item in items)),
         ("seed", *("" if item.entry.seed is None else str(item.entry.seed) for item in items)),
@@ -128,10 +133,6 @@ def settings_table(items: Sequence[Item]) -> str:
 
 def _setting(item: Item, name: str) -> str:
     return setting_text(item.entry.settings[name]) if name in item.entry.settings else ""
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else number(value)
 
 
 def _compact(value: float | None) -> str:

@@ -19,6 +19,7 @@ from rollmill.planning.plan import Plan
 from rollmill.plotting.groups import SeedCurve, setting_text
 from rollmill.record.metric_curves import metric_names
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.status import RETURNS
 
 PICTURES, FILMS = (".gif", ".png"), (".mp4",)
 MAX_PICTURES = 12
@@ -61,7 +62,9 @@ def _headline(entry: Entry) -> str:
 
 
 def _figures(entry: Entry) -> Iterator[tuple[str, str]]:
-    if entry.mean_return is not None:
+    for kind, value in entry.returns.items():
+        yield number(value), f"mean return of {kind} in the latest episodes"
+    if entry.mean_return is not None and not entry.returns:
         yield number(entry.mean_return), "mean return of the latest episodes"
     if entry.evaluation_return is not None:
         yield number(entry.evaluation_return), "mean return of the latest evaluation"
@@ -145,6 +148,8 @@ def _varies(curve: SeedCurve) -> bool:
 
 
 def _rank(name: str) -> tuple:
+    if name.startswith(RETURNS):
+        return (-1, False, name)
     return (FIRST.index(name) if name in FIRST else len(FIRST), not name.startswith("losses/"), name)
 
 

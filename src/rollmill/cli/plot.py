@@ -10,7 +10,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
 from rollmill.core.text import compact, number, printable
-from rollmill.plotting.curves import METRIC, plot
+from rollmill.plotting.curves import plot
 from rollmill.plotting.groups import Curves
 
 MAX_LINES = 20
@@ -24,8 +24,9 @@ class Plot:
     """Directories of runs and of sweeps."""
     output: Path = Path("curves.html")
     """File to write, which ends in .html or .png."""
-    metric: str = METRIC
-    """Name of the metric, as in metrics.jsonl."""
+    metric: str | None = None
+    """Name of the metric, as in metrics.jsonl. Default: episode/return, or the return of each kind of agents
+    if there are several kinds."""
     x: str = "both"
     """Horizontal axis: steps, seconds, or both."""
     smoothing: float = 0.0

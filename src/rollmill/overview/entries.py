@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rollmill.core.errors import DataError, RollmillError
+from rollmill.core.text import number
 from rollmill.plotting.groups import object_in, settings_of
-from rollmill.record.metric_curves import RETURN, newest_values
+from rollmill.record.metric_curves import RETURN, newest_returns, newest_values
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.run_files import CONFIG, METRICS, SUMMARY, VERSIONS
+from rollmill.record.status import RETURNS
 from rollmill.sweeps.directory import FINISHED, SPECIFICATION, SweepDirectory
+from rollmill.sweeps.metrics import OF_KINDS, extra_columns, is_of_kind
 
 State: TypeAlias = Literal["running", "finished", "stopped", "failed", "killed", "damaged"]
 """State of a run. `running`: a process is training it. `finished`: it reached its end. `stopped`: a signal or a
@@ -42,6 +45,9 @@ class Entry:
     mean_return: float | None = None
     """Mean return of the latest episodes. For a sweep, it is that of the best trial, averaged over seeds if the
     sweep varies them."""
+    returns: Mapping[str, float] = field(default_factory=dict)
+    """Mean return of each agent kind, if there are several kinds. For a sweep, they are those of the best trial,
+    or only that of the kind by which trials are compared."""
     evaluation_return: float | None = None
     steps_per_second: float | None = None
     seed: int | None = None
@@ -56,6 +62,13 @@ class Entry:
     """Hyperparameters and environment options, from dotted names to values."""
     note: str = ""
     """The reason why the directory cannot be read, or why training stopped."""
+
+    @property
+    def return_text(self) -> str:
+        """The return of each kind of agents, since those of opponents cancel out, or else the mean return."""
+        if self.returns:
+            return ", ".join(f"{kind} {number(value)}" for kind, value in self.returns.items())
+        return "" if self.mean_return is None else number(self.mean_return)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the row of the overview as JSON values."""
@@ -105,6 +118,7 @@ def _read_run(run: RunDirectory) -> Entry:
         steps=_whole(summary.get("total_env_steps")) if is_over else None if steps is None else int(steps * seeds),
         planned_steps=None if planned is None else planned * seeds,
         mean_return=_number(summary.get("final_return")) if is_over else newest.get(RETURN),
+        returns=_numbers(summary.get(OF_KINDS) if is_over else newest_returns(run)),
         evaluation_return=newest.get("evaluation/return"),
         steps_per_second=_number(summary.get(SPEED)) if is_over else newest.get(SPEED),
         seed=_whole(options.get("seed")),
@@ -142,6 +156,7 @@ def _read_sweep(sweep: SweepDirectory, trials: Sequence[Entry]) -> Entry:
         environment=request.environment,
         steps=_sum(entry.steps for entry in trials),
         mean_return=over_seeds if metric.endswith("_return") else None,
+        returns=_returns_of_sweep(rows, metric, over_seeds),
         steps_per_second=_sum(entry.steps_per_second for entry in trials if entry.state == "running"),
         trials=sweep.spec.num_trials,
         finished_trials=finished,
@@ -149,6 +164,15 @@ def _read_sweep(sweep: SweepDirectory, trials: Sequence[Entry]) -> Entry:
         changed=max((entry.changed for entry in trials if entry.changed), default=None),
         note=f"{failed} failed" if (failed := sum(status == "failed" for status in statuses.values())) else "",
     )
+
+
+def _returns_of_sweep(rows: Sequence[Mapping[str, Any]], metric: str, best: Any) -> dict[str, float]:
+    """Returns the returns of agent kinds in the row of a sweep. `best` is the best value of its metric."""
+    if is_of_kind(metric):
+        return _numbers({metric.removeprefix(RETURNS): best})
+    if not metric.endswith("_return") or not rows or "mean_over_seeds" in rows[0]:
+        return {}
+    return _numbers({name.removeprefix(RETURNS): rows[0][name] for name in extra_columns(rows)})
 
 
 def _sweep_state(sweep: SweepDirectory, finished: int, running: set[str]) -> State:
@@ -191,6 +215,12 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> float | None:
     known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
     return float(value) if known else None
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """Returns the numbers of an object. Anything else is left out."""
+    known = {name: _number(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _whole(value: Any) -> int | None:

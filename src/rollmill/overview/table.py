@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError, suggestion
-from rollmill.core.text import compact, cut, number, one_line
+from rollmill.core.text import compact, cut, one_line
 from rollmill.overview.entries import Entry
 from rollmill.plotting.groups import setting_text
 
@@ -16,7 +16,7 @@ _OLDEST = datetime.min.replace(tzinfo=UTC)
 _KEYS: Mapping[str, Callable[[Entry], Any]] = {
     "changed": lambda entry: entry.changed or _OLDEST,
     "started": lambda entry: entry.started or _OLDEST,
-    "return": lambda entry: float("-inf") if entry.mean_return is None else entry.mean_return,
+    "return": lambda entry: _return_of(entry),
     "steps": lambda entry: entry.steps or 0,
     "name": lambda entry: entry.path,
 }
@@ -25,6 +25,14 @@ assert _KEYS.keys() == set(get_args(SortKey))
 MAX_CELL = 40
 NUMBERS = ("STEPS", "RETURN", "STEPS/S")
 """Columns that are right-aligned."""
+
+
+def _return_of(entry: Entry) -> float:
+    """Returns the mean return. A sweep that compares trials by one kind of agents has only the return of this
+    kind.
+    """
+    lowest = float("-inf")
+    return max(entry.returns.values(), default=lowest) if entry.mean_return is None else entry.mean_return
 
 
 def selected(
@@ -100,7 +108,7 @@ def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> li
         entry.algorithm or "?",
         entry.environment or "?",
         steps_text(entry),
-        "" if entry.mean_return is None else number(entry.mean_return),
+        entry.return_text,
         "" if entry.steps_per_second is None else compact(entry.steps_per_second),
         "" if entry.changed is None else age(now - entry.changed),
         *(setting_text(entry.settings[name]) if name in entry.settings else "" for name in show),

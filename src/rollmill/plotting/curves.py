@@ -16,11 +16,15 @@ from rollmill.pictures import require_matplotlib
 from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
 from rollmill.plotting.html import curves_page
 from rollmill.plotting.png import write_png
-from rollmill.record.metric_curves import RETURN, metric_curve, metric_names
+from rollmill.record.metric_curves import RETURN, agent_kinds, metric_curve, metric_names
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.status import RETURNS
 from rollmill.sweeps.directory import SweepDirectory
 
-METRIC = RETURN
+KIND = "kind"
+"""Setting that names the kind of agents of a curve, so that each kind is a group."""
+OF_EACH_KIND = "returns"
+"""Title of a figure with the return of each agent kind."""
 SWEEP = "sweep.json"
 MAX_DIGITS = 20
 """Maximum number of digits of a seed, a 64-bit integer."""
@@ -30,7 +34,7 @@ SUFFIXES = (".html", ".png")
 def plot(
     *runs: str | Path,
     output: str | Path | None = None,
-    metric: str = METRIC,
+    metric: str | None = None,
     x: str = "both",
     smoothing: float = 0.0,
     force: bool = False,
@@ -41,7 +45,8 @@ def plot(
     Args:
         *runs: directories of runs and of sweeps.
         output: file to write, which ends in .html or .png. Default: nothing is written.
-        metric: name of the metric.
+        metric: name of the metric. Default: the mean return, `episode/return`. For runs with several kinds of
+            agents, the default is the return of each kind, `returns/KIND`, with a curve for each.
         x: horizontal axis, `steps` or `seconds`, or `both` for two figures.
         smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
         force: replace an existing file.
@@ -65,7 +70,9 @@ def plot(
     opened = _opened(runs)  # what is no run is told before what is wrong with the output
     if file is not None:
         check_output(file, force=force)
-    curves = _read_curves(opened, metric=metric, smoothing=smoothing)._replace(baselines=_checked(baselines))
+    curves = _read_curves(opened, metric=coerce("metric", str | None, metric), smoothing=smoothing)._replace(
+        baselines=_checked(baselines)
+    )
     if file is not None:
         write_curves(file, curves, axes)
     return curves
@@ -96,7 +103,7 @@ class _NamedRuns(NamedTuple):
     """Names of trials that have not begun."""
 
 
-def _read_curves(opened: _NamedRuns, *, metric: str, smoothing: float) -> Curves:
+def _read_curves(opened: _NamedRuns, *, metric: str | None, smoothing: float) -> Curves:
     smoothing = coerce("smoothing", float, smoothing)
     if not 0 <= smoothing < 1:
         raise UsageError(
@@ -105,15 +112,28 @@ def _read_curves(opened: _NamedRuns, *, metric: str, smoothing: float) -> Curves
     curves: list[SeedCurve] = []
     left_out = list(opened.waiting)
     for run, is_trial in opened.runs:
-        found = curves_of(run, metric)
+        found = _returns_of(run) if metric is None else curves_of(run, metric)
         curves += found
         if not found and not is_trial:
-            raise _without(run, metric)
+            raise _without(run, metric or RETURN)
         if not found:
             left_out.append(_name(run))
     if not curves:
-        raise _without(opened.runs[0][0], metric)
-    return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out))
+        raise _without(opened.runs[0][0], metric or RETURN)
+    kinds = tuple(dict.fromkeys(curve.settings[KIND] for curve in curves if KIND in curve.settings))
+    metric = metric or (OF_EACH_KIND if kinds else RETURN)
+    return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out), kinds=kinds)
+
+
+def _returns_of(run: RunDirectory) -> list[SeedCurve]:
+    """Returns the curves of the return of each agent kind, or of the mean return if there is only one kind."""
+    if len(kinds := agent_kinds(run) or ()) < 2:
+        return curves_of(run, RETURN)
+    return [
+        curve._replace(settings={**curve.settings, KIND: kind})
+        for kind in kinds
+        for curve in curves_of(run, f"{RETURNS}{kind}")
+    ]
 
 
 def _opened(runs: Sequence[str | Path]) -> _NamedRuns:

@@ -78,6 +78,8 @@ class Curves(NamedTuple):
     """Number of sweep trials that have no value of the metric yet."""
     baselines: Mapping[str, float] = MappingProxyType({})
     """Values of policies that are not trained, by name."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of agents whose returns are drawn, if each kind has a curve."""
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

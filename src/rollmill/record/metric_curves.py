@@ -13,6 +13,7 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.run_files import METRICS
+from rollmill.record.status import RETURNS
 
 MAX_LINE_BYTES = 2**20
 TAIL_BYTES = 2**16
@@ -97,6 +98,24 @@ def newest_means(run: RunDirectory, prefix: str, *, episodes: int) -> dict[str, 
         if ended >= episodes:
             break
     return {name: total / ended for name, total in sums.items()}
+
+
+def newest_returns(run: RunDirectory) -> dict[str, float]:
+    """Returns the newest mean return of each agent kind. Empty if there is only one kind, or no episode ended."""
+    means = newest_means(run, RETURNS, episodes=1)
+    return {name.removeprefix(RETURNS): mean for name, mean in means.items()} if len(means) > 1 else {}
+
+
+def agent_kinds(run: RunDirectory) -> list[str] | None:
+    """Returns the names of the agent kinds whose returns a run logs, or None if it has not written a line yet.
+
+    Lines name all kinds, even before the first episode has ended.
+    """
+    for line in reversed(_tail(run)):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            read = msgspec.json.decode(line, type=dict[str, object])
+            return [name.removeprefix(RETURNS) for name in read if name.startswith(RETURNS)]
+    return None
 
 
 def _tail(run: RunDirectory) -> list[bytes]:
