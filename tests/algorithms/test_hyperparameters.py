@@ -26,7 +26,7 @@ SIZES = {
     "sac": REPLAYED | {"target_entropy": -0.7},
     "td3": REPLAYED,
     "alphazero": {"num_envs": 2, "num_steps": 4, "num_minibatches": 2, "num_simulations": 2, "weight_decay": 0.01},
-    "mappo": {"num_envs": 2, "num_steps": 4, "num_minibatches": 2},
+    "mappo": {"num_envs": 2, "num_steps": 4, "num_minibatches": 2, "pool_size": 2},
 }
 ENVIRONMENTS = {
     **dict.fromkeys(("ppo", "a3c", "impala", "dqn"), "CartPole-v1"),

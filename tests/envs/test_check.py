@@ -150,7 +150,7 @@ def test_state_shape_must_stay():
 
 def test_observation_shape_must_stay():
     step = changed_step(observation=lambda t, s: jnp.tile(t.observation, 2))
-    fails(r"observation is float32\[1\] after reset and float32\[2\] after step", step=step)
+    fails(r"observation is float32\[2\] after step, but the observation space declares float32\[1\]", step=step)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_flags_and_reward_have_their_types(field, value, found):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(0.0, 10.0, (2,), np.float32), r"observation is float32\[1\], but .* means float32\[2\]"),
-        (spaces.Box(0, 10, (1,), np.int32), r"observation is float32\[1\], but .* means int32\[1\]"),
+        (spaces.Box(0.0, 10.0, (2,), np.float32), r"observation is float32\[1\], but .* declares float32\[2\]"),
+        (spaces.Box(0, 10, (1,), np.int32), r"observation is float32\[1\], but .* declares int32\[1\]"),
         (
             spaces.Dict({"a": BOX}),
             r"the observation is float32\[1\], but .* means dict\(\['a'\]: float32\[1\]\)",

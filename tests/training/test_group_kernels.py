@@ -123,8 +123,8 @@ def test_the_page_has_every_policy_and_what_is_refused():
     cells = {policy: row[1:] for row in rows for policy in re.findall(r"`([\w-]+)`", row[0])}
     assert cells.keys() == list_distributions().keys()
     for policy, (rollout, full, _) in cells.items():
-        assert rollout.startswith("refused") == (partition_of(policy, "rollout") is None)
-        assert not full.startswith("refused") and partition_of(policy, "full") is not None
+        assert rollout.startswith("rejected") == (partition_of(policy, "rollout") is None)
+        assert not full.startswith("rejected") and partition_of(policy, "full") is not None
 
 
 def killed_midway(run, folder, last):

@@ -153,7 +153,7 @@ def test_the_page_says_what_is_refused_and_who_is_replaced(placement):
     (resumed, lost, moved), graphs = rows_of_page()[0][placement.name], variants().values()
     plans = [plan_of(graph, placement) for graph in graphs]
     if None in plans:
-        assert plans == [None] * len(plans) and {resumed, lost, moved} == {"refused"}
+        assert plans == [None] * len(plans) and {resumed, lost, moved} == {"rejected"}
         return
     partition = plans[0].partition
     roles = roles_of(next(iter(graphs)), partition)
@@ -167,7 +167,7 @@ def test_the_page_says_what_is_refused_and_who_is_replaced(placement):
 CASES = [  # by the page, which the test above holds to the plans: these take seconds
     pytest.param(name, placement, id=f"{name}-{placement.name}")
     for name, placement in itertools.product(learners(), placements())
-    if "refused" not in rows_of_page()[0].get(placement.name, ())
+    if "rejected" not in rows_of_page()[0].get(placement.name, ())
 ]
 FAST = {("dqn, prioritised", "one program")}
 
