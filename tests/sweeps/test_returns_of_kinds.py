@@ -43,6 +43,34 @@ def write(run, *lines):
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
+def test_the_first_metrics_of_a_trial_show_which_kinds_there_are(tmp_path):
+    sweep = made(tmp_path / "sweep", metric="returns/pray")
+    trials, results = sweep.trials(), SweepResults(sweep, "returns/pray")
+    results.check_kind(trials)  # none has begun
+    write(sweep.run(trials[1]), {"env_steps": 10, "episode/return": None})
+    results.check_kind(trials)  # nothing was learned
+    write(sweep.run(trials[1]), {"losses/total": 1.0, PREY: None, "returns/predator": None})
+    with raises("trials-have-no-metric-only", "returns/pray", "returns/prey, returns/predator"):
+        results.check_kind(trials)
+    other = SweepResults(sweep, PREY)
+    other.check_kind(trials)
+    assert other.checked
+
+
+def test_a_kind_needs_several(tmp_path):
+    sweep = made(tmp_path / "sweep")
+    write(sweep.run(sweep.trials()[0]), {"losses/total": 1.0, PREY: None})
+    with raises("metric-needs-several-kinds-agents", PREY):
+        SweepResults(sweep, PREY).check_kind(sweep.trials())
+
+
+def test_trials_of_several_environments_may_have_different_kinds(tmp_path):
+    axes, points = (parse_axis("environment=A,B"),), (("A",), ("B",))
+    sweep = SweepDirectory.create(tmp_path / "sweep", SweepSpec(REQUEST, axes, 2, points, metric=PREY))
+    write(sweep.run(sweep.trials()[0]), {"losses/total": 1.0})
+    SweepResults(sweep, PREY).check_kind(sweep.trials())
+
+
 def test_trials_are_ranked_by_the_return_of_a_kind(tmp_path):
     sweep = made(tmp_path / "sweep")
     for number, prey in enumerate((-3.0, -1.0)):

@@ -22,6 +22,7 @@ LINE_START = ("iteration", "env_steps", "seconds")
 """Fields of every line that state the progress of a run."""
 ENDED = "episode/ended"
 """Number of episodes that ended in the iterations of a line."""
+LOSSES = "losses/"
 RETURN = "episode/return"
 """Default metric of a learning curve: the mean return over all seeds of a run."""
 
@@ -107,14 +108,15 @@ def newest_returns(run: RunDirectory) -> dict[str, float]:
 
 
 def agent_kinds(run: RunDirectory) -> list[str] | None:
-    """Returns the names of the agent kinds whose returns a run logs, or None if it has not written a line yet.
+    """Returns the names of the agent kinds whose returns a run logs, or None if it has not logged a loss yet.
 
-    Lines name all kinds, even before the first episode has ended.
+    Every line with losses names all kinds, even before the first episode has ended.
     """
     for line in reversed(_tail(run)):
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             read = msgspec.json.decode(line, type=dict[str, object])
-            return [name.removeprefix(RETURNS) for name in read if name.startswith(RETURNS)]
+            if any(name.startswith((LOSSES, RETURNS)) for name in read):
+                return [name.removeprefix(RETURNS) for name in read if name.startswith(RETURNS)]
     return None
 
 

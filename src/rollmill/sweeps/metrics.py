@@ -23,7 +23,7 @@ OF_KINDS = "final_returns"
 def check_metric(metric: object) -> str:
     """Returns the name of a result. Raises a `UsageError` if sweeps have no such result.
 
-    Whether the environment has a named agent kind is known only after a trial has ended.
+    Whether the environment has a named agent kind is known only after a trial has begun (`check_kind`).
     """
     if isinstance(metric, str) and (metric in TRIAL_RESULTS or (is_of_kind(metric) and metric != RETURNS)):
         return metric
@@ -31,6 +31,24 @@ def check_metric(metric: object) -> str:
     raise UsageError(
         f"unknown metric {str(metric)!r}. {suggestion(str(metric), TRIAL_RESULTS)} Known: {', '.join(known)}, "
         "where KIND is a kind of agents."
+    )
+
+
+def check_kind(metric: str, kinds: Sequence[str]) -> None:
+    """Raises a `UsageError` if a metric is the return of an agent kind, and trials have only one or other kinds.
+
+    `kinds` are the names of the kinds in a trial.
+    """
+    if not is_of_kind(metric) or (len(kinds) > 1 and metric.removeprefix(RETURNS) in kinds):
+        return
+    if len(kinds) < 2:
+        raise UsageError(
+            f"--metric {metric} needs several kinds of agents, but the trials have one. hint: start the sweep "
+            f"anew with --metric {TRIAL_RESULTS[0]}."
+        )
+    known = ", ".join(f"{RETURNS}{kind}" for kind in kinds)
+    raise UsageError(
+        f"the trials have no metric {metric!r}, only {known}. hint: start the sweep anew with one of these."
     )
 
 

@@ -74,7 +74,7 @@ def _run(
         process = start_population(sweep, _members(sweep, trials, say), rule, part, imports)
         try:
             has_begun = lambda: any(map(sweep.has_begun, trials))
-            _wait(process, stop, has_begun, lambda: results.write_if_due([trial.name for trial in trials]))
+            _wait(process, stop, has_begun, lambda: _look(results, trials))
         finally:
             end_all([process])
         if stop.requested or process.returncode == 0:
@@ -89,6 +89,11 @@ def _run(
             sweep.note_failure(trial, failed=True)
         return True
     return False
+
+
+def _look(results: SweepResults, trials: Sequence[Trial]) -> None:
+    results.check_kind(trials)
+    results.write_if_due([trial.name for trial in trials])
 
 
 def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str], None]) -> Sequence[int]:

@@ -2,15 +2,18 @@
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from rollmill.core.errors import RollmillError
+from rollmill.record.metric_curves import agent_kinds
 from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.metrics import lacking
+from rollmill.sweeps.metrics import check_kind, is_of_kind, lacking
 from rollmill.sweeps.report import write_report
 from rollmill.sweeps.spec import Trial
 
+MAY_DIFFER = frozenset({"algorithm", "environment"})
+"""Options by which trials may differ in their kinds of agents."""
 SHORTEST_SECONDS = 30.0
 """Shortest time between two updates of the files while trials run."""
 HIGHEST_SHARE = 0.01
@@ -28,6 +31,22 @@ class SweepResults:
     """Time of `time.monotonic()` at which the next update of the files is due."""
     noted: bool = False
     """True once a note on a trial without the metric has been returned."""
+
+    checked: bool = False
+    """True once a trial has shown that it has the metric."""
+
+    def check_kind(self, trials: Iterable[Trial]) -> None:
+        """Raises a `UsageError` if the first metrics of a trial show that it lacks the metric's kind of agents.
+
+        Trials with different environments or algorithms may have different kinds, and are not checked.
+        """
+        if self.checked or not is_of_kind(self.metric) or MAY_DIFFER & {*self.sweep.spec.options_varied}:
+            return
+        for trial in trials:
+            if (kinds := agent_kinds(self.sweep.run(trial))) is not None:
+                check_kind(self.metric, kinds)
+                self.checked = True
+                return
 
     def note_on(self, trial: Trial) -> str | None:
         """Returns a note on the first trial that has ended without a result of the metric's kind of agents."""

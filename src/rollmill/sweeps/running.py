@@ -66,8 +66,9 @@ def run_sweep(
     `imports`. `say` prints a line. On SIGINT or SIGTERM, all running trials stop with a checkpoint.
 
     Returns 0 if all trials finished or were stopped early, 1 if one failed, and 128 plus the number of the signal
-    after a signal. Raises a `UsageError` if another process runs the sweep, or if the GPUs cannot be shared as
-    requested, and a `StorageError` if the table or the report cannot be written at the end.
+    after a signal. Raises a `UsageError` if another process runs the sweep, if the GPUs cannot be shared as
+    requested, or if the trials lack the kind of agents that `metric` names, and a `StorageError` if the table or
+    the report cannot be written at the end.
     """
     if sweep.spec.evolution is not None:
         return run_population(
@@ -123,6 +124,7 @@ def _run_all(
             if trials:
                 schedule.running.append(_started(sweep, trials, parts.each[part], part, imports, say))
         _pass_on_request(stop, schedule)
+        results.check_kind(trial for running in schedule.running for trial in running.trials)
         ended = [running for running in schedule.running if running.process.poll() is not None]
         if early:
             _stop_early(schedule, early)
