@@ -2,6 +2,7 @@
 
 import csv
 import json
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rollmill.record.metric_curves import newest_means
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import Status
+from rollmill.sweeps import running
 from rollmill.sweeps.creation import NewSweep, create_sweep
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.early_stopping import EarlyStopping
@@ -55,6 +57,40 @@ def test_the_first_metrics_of_a_trial_show_which_kinds_there_are(tmp_path):
     other = SweepResults(sweep, PREY)
     other.check_kind(trials)
     assert other.checked
+
+
+class Training(subprocess.Popen):
+    """A process that trains until it is terminated, or fails after a while."""
+
+    def __init__(self):
+        self.returncode, self.polls = None, 0
+
+    def poll(self):
+        self.polls += 1
+        if self.polls > 50 and self.returncode is None:
+            self.returncode = 1
+        return self.returncode
+
+    def wait(self, timeout=None):
+        return self.returncode
+
+    def terminate(self):
+        self.returncode = 143
+
+
+def test_a_sweep_without_the_kind_ends_its_trials(tmp_path, monkeypatch):
+    sweep, processes = made(tmp_path / "sweep", metric="returns/pray"), []
+
+    def start(sweep, trials, part, imports):
+        write(sweep.run(trials[0]), {"losses/total": 1.0, PREY: None, "returns/predator": None})
+        processes.append(Training())
+        return processes[-1]
+
+    monkeypatch.setattr(running, "start_trials", start)
+    options = {"say": lambda line: None, "imports": (), "together": "off", "sharing": "auto"}
+    with raises("trials-have-no-metric-only", "returns/pray"):
+        running.run_sweep(sweep, at_once=1, metric="returns/pray", **options)
+    assert [process.returncode for process in processes] == [143] and (sweep.root / "table.csv").exists()
 
 
 def test_a_kind_needs_several(tmp_path):
