@@ -61,7 +61,13 @@ def test_a_loss_without_gradients_is_refused(graph):
 
     with raises("loss-does-not-depend-on", "stop_gradient"):
         fingerprint(learn_by(graph, stopped))
-    ppo = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=8, total_timesteps=32, network={"hidden_sizes": (4,)})
+    ppo = rollmill.ppo(
+        "CartPole-v1",
+        num_envs=4,
+        num_steps=8,
+        total_timesteps=32,
+        network=rollmill.NetworkConfig(hidden_sizes=(4,)),
+    )
     loss = lambda *args: (jnp.float32(0.5), {})
     with raises("loss-does-not-depend-on"):
         fingerprint(ppo._replace(gradients=MeanGradients(loss, ppo.gradients.network)))

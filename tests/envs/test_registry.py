@@ -37,7 +37,9 @@ def test_register_adds_and_refuses_a_taken_name(own_names):
     envs.register("Mine-v0", probes.constant_reward)
     made = envs.make("Mine-v0")
     assert made.name == "Mine-v0" and made.action_space == probes.constant_reward().action_space
-    assert dict(envs.registered())["Mine-v0"].startswith("Probe: reward 1 in a single step")
+    assert dict(envs.registered())["Mine-v0"].startswith(
+        "Probe with one step, 2 actions, observation 0 and reward 1."
+    )
     with raises("is-registered-already-take-another", "'Mine-v0'"):
         envs.register("Mine-v0", probes.action_reward)
     envs.register("Mine-v0", probes.action_reward, overwrite=True)
