@@ -73,7 +73,8 @@ class RunOptions(PlacementOptions):
     evaluation with --evaluate-every."""
     evaluate_every: Iterations | None = None
     """Evaluate the policy after this number of environment steps, at the end of an iteration, and after the last
-    iteration. The best checkpoints are then chosen by evaluations."""
+    iteration. With workers, as for every Gymnasium environment, an evaluation may come an iteration or more later.
+    The best checkpoints are then chosen by evaluations."""
     evaluate_episodes: Annotated[Count, Range(high=MAX_EPISODES)] = 20
     """Number of episodes in an evaluation, for each training seed."""
     evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
