@@ -14,7 +14,7 @@ Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a miniba
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -310,6 +310,15 @@ class PolicyOutputs(NamedTuple):
     """Whether actions come from a search. `distribution` and `value` are then outputs of the network alone."""
 
 
+_TRAIN = "an algorithm is a value, which run = rollmill.train(algorithm) trains"
+_LOAD = "train the algorithm with run = rollmill.train(algorithm), then use rollmill.load(run)"
+FROM_MODELS = {
+    **dict.fromkeys(("learn", "train", "fit"), _TRAIN),
+    **dict.fromkeys(("predict", "evaluate", "save", "load"), _LOAD),
+}
+"""Hints for methods of models in other libraries, which graphs do not have."""
+
+
 @with_tuple_help
 class Graph(NamedTuple):
     """An algorithm with its environment and network, as a value that is independent of hardware.
@@ -399,6 +408,18 @@ class Graph(NamedTuple):
 
     stochastic: Decide | None = None
     """The deployed policy with sampled actions. Default: `policy`, which may act differently in training."""
+
+    def __repr__(self) -> str:
+        """Returns the algorithm, the environment and the sizes of a rollout, without the functions."""
+        algorithm, environment = (self.settings.get(name) for name in ("algorithm", "environment"))
+        sizes = f"num_envs={self.loops.num_envs}, num_steps={self.loops.num_steps}"
+        return f"Graph(algorithm={algorithm!r}, environment={environment!r}, {sizes})"
+
+    if not TYPE_CHECKING:  # type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f". hint: {FROM_MODELS[name]}." if name in FROM_MODELS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def acting(self, *, stochastic: bool) -> Decide:
         """Returns the policy for use after training, which samples actions or takes the most likely ones."""
