@@ -89,7 +89,8 @@ def check_environment(
         ended = _count_episodes(last)
     if not ended:
         _warn_of_no_end(env.name, num_steps + more)
-    print(f"{env.name} passed all checks: {num_steps + more} random steps, {ended} episodes ended.")
+    passed = "passed all checks" if ended else "passed the checks with a warning"
+    print(f"{env.name} {passed}: {num_steps + more} random steps, {ended} episodes ended.")
     if env.compare is not None:
         print(f"{env.name}: {env.compare(num_steps, seed)}")
 
