@@ -124,6 +124,10 @@ BAD = {
         ["train", "ppo", "CartPole-v1", "--qqq"],
         "rollmill: unknown option --qqq. `rollmill train ppo --help` lists the options.",
     ),
+    "option of others": (
+        ["train", "ppo", "CartPole-v1", "--sharing", "tagger=none"],
+        "rollmill: unknown option --sharing. It is an option of mappo, ippo. `rollmill train ppo --help` lists",
+    ),
     "algorithm": (["train", "pp", "CartPole-v1"], "unknown algorithm 'pp'. Did you mean ppo"),
     "option first": (
         ["plan", "--search-plan", "ppo", "CartPole-v1"],

@@ -61,6 +61,7 @@ def trial_process(run: Path) -> int | None:
             [*SHORT, "--over", "learning-rte=1,2"],
             "unknown option 'learning-rte'. Did you mean learning-rate",
         ),
+        ([*SHORT, "--over", "lr=1e-3,1e-4"], "unknown option 'lr'. Did you mean learning-rate?"),
         ([*SHORT, "--over", "gamma=0.9,1.5"], r"trial 1 \(gamma=1.5\): .*gamma=1.5"),
         ([*SHORT, "--over", "env-option.max_steps=1e,True"], "write true"),
         ([*SHORT, "--over", "seed=0..1", "--at-once", "0"], "--at-once 0 must be at least 1"),

@@ -141,6 +141,13 @@ def _other_config(kind: type, config: Any) -> str:
     name = config.__name__ if isinstance(config, type) else type(config).__name__
     if config is kind:
         return f"config is the class {name}, expected an instance. hint: {name}(...)."
+    if isinstance(config, str):
+        algorithm = kind.__name__.removesuffix("Config").lower()
+        return (
+            f"config is the string {config!r:.60}, expected a {kind.__name__}. hint: the environment is the first "
+            f'argument, as in rollmill.{algorithm}("CartPole-v1", learning_rate=1e-3), and network= chooses the '
+            "network. docs/coming-from.md lists what calls of other libraries become."
+        )
     algorithm = name.removesuffix("Config").lower()
     others = f", or rollmill.{algorithm}(env, config)" if name.endswith("Config") and name != kind.__name__ else ""
     return f"config is a {name}, expected a {kind.__name__}. hint: rollmill.{kind.__name__}(...){others}."

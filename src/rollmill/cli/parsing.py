@@ -1,11 +1,11 @@
 """Parses the arguments of a command into a dataclass, whose fields are the options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rollmill.cli.help import help_text
-from rollmill.cli.words import place_positional, read_words
+from rollmill.cli.words import no_algorithms, place_positional, read_words
 from rollmill.core.local_paths import check_local_paths
 from rollmill.core.options import build, options_of
 
@@ -31,18 +31,24 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 
 
 def parse_given(
-    kind: Any, arguments: Sequence[str], *, prog: str, under: Mapping[str, Any] = MappingProxyType({})
+    kind: Any,
+    arguments: Sequence[str],
+    *,
+    prog: str,
+    under: Mapping[str, Any] = MappingProxyType({}),
+    algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
 ) -> Parsed:
     """Parses the arguments of a command, and also returns which options were given. Raises the errors of `parse`.
 
-    The arguments override the values in `under`, by name. Messages refer to the command as `prog`.
+    The arguments override the values in `under`, by name. Messages refer to the command as `prog`, and name
+    `algorithms_with` an option that the command does not have.
     """
     options = options_of(kind)
     if HELP & set(arguments):
         everything = HELP_ALL in arguments
         print(help_text(options, prog=prog, description=description_of(kind), everything=everything))
         raise SystemExit(0)
-    read = read_words(options, arguments, prog=prog)
+    read = read_words(options, arguments, prog=prog, algorithms_with=algorithms_with)
     given = {**under, **place_positional(options, read.positional, prog=prog), **read.given}
     parsed = build(kind, options, given)
     check_local_paths(parsed)

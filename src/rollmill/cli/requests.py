@@ -15,6 +15,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg, Option, build, options_of
 from rollmill.envs import check_name
+from rollmill.runs.algorithms import BUILTIN
 from rollmill.runs.options import RunOptions
 from rollmill.training.request import NETWORK, TrainingRequest, default_config, find_own_algorithm, find_recipe
 
@@ -74,7 +75,8 @@ def parse_training(
         with named_in(file):
             check_name(named[1])
     options = options_of(kind)
-    parsed, given = parse_given(kind, words, prog=prog, under=file.values(options) if file else {})
+    under = file.values(options) if file else {}
+    parsed, given = parse_given(kind, words, prog=prog, under=under, algorithms_with=_algorithms_with)
     parsed.searching.check(set(given))
     request = request_of(algorithm, parsed, given, options)
     _note_recipe(request)
@@ -84,6 +86,15 @@ def parse_training(
 def training_options(algorithm: str) -> list[Option]:
     """Returns the options of `rollmill train` for an algorithm."""
     return options_of(_kind(algorithm, None, None))
+
+
+def _algorithms_with(option: str) -> list[str]:
+    """Returns the built-in algorithms whose hyperparameters include an option."""
+    return [
+        name
+        for name, algorithm in BUILTIN.items()
+        if option in {each.name for each in options_of(algorithm.config)}
+    ]
 
 
 def _head(words: Sequence[str], *, names_environment: bool) -> tuple[_Head, ConfigFile | None]:

@@ -1,7 +1,7 @@
 """Converts the arguments of a command to values of its options."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
@@ -26,10 +26,23 @@ class _Form(NamedTuple):
     on: bool = True
 
 
-def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, strict: bool = True) -> Read:
+def no_algorithms(option: str) -> Sequence[str]:
+    """Returns no algorithms, for commands that have the same options for every algorithm."""
+    return ()
+
+
+def read_words(
+    options: Sequence[Option],
+    words: Sequence[str],
+    *,
+    prog: str,
+    strict: bool = True,
+    algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
+) -> Read:
     """Converts the arguments of the command `prog` to values of its options.
 
     `strict` rejects unknown options. Otherwise they are ignored, and arguments after them count as positional.
+    `algorithms_with` returns the algorithms that have an option, which the error about an unknown option names.
     Raises a `UsageError` if an option is unknown or its value is invalid.
     """
     named = [option for option in options if not option.arg.positional]
@@ -47,7 +60,7 @@ def read_words(options: Sequence[Option], words: Sequence[str], *, prog: str, st
         form = forms.get(name.removeprefix("--").replace("_", "-")) if word.startswith("--") else None
         if form is None:
             if strict:
-                raise unknown_option(name, forms, prog=prog)
+                raise unknown_option(name, forms, prog=prog, algorithms_with=algorithms_with)
             continue
         texts = [value] if equals else _taken(rest, form.option.count)
         _keep(given, form, name, texts, equals=bool(equals))
@@ -89,8 +102,16 @@ SHORT = {
 """Options that other programs abbreviate by one letter."""
 
 
-def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
-    """Returns an error about an unknown option, which suggests the most similar options."""
+def unknown_option(
+    name: str,
+    known: Iterable[str],
+    *,
+    prog: str,
+    algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
+) -> UsageError:
+    """Returns an error about an unknown option, which names other algorithms that have it, or the most similar
+    options.
+    """
     known = list(known)
     if len(name) == 2:
         meant = SHORT.get(name[1].lower())
@@ -100,6 +121,12 @@ def unknown_option(name: str, known: Iterable[str], *, prog: str) -> UsageError:
         )
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown option {name}. --{note}")
+    plain = name.lstrip("-").replace("_", "-").lower()
+    if algorithms := algorithms_with(plain):
+        return UsageError(
+            f"unknown option {name}. It is an option of {', '.join(algorithms)}. `{prog} --help` lists the "
+            "options."
+        )
     near = [f"--{option}" for option in options_like(name.lstrip("-"), known)]
     suggestion = f"Did you mean {' or '.join(near)}?" if near else f"`{prog} --help` lists the options."
     return UsageError(f"unknown option {name}. {suggestion}")

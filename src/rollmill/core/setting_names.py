@@ -61,9 +61,11 @@ values."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known setting that other libraries call `name`, or None."""
+    """Returns the known setting that other libraries call `name`, with dashes or underscores as in `known`. None
+    if there is none.
+    """
     meant = ALIASES.get(_plain(name))
-    return meant if meant in set(known) else None
+    return next((option for option in known if option.replace("-", "_") == meant), None)
 
 
 def note_on(name: str, known: Iterable[str]) -> str | None:

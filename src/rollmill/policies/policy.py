@@ -201,7 +201,7 @@ class Policy:
         Raises:
             UsageError: the algorithm has no action distribution, such as DQN and TD3.
         """
-        self._require("distribution", "policy.q_values returns the action values of a DQN policy")
+        self._require("distribution", "policy.action returns its actions")
         given = self._input(observation, memory, action_mask, searches=False)
         found = self._distribution(len(given.batch), self.weights, given.memory, given.observation, given.mask)
         found = on_host(found) if given.plain else found
@@ -223,10 +223,7 @@ class Policy:
         Raises:
             UsageError: the policy has no value, as with DQN, SAC, TD3, MAPPO and IPPO.
         """
-        self._require(
-            "value",
-            ("policy.q_values returns them for DQN; the critics of other algorithms remain in the training state"),
-        )
+        self._require("value", "critics that the policy does not need remain in the training state")
         given = self._input(observation, memory, None, searches=False)
         found = self._value(len(given.batch), self.weights, given.memory, given.observation)
         return on_host(found) if given.plain else found
@@ -241,9 +238,7 @@ class Policy:
             UsageError: the policy has no action values. The critics of SAC and TD3 are part of the training state
                 only.
         """
-        self._require(
-            "q_values", "dqn policies have them; the critics of sac and td3 remain in the training state"
-        )
+        self._require("q_values", "dqn and pqn policies have them; critics of others remain in the training state")
         given = self._input(observation, None, None, searches=False)
         found = self._q_values(len(given.batch), self.weights, given.observation)
         return on_host(found) if given.plain else found
@@ -313,8 +308,11 @@ class Policy:
         return jax.eval_shape(self._loaded.graph.start_memory)
 
     def _require(self, name: str, hint: str) -> None:
-        if getattr(self._loaded.graph.outputs, name) is None:
+        outputs = self._loaded.graph.outputs
+        if getattr(outputs, name) is None:
             algorithm = self._loaded.graph.settings["algorithm"]
+            if outputs.q_values is not None:
+                hint = "policy.q_values returns the value of each action"
             raise UsageError(f"policies of {algorithm} have no {name}. hint: {hint}.")
 
     def _input(
