@@ -1,5 +1,6 @@
 """Records pictures of host environments, one after every reset and step."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -101,6 +102,9 @@ def _look(env: Any, film: Film) -> None:
 def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
     """Returns a host environment whose copies record a picture after every reset and step.
 
+    Pygame, with which many environments draw, then opens no audio device, unless `SDL_AUDIODRIVER` is set: without
+    one, it would print warnings of ALSA.
+
     Raises:
         UsageError: its copies do not have the interface of Gymnasium or PettingZoo.
     """
@@ -113,6 +117,7 @@ def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
             f"{env.name} cannot be drawn: it is not a Gymnasium or PettingZoo environment in Python. hint: --env "
             f"{way_out}."
         )
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     make: Callable[[], Any] = start.make
     camera = Camera if isinstance(start, StartPython) else ParallelCamera
     return env._replace(start=replace(start, make=lambda: camera(make(), film)))
