@@ -1,11 +1,14 @@
 """Pictures of policies at play: `rollmill.render` and `rollmill render`."""
 
+import os
+
 import gymnasium
 import numpy as np
 import pytest
 
 import rollmill
 from rollmill.cli.main import main
+from rollmill.envs.host.filming import Film, filmed
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.policies.rendering import action_text, render_run
 from small_ppo import small_ppo
@@ -129,3 +132,12 @@ def test_the_command_prints_frames_and_refuses_to_overwrite(run, tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         main(["render", str(run)])
     assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "dummy"), ("alsa", "alsa")])
+def test_pygame_opens_no_audio_device_unless_one_is_chosen(given, used, monkeypatch):
+    monkeypatch.setenv("SDL_AUDIODRIVER", given or "")
+    if given is None:
+        monkeypatch.delenv("SDL_AUDIODRIVER")
+    filmed(rollmill.from_gymnasium(Ramp), Film([], []))
+    assert os.environ["SDL_AUDIODRIVER"] == used
