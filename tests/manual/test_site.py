@@ -76,7 +76,7 @@ def test_what_is_wrong_would_be_seen(site, address, tmp_path):
     with open_browser(tmp_path) as browser:
         seen = browser.look(f"{address}/broken/page.html", width=400)
     console, others, failed, wide, raw, too_wide = problems(seen, address)
-    assert "missing is not defined" in console[0] and others == ["https://example.invalid/x.png"]
+    assert "missing is not defined" in " ".join(console) and others == ["https://example.invalid/x.png"]
     assert "net::ERR_NAME_NOT_RESOLVED" in failed and "DIV wide" in wide and raw == ["::: "] and too_wide
 
 
