@@ -508,7 +508,7 @@ def test_an_environment_that_never_ends_is_warned_of(capsys):
 def test_long_episodes_are_played_to_their_end(capsys):
     env = environment(step=changed_step(terminated=lambda t, s: jnp.asarray(False)))
     envs.check_environment(envs.time_limit(env, 1500), num_steps=20)
-    assert "1500 random steps, 1 episodes ended" in capsys.readouterr().out
+    assert "1500 random steps, 1 episode ended." in capsys.readouterr().out
 
 
 def test_vmap_must_change_nothing():

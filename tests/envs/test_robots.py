@@ -551,6 +551,9 @@ ARM = """
 """
 
 
+TURN = '<sensor><jointpos name="turn" joint="shoulder"/></sensor>'
+
+
 def test_an_own_robot_moves_as_in_mujoco():
     env = rollmill.robot(
         ARM,
@@ -718,6 +721,15 @@ def test_where_physics_differ_and_are_unstable_is_told():
         ({"observe": lambda state: state.positions[0]}, ("has-to-return-for-one", "observe", "a vector")),
         ({"terminated": lambda state: state.positions[0]}, ("has-to-return-for-one", "terminated", "a boolean")),
         ({"reward": 3.0}, ("is-and-has-to-be", "reward", "float")),
+        (
+            {"reward": lambda state, action: action[0]},
+            ("takes-but-is-called-with", "reward takes (state, action)", "(before, action, after)", "test_robots"),
+        ),
+        ({"observe": lambda: jnp.zeros(2)}, ("takes-but-is-called-with", "observe takes ()", "(state)")),
+        (
+            {"model": ARM.replace("</mujoco>", f"{TURN}</mujoco>")},
+            ("sensor-is-not-covered-force", "'turn'", "delete it from the model", "physics='mujoco'"),
+        ),
         ({"substeps": 0}, ("has-to-be-at-least", "substeps")),
         (
             {"model": ARM.replace("motor", "general").split("<actuator>")[0] + "</mujoco>"},

@@ -215,16 +215,16 @@ def _refuse_transmission(mujoco: Any, compiled: Any, index: int, name: str) -> N
 def _refuse_sensors(mujoco: Any, compiled: Any) -> None:
     if int(compiled.opt.disableflags) & int(mujoco.mjtDisableBit.mjDSBL_SENSOR):
         raise UsageError(
-            "the option <flag sensor='disable'/> is not supported with sensors. hint: load(..., sensors=False) "
-            "leaves all sensors out."
+            "the option <flag sensor='disable'/> is not supported with sensors. hint: delete the sensors from the "
+            "model, or delete the flag."
         )
     covered = (int(mujoco.mjtSensor.mjSENS_FORCE), int(mujoco.mjtSensor.mjSENS_TORQUE))
     for index in range(compiled.nsensor):
         name = name_of(mujoco, compiled, "SENSOR", index)
         if int(compiled.sensor_type[index]) not in covered:
             raise UsageError(
-                f"the sensor {name!r} is not supported, only force and torque sensors are. hint: load(..., "
-                "sensors=False) leaves all sensors out."
+                f"the sensor {name!r} is not supported, only force and torque sensors are. hint: delete it from "
+                "the model."
             )
         if compiled.sensor_cutoff[index] > 0:
             raise UsageError(f"the sensor {name!r} has a cutoff, which is not supported.")

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from rollmill.core.errors import UsageError
+from rollmill.core.signatures import Call, check_signature
 from rollmill.core.types import Environment, HostEnvironment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar
@@ -36,6 +37,13 @@ from rollmill.physics import (
 Observe = Callable[[RobotState], Float[Array, " numbers"]]
 Reward = Callable[[RobotState, Float[Array, " actuators"], RobotState], Float[Array, ""]]
 Terminated = Callable[[RobotState], Bool[Array, ""]]
+
+_CALLS = {
+    "observe": Call(("state",)),
+    "reward": Call(("before", "action", "after")),
+    "terminated": Call(("state",)),
+}
+"""Arguments of the functions of a task."""
 
 
 class RobotParams(eqx.Module):
@@ -70,12 +78,14 @@ def robot(
         model: MJCF or URDF as a string, the path of such a file, a `mujoco.MjModel`, or a `rollmill.Model`.
         reward: computes the reward of a step: `(state before, action, state after) -> number`.
         observe: `(state) -> vector`. By default, it returns all coordinates (except x and y of free bodies), all
-            velocities, and the sensor readings.
+            velocities, and `state.sensors`: the readings of force and torque sensors, or of all sensors if
+            `physics` is `mujoco`.
         terminated: `(state) -> bool`: whether the episode ends, for example by a fall. By default, it never does.
         substeps: number of model time steps per step of the task.
         max_steps: time limit of an episode, in steps of the task.
-        reset_angle: bound of the noise on initial hinge and slide positions, which stay within their limits.
-        reset_speed: bound of the initial velocities.
+        reset_angle: bound of the noise on initial hinge and slide positions (rad or m), which stay within their
+            limits. Without noise, they are those of the model's pose. Keyframes are ignored.
+        reset_speed: bound of the initial velocities (m/s or rad/s).
         max_speed: maximum velocity (m/s or rad/s). If a velocity exceeds it, the episode ends as unstable, with a
             reward of 0.
         iterations: Newton iterations in each time step, if `physics` is `jax`.
@@ -86,6 +96,7 @@ def robot(
     Raises:
         UsageError: MuJoCo is not installed or rejects the model, a part of it is not supported, it has no
             actuator, or a function does not return what it should.
+        ContractError: a function takes other arguments, or raises an exception.
 
     Examples:
         >>> forwards = lambda before, action, after: after.positions[0] - before.positions[0]
@@ -210,6 +221,7 @@ class _OwnTask:
 def _returned(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     if not callable(function):
         raise UsageError(f"{name} must be a function, got a {type(function).__name__}.")
+    check_signature(name, function, _CALLS[name])
     with attribute_to_user_code(name):
         return jax.eval_shape(function, *arguments)
 
