@@ -36,7 +36,7 @@ from rollmill.record.aggregates import (
 )
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.leaves import tree_digest
-from rollmill.record.metric_curves import newest_means
+from rollmill.record.metric_curves import newest_returns
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import Status
@@ -555,17 +555,12 @@ class Recorder:
             "failures": int(self._episodes.failed),
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
-            **({"final_returns": returns} if (returns := self._returns_of_kinds()) else {}),
+            **({"final_returns": returns} if (returns := newest_returns(self._run, episodes=EPISODES)) else {}),
             **(self._evaluation.summary if self._evaluation else {}),
             "weights_sha256": tree_digest(weights),
             **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
             **(self._over_seeds(best) if len(best) > 1 else {}),
         }
-
-    def _returns_of_kinds(self) -> dict[str, float]:
-        """Returns the mean return of each kind of agents over the latest episodes, if there are several kinds."""
-        means = newest_means(self._run, RETURNS, episodes=EPISODES)
-        return {name.removeprefix(RETURNS): mean for name, mean in means.items()} if len(means) > 1 else {}
 
     def _over_seeds(self, best: list[float | None]) -> dict[str, Any]:
         known = [value for value in self._returns if value is not None]
