@@ -12,14 +12,19 @@ from rollmill.profiling import jax_trace, trace
 from rollmill.profiling.correction import EventCosts
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.summary import ProcessWindows, operations
+from rollmill.programs.cache import names_in_cache
 
 NUMBERS = jnp.linspace(0.0, 1.0, 50_000)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_other_programs():
-    """A recording holds every program of the process; those of earlier tests would take most of its time."""
+def own_programs():
+    """Without programs of earlier tests, which would take most of a recording's time, and without loading a program
+    of equal code and other names, as recorded trainings do.
+    """
     jax.clear_caches()
+    with names_in_cache():
+        yield
 
 
 def record(program) -> RecordedWindow:
