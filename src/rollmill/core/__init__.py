@@ -1,1 +1,1 @@
-"""Shared foundation of all packages: types, spaces, errors, this machine, and lines of the user's code."""
+"""Types, spaces, errors, and the description of this machine, which all other packages use."""

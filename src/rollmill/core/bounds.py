@@ -60,8 +60,7 @@ class OrFunction:
 Scheduled: TypeAlias = float | str
 """A number, or a schedule in string form (`core.schedules`): `ent_coef: Annotated[Scheduled, Range(0)] = 0.01`.
 
-The range applies to both ends of a schedule. Without one, any text is valid.
-"""
+The range applies to both ends of a schedule. Without a range, any string is valid."""
 ScheduledFraction: TypeAlias = Annotated[Scheduled, Range(0, 1)]
 ScheduledNonNegative: TypeAlias = Annotated[Scheduled, Range(0)]
 ScheduledPositive: TypeAlias = Annotated[Scheduled, Range(0, exclusive=True)]
@@ -70,7 +69,7 @@ Rate: TypeAlias = Annotated[Scheduled, Range(0), OrFunction()]
 
 
 def bounds_of(config: type) -> dict[str, Range]:
-    """Returns the bounds of each bounded field of a dataclass, by its name."""
+    """Maps the names of a dataclass's bounded fields to their bounds."""
     hints = typing.get_type_hints(config, include_extras=True)
     ranges = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
     return {name: bounds for name, bounds in ranges.items() if bounds is not None}

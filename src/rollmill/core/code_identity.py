@@ -23,7 +23,7 @@ class CodeIdentity(NamedTuple):
     versions: Mapping[str, str | None]
 
     def differences(self, other: "CodeIdentity") -> list[str]:
-        """Returns how another process's code differs from this code, as "what: mine here, theirs there"."""
+        """Returns one line per difference to another process's code: "what: mine here, theirs there"."""
         names = [name for name in self.versions if not _same_version(name, self.versions, other.versions)]
         told = [f"{name} {self.versions[name]} here, {other.versions.get(name)} there" for name in names]
         if self.source != other.source:
@@ -33,17 +33,17 @@ class CodeIdentity(NamedTuple):
 
 
 def _same_version(name: str, ours: Mapping[str, str | None], theirs: Mapping[str, str | None]) -> bool:
-    """Returns whether both have one version. A package that one of them lacks is not a difference."""
+    """Returns whether both processes have the same version of package `name`, or one of them lacks the package."""
     mine, other = ours.get(name), theirs.get(name)
     if mine is None or other is None:
         return True
-    parts = 2 if name == "python" else None  # a bug-fix release of Python changes no number
+    parts = 2 if name == "python" else None  # a bug-fix release of Python changes no results
     return mine.split(".")[:parts] == other.split(".")[:parts]
 
 
 @functools.cache
 def own_code() -> CodeIdentity:
-    """Returns the identity of this process's code at the time of the first call."""
+    """Returns the identity of this process's code at the time of the first call, in this process."""
     return CodeIdentity(digest_of(PACKAGE), versions())
 
 
@@ -59,7 +59,10 @@ def digest_of(place: Path) -> str:
 
 
 def place_of(module: str) -> Path | None:
-    """Returns the folder of a top-level package, or the file of a module. None without source. Imports nothing."""
+    """Returns the folder of a top-level package or the file of a module, without importing it.
+
+    Returns None if there is no source.
+    """
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(module)
     folders = list(getattr(spec, "submodule_search_locations", None) or ())
@@ -70,7 +73,9 @@ def place_of(module: str) -> Path | None:
 
 
 def digests_of(modules: Sequence[str]) -> dict[str, str]:
-    """Returns the digests of the top-level packages or modules that contain the given modules and have source."""
+    """Maps the top-level packages or modules that contain the given modules to their digests, if they have
+    source.
+    """
     return {top: digest_of(place) for top, place in places_of(modules)}
 
 
@@ -82,7 +87,7 @@ def places_of(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
 
 
 def code_from_json(fields: Any) -> CodeIdentity | None:
-    """Returns the code identity that another process sent as JSON, or None if the JSON is not one."""
+    """Returns the code identity that another process sent as JSON, or None if the JSON is invalid."""
     match fields:
         case {"source": str(source), "versions": dict(known)}:
             return CodeIdentity(source, {str(name): text and str(text) for name, text in known.items()})

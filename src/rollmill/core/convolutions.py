@@ -1,7 +1,7 @@
 """Reorders the axes of convolutions on CPUs, so that XLA computes them fast everywhere in a program.
 
 On CPUs, XLA has a fast routine for operands with channels last and kernels with outputs last. XLA brings other
-convolutions into this order, but not inside loops and branches, where it computes them element by element.
+convolutions into this order, except inside loops and branches: there, it computes them element by element.
 Gradients of a convolution therefore take eight to eleven times as long inside a `scan` as outside.
 """
 
@@ -23,8 +23,8 @@ Convolve: TypeAlias = Callable[[Array, Array], Array]
 """Maps the operands of one convolution, with its parameters, to its result."""
 
 OwnCode: TypeAlias = Callable[[Any, Any, dict[str, Any]], Convolve | None]
-"""Maps shapes and dtypes of the operands, and the parameters, to a function that computes the result, or to
-None."""
+"""Maps the operands' shapes and dtypes, and the parameters of a convolution, to a function that computes its
+result, or to None to leave the convolution to XLA."""
 
 
 def by_xla(lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ _ordered = core.Primitive("ordered_convolution")
 
 
 def order_convolutions(own: OwnCode = by_xla) -> None:
-    """Makes all programs that are compiled for CPUs from now on convolve in the fast order of axes.
+    """Makes all programs compiled for CPUs after this call convolve in the fast order of axes.
 
     `own` computes some convolutions with machine code of this process. Exported programs do not contain that code.
     """

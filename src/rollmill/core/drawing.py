@@ -1,4 +1,4 @@
-"""Drawings as values, which consist of shapes. The coordinate `x` grows to the right, and `y` grows upwards."""
+"""Drawings of environments, which are lists of shapes. `x` grows to the right, and `y` grows upwards."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -35,7 +35,10 @@ Shape: TypeAlias = Line | Circle | Polygon
 
 
 class Drawing(NamedTuple):
-    """A picture of an environment's state, of any size in pixels. Later shapes cover earlier ones."""
+    """A picture of an environment's state, to be drawn in any resolution.
+
+    `left`, `bottom`, `right` and `top` are the visible range of coordinates. Shapes are painted in order.
+    """
 
     left: float
     bottom: float

@@ -36,14 +36,17 @@ class CannotFuse(Exception):
     """
 
     def __init__(self, reason: str, line: str = "", advice: str = "") -> None:
-        """`line` of the caller's code, and `advice` on how to change it, both where they are known."""
+        """`line` is the caller's line of code, and `advice` a way to change it, if they are known."""
         self.reason, self.line, self.advice = reason, line, advice
         place, hint = f"\n  at {line}" if line else "", f"\n  hint: {advice}" if advice else ""
         Exception.__init__(self, f"{reason}{place}{hint}")
 
 
 class FusionError(UsageError):
-    """Raised if a run cannot be fused. `depths` lists the depths of fusion that are ruled out."""
+    """Raised if a run cannot be fused.
+
+    `depths` lists the values of the option `fusion` that this error rules out.
+    """
 
     def __init__(self, message: str, depths: Sequence[str]) -> None:
         super().__init__(message)

@@ -94,7 +94,7 @@ def _worst(where: str, box: spaces.Box, std: float) -> FarBox | None:
 
 
 def _is_far(low: float, high: float, std: float) -> bool:
-    if not low < high:  # a single value, which every policy takes
+    if not low < high:  # a single valid value, so every policy reaches it
         return False
     reached = max(min(high, 2 * std) - max(low, -2 * std), 0.0)
     is_wide = high - low <= MAX_WIDTH and reached < MIN_REACHED * (high - low)

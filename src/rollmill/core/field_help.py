@@ -24,9 +24,9 @@ def with_field_help(kind: T) -> T:
 
 
 def with_tuple_help(kind: T) -> T:
-    """Extends the docstring of a named tuple with its fields: which are required, the defaults, and docstrings.
+    """Extends the docstring of a named tuple with its required fields, defaults and field docstrings.
 
-    Reading it also gives each field its own docstring, in place of `Alias for field number 0`.
+    Reading it also gives each field its own docstring instead of `Alias for field number 0`.
     """
     kind.__doc__ = _TupleHelp(kind.__doc__ or "")  # pyright: ignore[reportAttributeAccessIssue]
     return kind

@@ -24,12 +24,12 @@ FlatUpdate: TypeAlias = Callable[[Float[Array, " numbers"], PyTree[Array]], tupl
 """Maps flat gradients and a state to the flat step and the next state."""
 
 OwnDescent: TypeAlias = Callable[[Sequence[Any], core.ClosedJaxpr, int], Callable[..., Sequence[Array]] | None]
-"""Maps the operands' shapes and dtypes, the program of a flat update, and the number of leaves of the weights to a
-function of the operands, or to None. Operands are the leaves of weights, of gradients and of the state."""
+"""Maps the operands' shapes and dtypes, the traced flat update, and the number of weight leaves to a function of
+the operands, or to None to use JAX operations. Operands are the leaves of weights, gradients and state."""
 
 Descend: TypeAlias = Callable[[Sequence[Array], core.ClosedJaxpr, int], Sequence[Array] | None]
-"""Maps the operands, the program of a flat update, and the number of leaves of the weights to weights and state
-after a step, or to None."""
+"""Maps the operands, the traced flat update, and the number of weight leaves to the leaves of the new weights and
+state, or to None to use JAX operations."""
 
 _descend: ContextVar[Descend | None] = ContextVar("descend", default=None)
 _descent = core.Primitive("flat_descent")
@@ -63,7 +63,7 @@ def _descended(operands: Sequence[Array], program: core.ClosedJaxpr, count: int)
 
 @contextmanager
 def descending_by(descend: Descend) -> Iterator[None]:
-    """Computes the steps that are traced in its context by `descend`, where that returns a result."""
+    """Computes optimiser steps that are traced within this context by `descend`, if it returns a result."""
     token = _descend.set(descend)
     try:
         yield

@@ -74,7 +74,7 @@ class Folder:
         parent.make()
         with parent.opened() as descriptor, contextlib.suppress(FileExistsError):
             os.mkdir(self.names[-1], FOLDER_MODE, dir_fd=descriptor)
-        with self.opened():  # raises if something else is there
+        with self.opened():  # raises if the path is a link or a file
             pass
 
     def is_folder(self) -> bool:
@@ -189,7 +189,7 @@ class Folder:
                 os.unlink(name, dir_fd=descriptor)
             except FileNotFoundError:
                 return
-            except (IsADirectoryError, PermissionError):  # macOS reports EPERM for a folder
+            except (IsADirectoryError, PermissionError):  # macOS raises EPERM for a folder
                 shutil.rmtree(name, dir_fd=descriptor)
 
     def _ancestor(self, depth: int) -> Path:

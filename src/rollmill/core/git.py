@@ -12,7 +12,7 @@ from rollmill.core.children import run_program
 
 SECONDS = 10
 PLAIN = (
-    "--no-optional-locks",  # git would write its index, and then run a hook
+    "--no-optional-locks",  # otherwise git may write its index, and then run a hook
     *("-c", "core.fsmonitor=false"),
     *("-c", f"core.hooksPath={os.devnull}"),
 )

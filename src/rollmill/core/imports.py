@@ -1,7 +1,7 @@
-"""Imports modules that are named outside of the program: in options, files and ids of environments.
+"""Imports modules whose names come from outside the program: options, files, and ids of environments.
 
-The code that reads a name decides whether it may be imported. A process of a sweep also has a list of allowed
-modules, so its trials import only modules that the sweep was allowed to import.
+The code that reads a name decides whether to import it. Processes of a sweep also have a list of allowed modules,
+so a trial cannot import anything that the sweep was not allowed to import.
 """
 
 import importlib
@@ -20,9 +20,7 @@ class ImportRefused(UsageError):
 
 
 def only_importing(modules: Iterable[str]) -> dict[str, str]:
-    """Returns the environment variable that restricts a process and its children to importing the given
-    modules.
-    """
+    """Returns the environment variable under which `import_named` imports only the given modules."""
     return {ONLY: ",".join(sorted(modules))}
 
 

@@ -36,10 +36,10 @@ def cache_root() -> Path:
 
 
 def _check_writers(root: Path) -> None:
-    """Checks who can write to a folder of code. For root, folders of users are as they were mounted."""
+    """Raises a `UsageError` if other users can write to a folder of code. Root may use folders of any owner."""
     try:
         status = root.stat()
-    except OSError:  # there is none yet, or none that can be used
+    except OSError:  # the folder does not exist or is not accessible
         return
     danger = (
         "and the compiled programs in it run with your permissions. hint: set ROLLMILL_CACHE_DIR to another folder"

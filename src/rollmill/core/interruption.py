@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 CHECKPOINT_REQUEST = signal.SIGUSR1
 """Signal that asks a run to save a checkpoint and continue."""
 STOP_NOTICE = signal.SIGUSR2
-"""Signal by which a batch system says that a job's time is almost over. SIGTERM and SIGKILL follow."""
+"""Signal with which a batch system announces that a job's time is almost over. SIGTERM and SIGKILL follow."""
 NOTICES = (CHECKPOINT_REQUEST, STOP_NOTICE)
 
 
@@ -34,7 +34,7 @@ def nothing_to_save(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def holding_checkpoint_requests() -> Iterator[None]:
-    """Blocks SIGUSR1 in processes that are started within this context, until they call `take_held_requests`."""
+    """Blocks SIGUSR1 in processes started within this context, until they call `take_held_requests`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {CHECKPOINT_REQUEST})
     try:
         yield
@@ -75,7 +75,7 @@ class EarlyStop:
     """Whether the signal has arrived."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Records the signal, for which a thread ends the process."""
+        """Records the signal. A separate thread then ends the process."""
         self.asked = True
 
 
@@ -83,13 +83,13 @@ class EarlyStop:
 def _ending_at_notice() -> Iterator[None]:
     """Ends the process at SIGUSR2 while `EarlyStop` is its handler.
 
-    Python runs handlers in the main thread, which a compilation may hold for minutes. A thread waits for the bytes
-    that the C handler of Python writes for each signal.
+    Python runs handlers in the main thread, which can be busy compiling for minutes. Another thread therefore
+    waits for the bytes that Python's C handler writes for each signal.
     """
     watched, written = socket.socketpair()
     written.setblocking(False)
     before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-    if before != -1:  # of an event loop, which then handles signals in time
+    if before != -1:  # an event loop has set this descriptor, and handles signals in time
         signal.set_wakeup_fd(before)
     thread = threading.Thread(target=_end_at_notice, args=(watched,), daemon=True)
     thread.start()
@@ -98,7 +98,8 @@ def _ending_at_notice() -> Iterator[None]:
     finally:
         if before == -1:
             signal.set_wakeup_fd(-1)
-        written.shutdown(socket.SHUT_RDWR)  # forked processes may hold it open
+        # `close` would not wake the reader, because forked processes may hold the socket open
+        written.shutdown(socket.SHUT_RDWR)
         written.close()
         thread.join()
         watched.close()
@@ -158,7 +159,7 @@ class Interruption:
 class _HasExitCode(Protocol):
     @property
     def exit_code(self) -> int:
-        """128 and the number of the signal that stopped it."""
+        """Exit code of the command: 128 plus the number of the signal that stopped it."""
         ...
 
 
@@ -181,7 +182,7 @@ class Interrupted(KeyboardInterrupt):
 def pass_on_interrupt(result: Result) -> Result:
     """Returns the result of a call, or raises `Interrupted` if Ctrl-C stopped it under Python's default handler.
 
-    The command line, and programs with their own handler of SIGINT, use the exit code instead.
+    The command line, and programs with a SIGINT handler, read the exit code from the result instead.
     """
     by_interrupt = result.exit_code == 128 + signal.SIGINT
     if by_interrupt and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

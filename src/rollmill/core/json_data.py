@@ -68,7 +68,7 @@ def parse_object(
 
 
 def is_json(value: Any) -> bool:
-    """Returns whether a value survives a round trip through JSON. Tuples, arrays and infinities do not."""
+    """Returns whether JSON can represent a value exactly. It cannot represent tuples, arrays or infinities."""
     try:
         return parse_json(json.dumps(value, allow_nan=False), where="value") == value
     except (DataError, RecursionError, TypeError, ValueError):
@@ -76,7 +76,7 @@ def is_json(value: Any) -> bool:
 
 
 def writable(value: Any) -> Any:
-    """Converts `value` to what JSON can hold: infinities become strings, and tuples become lists."""
+    """Converts `value` to JSON types: infinities become strings, and tuples become lists."""
     if isinstance(value, dict):
         return {name: writable(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -102,7 +102,7 @@ def shorten(text: str) -> str:
 
 def check_limits(value: Any, *, where: str, depth: int = MAX_DEPTH, error: type[Exception] = DataError) -> None:
     """Checks the nesting and the integers of a parsed document, with the arguments and errors of `parse_json`."""
-    # Level by level, as recursion would be as deep as the document.
+    # Goes level by level, because recursion could exceed Python's stack in a deep document.
     level = [value]
     for _ in range(depth + 1):
         for part in level:

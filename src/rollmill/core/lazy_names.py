@@ -39,9 +39,9 @@ def lazy_names(
 
 
 def _keeping(names: frozenset[str]) -> type[ModuleType]:
-    """Returns a module class for packages with names that submodules cannot overwrite.
+    """Returns a module class for a package whose exported names its submodules cannot overwrite.
 
-    The import of the module `algorithms.ppo` sets an attribute `ppo` of its package, which is the function.
+    For example, importing the module `algorithms.ppo` would replace the function `ppo` of the package.
     """
 
     class Package(ModuleType):

@@ -10,13 +10,13 @@ from typing import Any
 from rollmill.core.errors import UsageError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""The beginning of a URL. `Path` keeps one of its two slashes. One letter is a drive of Windows."""
+"""The beginning of a URL. `Path` removes one of its two slashes. A single letter is a Windows drive."""
 
 
 def local_path(name: str, path: str | PathLike[str]) -> Path:
-    """Returns a path on this machine. `name` is the name of the argument or option, for the message.
+    """Returns a path on this machine. `name` is the argument or option to name in an error message.
 
-    Raises a `UsageError` if the path is the URL of a bucket or of another machine.
+    Raises a `UsageError` if the path is a URL.
     """
     text = str(path)
     scheme = _SCHEME.match(text)
@@ -34,7 +34,7 @@ def local_path(name: str, path: str | PathLike[str]) -> Path:
 
 
 def check_local_paths(options: Any) -> None:
-    """Checks all paths in the fields of a dataclass and of the dataclasses in it, as `local_path` does."""
+    """Checks every path in a dataclass, including nested dataclasses, as `local_path` does."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
@@ -45,7 +45,7 @@ def check_local_paths(options: Any) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises a `UsageError` if a folder that is searched for runs does not exist, or is a file."""
+    """Raises a `UsageError` if the folder to search for runs does not exist, or is a file."""
     if not folder.is_dir():
         problem = "is a file" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {problem}. hint: name the folder that contains your runs, such as runs.")

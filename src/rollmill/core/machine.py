@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeAlias
 from rollmill.core.git import commit_of, is_tracked
 
 GpuSharing: TypeAlias = Literal["auto", "mps", "mig", "turns"]
-"""How processes share a GPU: `mps` runs their kernels side by side, `mig` gives each a slice of the hardware,
-`turns` lets one compute after the other; `auto` takes slices where there are some, and MPS where it can be had."""
+"""How processes share a GPU. `mps` runs their kernels at the same time, `mig` gives each process a slice of the
+hardware, and with `turns` one process computes at a time. `auto` uses slices if the GPU is divided into them, and
+otherwise MPS if available."""
 
 Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
 """Precision of matrix products and of a policy's functions in kernels on GPUs: exact, or with 10 or 7 bits of
@@ -32,7 +33,7 @@ MADV_DONTNEED = 4
 """Constant of `madvise` in Linux that releases pages. Code pages are never written to, so nothing is lost."""
 
 COMPILERS = ("libjax_common", "libllvmlite")
-"""Prefixes of the names of libraries that contain compilers."""
+"""Prefixes of the file names of libraries that contain compilers."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """File with an id that differs between hosts and between boots."""
@@ -51,7 +52,7 @@ PACKAGES = {
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of Python and of the packages that affect results. None marks a missing package."""
+    """Returns the versions of Python and of all packages that affect results, or None for a missing package."""
     return {"python": platform.python_version()} | {key: version_of(name) for key, name in PACKAGES.items()}
 
 
@@ -93,7 +94,7 @@ def _cpu_model() -> str:
 
 
 def describe_processor() -> str:
-    """Returns a name that identifies this processor, for which a run chooses kernel launches."""
+    """Returns the architecture and number of usable cores of this processor. Kernel launches are tuned for it."""
     return f"{platform.machine()} CPU, {usable_cores()} cores"
 
 
@@ -101,7 +102,7 @@ def usable_cores() -> int:
     """Returns the number of cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
+    except AttributeError:  # macOS has no `sched_getaffinity`
         return os.cpu_count() or 1
 
 
@@ -207,7 +208,7 @@ def memory_bytes() -> int | None:
 
 
 def _devices() -> list[dict[str, Any]]:
-    import jax  # here, so that `versions` does not import it
+    import jax  # imported here, so that `versions` does not import it
 
     return [
         {"id": d.id, "kind": d.device_kind, "platform": d.platform, "memory_bytes": device_memory(d)}
@@ -219,6 +220,6 @@ def device_memory(device: Any) -> int | None:
     """Returns how many bytes JAX may allocate on a device, or None if the number is unknown."""
     try:
         stats = device.memory_stats()
-    except Exception:  # a backend without the call raises its own error
+    except Exception:  # a backend without this call raises an error of its own type
         return None
     return stats.get("bytes_limit") if stats else None

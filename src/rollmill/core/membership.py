@@ -1,4 +1,4 @@
-"""Reads the rank of this process in a job from the variables of SLURM, Open MPI or torchrun."""
+"""Reads this process's rank in a job from the environment variables of SLURM, Open MPI or torchrun."""
 
 import hashlib
 import os
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from rollmill.core.errors import UsageError
 
 HOSTS = "hosts"
-"""Value of the option `cluster` for processes that a batch system started."""
+"""Value of the option `cluster` if a batch system has started the processes of the run."""
 TOKEN = "ROLLMILL_HOSTS_TOKEN"
 """Environment variable with the secret that the processes of a job share."""
 PORT = 29500
-"""Where the process with rank 0 listens, if no variable names another port."""
+"""Default port on which the process with rank 0 listens."""
 MIN_TOKEN = 16
 
 _SYSTEMS = (
@@ -22,7 +22,8 @@ _SYSTEMS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("torchrun's variables", "RANK", "WORLD_SIZE"),
 )
-"""Names of the variables of rank and number of processes. The last ones may be set by hand, and are read first."""
+"""Each system's variables for the rank and the number of processes. torchrun's variables may also be set by hand,
+so they are read first."""
 
 HINT = (
     "hint: start the command with `srun`, or set RANK, WORLD_SIZE and MASTER_ADDR (the address of the host with "
@@ -31,7 +32,7 @@ HINT = (
 
 
 class Membership(NamedTuple):
-    """The rank of this process among the processes of a job."""
+    """The position of this process in a job: its `rank` among `count` processes."""
 
     rank: int
     count: int
@@ -47,7 +48,7 @@ class Membership(NamedTuple):
 
 
 def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
-    """Reads the rank of this process from its environment variables.
+    """Reads the position of this process in its job from environment variables.
 
     Raises a `UsageError` if the variables do not contain the rank, or if the processes have no common secret.
     """
@@ -72,7 +73,7 @@ def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
 def own_address(towards: str) -> str:
     """Returns the address at which another host reaches this host."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
         probe.connect((towards, 9))
         return probe.getsockname()[0]
 

@@ -1,6 +1,6 @@
-"""Names operations, which are the parts of a run that the profiler distinguishes.
+"""Names operations, the parts of a run that the profiler distinguishes.
 
-In traced code, an operation is a scope, which the compiler keeps with each instruction. On the host, it is a span
+In traced code, an operation is a scope, which the compiler stores with each instruction. On the host, it is a span
 of time. Without a profiler, a span costs only a comparison.
 """
 
@@ -14,13 +14,13 @@ import jax
 from rollmill.core.errors import UsageError
 
 SCOPE_MARK = "operation:"
-"""Prefix of the scopes of traced code that are operations, which no function or library uses."""
+"""Prefix of the scopes that mark operations in traced code. No function or library uses it."""
 SPAN_MARK = "rollmill"
-"""Prefix of the names of host spans in a trace: `rollmill:CATEGORY:NAME`."""
+"""Prefix of host span names in a trace: `rollmill:CATEGORY:NAME`."""
 
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
 MEANS_KERNEL, UPDATE_KERNEL = "rollmill_means", "rollmill_update"
-"""Names of Rollmill's own kernels in traces of GPUs."""
+"""Names of Rollmill's own kernels in GPU traces."""
 
 INNER = "operation"
 """Category of the spans of `operation`, which are parts of the spans around them."""
@@ -33,7 +33,7 @@ on, `rollmill.profiling.simulator_calls` distinguishes such calls."""
 
 _NOTHING = nullcontext()
 _STEPPED: dict[int, str] = {}
-"""The operation of each thread that steps environments of the host."""
+"""Maps threads that step host environments to their current operation."""
 
 
 class _Recording:
@@ -46,7 +46,7 @@ def set_recording(on: bool) -> None:
 
 
 def traced(name: str) -> AbstractContextManager[object]:
-    """Returns the scope of an operation for use in traced code."""
+    """Returns the scope of an operation, to be entered in traced code."""
     return jax.named_scope(SCOPE_MARK + name)
 
 
@@ -70,7 +70,7 @@ class ThreadActivity:
         self._open: AbstractContextManager[object] | None = None
 
     def become(self, name: str, category: str = "python", *, stepping: bool = False) -> None:
-        """Ends the thread's current activity, and begins another one, with a category as for `span`.
+        """Ends the thread's current activity and begins the next. `category` is the same as in `span`.
 
         `stepping` marks an operation that steps host environments.
         """

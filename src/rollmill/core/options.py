@@ -1,4 +1,4 @@
-"""Derives the options of a command from the fields of a dataclass."""
+"""Derives a command's options from the fields of a dataclass."""
 
 import ast
 import dataclasses
@@ -22,10 +22,10 @@ class Arg:
     """
 
     name: str | None = None
-    """Name of the option, if it differs from the name of the field. Empty for a dataclass whose options get no
-    prefix."""
+    """Name of the option, if it differs from the field's name. The empty string on a field with a nested dataclass
+    means that its options get no prefix."""
     metavar: str | None = None
-    """Name of the value in help texts."""
+    """Placeholder for the value in `--help`, such as `FOLDER`."""
     help: str | None = None
     """Description of the option. Default: the docstring of the field."""
     positional: bool = False
@@ -83,9 +83,7 @@ class Option(NamedTuple):
 
     @property
     def value_hint(self) -> Any:
-        """Type of one value of the option. For an option that is repeated once per value, the type of an
-        element.
-        """
+        """Type of one value. For a repeated option, this is the type of an element."""
         return get_args(self.hint)[0] if self.arg.repeated else self.hint
 
     def coerce(self, value: Any, *, name: str | None = None) -> Any:
@@ -120,7 +118,7 @@ def _options(kind: type, instance: Any, prefix: str, path: tuple[str, ...]) -> I
 
 
 def _type_of(annotated: Any, plain: Any) -> Any:
-    """Returns the type of a field without its bounds. Paths of runs remain what they are."""
+    """Returns the type of a field without its bounds. The type of a run's path keeps its mark."""
     if OfRun not in map(type, getattr(annotated, "__metadata__", ())):
         inner = annotated.__origin__ if get_origin(annotated) is Annotated else annotated
         return inner if RunPath in get_args(inner) else plain
@@ -142,7 +140,7 @@ def field_docs(kind: type) -> Mapping[str, str]:
     for owner in reversed(kind.__mro__):
         try:
             body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
-        except (OSError, TypeError, SyntaxError, IndexError):  # made in Python, or without a file
+        except (OSError, TypeError, SyntaxError, IndexError):  # a class without source code
             continue
         for statement, after in pairwise(getattr(body, "body", ())):
             match statement, after:
@@ -160,7 +158,7 @@ def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
 def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
     """Returns a copy of a dataclass instance with some fields replaced.
 
-    Each key consists of the names of the fields that lead to a value, through nested dataclasses.
+    Each key is the path of field names to a value, through nested dataclasses.
     """
     return _built(type(instance), instance, by_path) if by_path else instance
 
@@ -198,6 +196,6 @@ def _named(hint: Any) -> str:
         return f"[{inner} ...]"
     if parts and origin is dict:
         return f"[NAME {_named(parts[1])} ...]"
-    if parts and origin is not None:  # of names
+    if parts and origin is not None:  # a type with alternatives or elements
         return f"{{{','.join(map(str, parts))}}}"
     return {str: "TEXT"}.get(hint, getattr(hint, "__name__", "VALUE").upper())

@@ -11,10 +11,10 @@ from importlib import metadata
 from typing import Literal, NamedTuple, TypeAlias
 
 Kind: TypeAlias = Literal["environment", "algorithm", "network"]
-"""A kind of part that has names."""
+"""Kinds of parts that are registered by name."""
 
 REGISTER = {"environment": "register", "algorithm": "register_algorithm", "network": "register_network"}
-"""Name of the function that registers names of each kind."""
+"""Maps each kind to the function that registers it."""
 
 
 class Plugin(NamedTuple):
@@ -29,7 +29,7 @@ class Plugin(NamedTuple):
 
 
 def plugins(kind: Kind) -> list[Plugin]:
-    """Returns all names of a kind that installed packages offer, sorted, without importing anything."""
+    """Returns all parts of a kind that installed packages offer, sorted, without importing anything."""
     return sorted(
         Plugin(kind, point.name, _module(point), _package(distribution))
         for distribution in _distributions()
@@ -74,7 +74,9 @@ def _is_importable(name: str) -> bool:
 
 
 def _distributions() -> list[metadata.Distribution]:
-    """Returns the installed packages. Of several with one name, it is the one that an import would find."""
+    """Returns the installed packages. If a package is installed twice, only the one that Python imports is
+    returned.
+    """
     by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         name = _name(distribution).lower().replace("-", "_") or _package(distribution)
@@ -101,5 +103,5 @@ def _package(distribution: metadata.Distribution) -> str:
 def _name(distribution: metadata.Distribution) -> str:
     try:
         return distribution.metadata["Name"] or ""
-    except Exception:  # metadata that cannot be read
+    except Exception:  # unreadable metadata
         return ""

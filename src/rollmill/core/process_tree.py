@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 MARK = "ROLLMILL_WORKER"
-"""The environment variable that marks a worker and what it starts."""
+"""Environment variable that identifies a worker and the processes that it starts."""
 
 ON_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FAMILY_SECONDS = 1.0
 LATE_LOOKS, LOOK_SECONDS = 10, 0.2
-"""How often a guard looks again: a process carries no mark while it begins to execute a program, and on a machine
-that is busy this may take a while."""
+"""Number of times a guard searches again for processes to kill, and the pause in seconds. A process has no mark
+while it begins to execute a program, which may take long on a busy machine."""
 
 NOBODY = -1
-"""Value that stands for a missing session leader."""
+"""Process id that stands for a missing session leader."""
 
 
 def lead_session() -> None:
@@ -106,11 +106,12 @@ def kill_children() -> None:
 def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> subprocess.Popen | None:
     """Starts a guard process, which kills the processes that this process leaves behind when it ends.
 
-    These are the marked processes of this process, or of the session `leader`. The guard protects workers whose
-    parent cannot kill them or dies with them. It also removes a folder of this process, if one is given. Returns
-    None if the system cannot watch a process.
+    The guard kills the processes with `mark`, or those in the session of the process `leader`. It protects workers
+    whose parent cannot kill them or dies at the same time. It also deletes `folder`, if given. Returns None if the
+    system cannot watch a process.
     """
-    from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
+    # This file is also the guard's program, so it must not import other modules of the package at the top.
+    from rollmill.core.children import start_python
 
     try:
         watched = os.pidfd_open(os.getpid())
@@ -132,7 +133,7 @@ def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> su
 def guard(watched: int, leader: int, mark: str, folder: str) -> None:
     """Waits until the process behind the descriptor `watched` ends, and kills the processes that it left behind.
 
-    Then deletes `folder`, unless it is empty.
+    Then deletes the folder `folder`, unless the string is empty.
     """
     poll = select.poll()
     poll.register(watched, select.POLLIN)
@@ -172,13 +173,13 @@ def descendants_of(pid: int) -> list[ProcessIdentity]:
             identity = ProcessIdentity(int(name), fields[19])
             children.setdefault(int(fields[1]), []).append(identity)
             found += [identity] if int(name) == pid else []
-    for parent in found:  # which grows meanwhile
+    for parent in found:  # the list grows during the loop
         found += children.get(parent.pid, [])
     return found
 
 
 def kill_all(identities: Iterable[ProcessIdentity]) -> None:
-    """Kills those of the given processes that still exist."""
+    """Kills the given processes, except for those that have already ended."""
     for pid, start_time in identities:
         fields = _stat_fields(pid)
         if fields and fields[19] == start_time:
@@ -207,7 +208,7 @@ def condition_of(pid: int) -> str:
 
 
 def count_threads() -> int:
-    """Returns the number of native threads of this process, or 0 if unknown."""
+    """Returns how many native threads this process has, or 0 if unknown."""
     return len(os.listdir("/proc/self/task")) if ON_LINUX else 0
 
 

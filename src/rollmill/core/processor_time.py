@@ -25,7 +25,7 @@ class ProcessorTime(NamedTuple):
 
 @dataclass(frozen=True)
 class CoreUse:
-    """Average number of busy cores of this host over some time."""
+    """Average number of busy cores of this host over an interval."""
 
     busy: float
     """Average number of cores that computed for this process and its descendants."""
@@ -48,11 +48,11 @@ def read_processor_time() -> ProcessorTime | None:
 
 
 def core_use(readings: Sequence[Readings]) -> CoreUse | None:
-    """Returns the average numbers of busy and of idle cores over intervals.
+    """Returns the average numbers of busy and idle cores over intervals.
 
-    Each reading contains the clocks at the beginning and at the end of an interval. The result is None if there
-    are no intervals, if a clock could not be read, or if processor time decreased in an interval, because the time
-    of a descendant that has ended is no longer counted.
+    Each reading contains the clocks at the beginning and at the end of an interval. Returns None if there are no
+    intervals, if a clock could not be read, or if processor time decreased within an interval. It decreases when a
+    descendant ends, because its time is then no longer counted.
     """
     known = [(begin, end) for begin, end in readings if begin is not None and end is not None]
     wall = sum(end.wall - begin.wall for begin, end in known)
@@ -75,12 +75,12 @@ def _quota() -> float | None:
     try:
         most, period = QUOTA.read_text().split()
         return int(most) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # `max` is no limit
+    except (OSError, ValueError, ZeroDivisionError):  # the limit `max` means that there is none
         return None
 
 
 def _descendants_time() -> float:
-    """Returns the processor time of all living descendants of this process."""
+    """Returns the processor time of all living descendants of this process, in seconds."""
     children: dict[int, list[tuple[int, float]]] = {}
     for parent, process, seconds in _processes():
         children.setdefault(parent, []).append((process, seconds))
@@ -93,14 +93,14 @@ def _descendants_time() -> float:
 
 
 def _processes() -> Iterator[tuple[int, int, float]]:
-    """Yields parent, number and processor time of every visible process."""
+    """Yields the parent's id, the id and the processor time in seconds of every visible process."""
     tick = os.sysconf("SC_CLK_TCK")
     for folder in PROC.iterdir():
         if not folder.name.isdecimal():
             continue
         try:
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         yield int(fields[1]), int(folder.name), (int(fields[11]) + int(fields[12])) / tick
 

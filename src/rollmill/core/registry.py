@@ -1,6 +1,4 @@
-"""Registers environments, algorithms and networks by name: built-in parts, and parts of the user and of
-packages.
-"""
+"""Registers environments, algorithms and networks by name: built-in, from installed packages, or from users."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -72,7 +70,7 @@ class Registry(dict[str, T]):
         return self[name]
 
     def has(self, name: str) -> bool:
-        """Returns whether a part with this name exists, without importing anything."""
+        """Returns whether a part called `name` exists, without importing anything."""
         return name in self or bool(plugins_named(self._kind, name))
 
     def origin(self, name: str) -> tuple[str, ...]:
@@ -88,14 +86,14 @@ class Registry(dict[str, T]):
         it.
         """
         if self.get(name) is self._built_in.get(name):
-            return False  # built in, or not registered at all, as the names of adapters
+            return False  # built in, or the name of an adapter, which is not registered
         offered = plugins_named(self._kind, name)
         return not (len(offered) == 1 and offered[0].module in self.origin(name))
 
     def load_plugins(self) -> list[tuple[Plugin, str]]:
-        """Imports the modules of all packages that offer names of the registry's kind.
+        """Imports the modules of all packages that offer parts of the registry's kind.
 
-        Returns each offered name, with the reason why it cannot be used, or an empty string.
+        Returns each part with the reason why it cannot be used, or with an empty string if it can.
         """
         return [(plugin, self._problem(plugin)) for plugin in plugins(self._kind)]
 
@@ -129,7 +127,7 @@ class Registry(dict[str, T]):
         what = f"the package {plugin.package}, which provides the {plugin.kind} {plugin.name!r}, cannot be used"
         try:
             import_module(plugin.module)
-        except (Exception, SystemExit) as error:  # whatever the package does
+        except (Exception, SystemExit) as error:  # importing a user's package can raise anything
             raise UsageError(f"{what}: {type(error).__name__}: {error}, at {user_frame(error)}.") from error
         if plugin.name not in self:
             raise UsageError(

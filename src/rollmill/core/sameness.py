@@ -14,14 +14,14 @@ from gymnasium import Space
 from rollmill.core.traced_once import TracedOnce
 
 NOT_OF_A_SPACE = {"_np_random", "low_repr", "high_repr"}
-"""Attributes that a space fills when it is sampled or printed, and that do not affect its meaning."""
+"""Attributes that a space sets when it is sampled or printed, and that do not affect its meaning."""
 
 
 class _Taken(NamedTuple):
-    """A value taken apart."""
+    """A value split into its parts."""
 
     label: Any
-    """All of it but its parts, compared by `==`."""
+    """Everything except the parts, to be compared by `==`."""
     parts: tuple[Any, ...] = ()
 
 
@@ -41,17 +41,17 @@ def _are_same(one: Any, other: Any, compared: dict[tuple[int, int], tuple[Any, A
     mine, others = _taken_apart(one), _taken_apart(other)
     if mine is None or others is None or mine.label != others.label or len(mine.parts) != len(others.parts):
         return False
-    compared[id(one), id(other)] = one, other  # kept, for the address of a freed object is given to another one
+    compared[id(one), id(other)] = one, other  # keeps both objects alive, so that their ids are not reused
     return all(_are_same(a, b, compared) for a, b in zip(mine.parts, others.parts, strict=True))
 
 
 @functools.singledispatch
 def _taken_apart(value: Any) -> _Taken | None:
     """Returns a value's parts, or None for an unsupported kind."""
-    if not dataclasses.is_dataclass(value):  # modules of Equinox are some
+    if not dataclasses.is_dataclass(value):  # Equinox modules are dataclasses, too
         return None
     names = [field.name for field in dataclasses.fields(value)]
-    if not getattr(value, "__dict__", {}).keys() <= set(names):  # it holds more than its fields
+    if not getattr(value, "__dict__", {}).keys() <= set(names):  # it has attributes besides its fields
         return None
     return _Taken("fields", tuple(getattr(value, name, None) for name in names))
 
@@ -62,7 +62,7 @@ for kind in (NoneType, bool, int, str, bytes, enum.Enum, type, CodeType, np.dtyp
 
 @_taken_apart.register
 def _(number: float) -> _Taken:
-    return _Taken(repr(number))  # zeros have signs
+    return _Taken(repr(number))  # `repr` distinguishes 0.0 from -0.0
 
 
 @_taken_apart.register(jax.Array)
@@ -107,9 +107,9 @@ def _(method: MethodType) -> _Taken:
 def _(function: FunctionType) -> _Taken | None:
     try:
         held = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # a captured variable has no value yet
         return None
-    # Equal code reads the same names, and finds the same under them in the same module.
+    # Functions with the same code and the same globals look up the same objects.
     label = (function.__code__, id(function.__globals__))
     return _Taken(label, (function.__defaults__, function.__kwdefaults__, held))
 

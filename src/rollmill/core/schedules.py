@@ -36,7 +36,7 @@ class NumberSchedule(NamedTuple):
 
 
 def parse_schedule(name: str, text: str) -> NumberSchedule:
-    """Parses a schedule such as `linear:1e-3:0` of finite numbers.
+    """Parses a schedule such as `linear:1e-3:0`. Both values must be finite.
 
     Raises a `UsageError` with the option's `name` if the schedule is invalid.
     """

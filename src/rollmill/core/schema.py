@@ -1,4 +1,4 @@
-"""Uses dataclasses as schemas: converts values from Python, JSON and text to the annotated types of fields.
+"""Uses dataclasses as schemas: converts values from Python, JSON and strings to the annotated types of fields.
 
 A single pass over the annotation converts types, checks bounds (`core.bounds`), and reports the first part that
 does not match.
@@ -222,7 +222,9 @@ class _Walk(NamedTuple):
         return kind(**parts)
 
     def _part(self, name: str, hint: Any, value: Any) -> Any:
-        """Converts a part of a value. An error in it says more than one about the type of the whole value."""
+        """Converts a part of a value. A mismatch here is final: it says more than a mismatch of the whole
+        value.
+        """
         try:
             return self.convert(name, hint, value)
         except Mismatch as mismatch:
@@ -231,7 +233,7 @@ class _Walk(NamedTuple):
 
     def _leaf(self, name: str, hint: Any, value: Any) -> Any:
         if hint is str and self.takes_functions and callable(value):
-            return value  # an Optax schedule
+            return value  # for example, an Optax schedule
         if self.from_json and hint is int and isinstance(value, float):
             raise self._mismatch(name, hint, value)
         try:
@@ -254,7 +256,7 @@ class _Walk(NamedTuple):
             raise Mismatch(f"{name}={short_repr(value)} must {exceeded}.", is_final=True)
 
     def _check_schedule(self, name: str, text: str) -> None:
-        """Checks both ends of a schedule, between which its numbers lie."""
+        """Checks both ends of a schedule. All other values lie between them."""
         try:
             _, *ends = parse_schedule(name, text)
         except UsageError as error:
@@ -266,7 +268,7 @@ class _Walk(NamedTuple):
                 raise Mismatch(f"{self._shown(name, text)}: {number} must {exceeded}.", is_final=True)
 
     def _other(self, name: str, hint: Any, value: Any) -> Any:
-        """Converts a value to a type without a reader here, such as an enumeration."""
+        """Converts a value to a type that has no reader, such as an enumeration."""
         if not self.from_json:
             return value
         try:
@@ -319,7 +321,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     str: _is(str),
     Path: _is(str, PathLike),
 }
-"""Readers of the types without parts. They raise a TypeError, or an OverflowError that names the limit."""
+"""Readers of types without parts. A reader raises a TypeError, or an OverflowError that names the limit."""
 
 
 def _python_scalar(value: Any) -> Any:

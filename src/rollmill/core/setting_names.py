@@ -61,16 +61,15 @@ values."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known setting that other libraries call `name`, with dashes or underscores as in `known`. None
-    if there is none.
+    """Returns the setting in `known` that other libraries call `name`, or None. Dashes and underscores are
+    equivalent.
     """
     meant = ALIASES.get(_plain(name))
     return next((option for option in known if option.replace("-", "_") == meant), None)
 
 
 def note_on(name: str, known: Iterable[str]) -> str | None:
-    """Returns a sentence on a setting that serves the purpose of `name`, but takes other values. None if there is
-    none.
+    """Returns a sentence about a setting that serves the purpose of `name` but takes other values, or None.
 
     The sentence begins with the name of the setting as in `known`.
     """

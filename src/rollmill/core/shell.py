@@ -1,4 +1,4 @@
-"""Formats shell commands that are printed for the user to copy."""
+"""Formats shell commands for the user to copy."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
-    """Formats a `rollmill` command, quoted for a shell.
+    """Formats a `rollmill` command from its arguments, quoted for a shell.
 
     Modules in `imports` become `--import` options, and the folders that contain them become `PYTHONPATH`.
     """

@@ -1,6 +1,6 @@
 """Compares the parameters of a user's function with the arguments of its call.
 
-Otherwise a trace would fail far from the function's definition.
+Otherwise, the error would appear during a trace, far from the function's definition.
 """
 
 import inspect
@@ -28,7 +28,7 @@ def check_signature(what: str, function: Any, call: Call) -> None:
         raise ContractError(f"{what} is a {type(function).__name__}, expected a function of {call}.")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a callable without a signature
+    except (TypeError, ValueError):  # some callables have no signature
         return
     try:
         signature.bind(*call.positional, **dict.fromkeys(call.keywords))

@@ -31,7 +31,7 @@ def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def is_unbounded(space: spaces.Space) -> bool:
-    """Returns whether all parts of a space are floating-point numbers without any bounds."""
+    """Returns whether all parts of a space are floating-point and have no bounds."""
     match space:
         case spaces.Dict():
             return all(map(is_unbounded, space.spaces.values()))

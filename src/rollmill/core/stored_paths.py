@@ -19,10 +19,10 @@ SCHEMES = ("s3", "gs", "az")
 
 FOLDER = "stored_runs"
 MAX_NAME = 200
-"""Characters of the quoted name of a working folder; file systems allow 255 bytes."""
+"""Maximum length in characters of a working folder's quoted name. File systems allow 255 bytes."""
 
 _URL = re.compile(rf"({'|'.join(SCHEMES)}):/+([^/]+)/*(.*)", re.DOTALL)
-"""The URL of a run. `Path` keeps one of its two slashes."""
+"""The URL of a run. `Path` removes one of its two slashes."""
 
 
 class OfRun:
@@ -30,7 +30,7 @@ class OfRun:
 
 
 RunPath: TypeAlias = Annotated[Path, OfRun()]
-"""Directory of a run: a folder on this machine, or a URL, which is converted to its working folder."""
+"""Directory of a run. A URL is converted to its working folder on this machine."""
 
 
 def run_folder(name: str, path: str | PathLike[str]) -> Path:
@@ -62,7 +62,8 @@ def url_of(folder: Path) -> str | None:
     parents = folder.absolute().parents
     if len(parents) < 3 or parents[2].name != FOLDER or parents[1].name not in SCHEMES:
         return None
-    if parents[2].resolve() != (cache_root() / FOLDER).resolve():  # either path may contain links
+    # compares resolved paths, because either may contain links
+    if parents[2].resolve() != (cache_root() / FOLDER).resolve():
         return None
     return f"{parents[1].name}://{unquote(parents[0].name)}/{unquote(folder.name)}"
 

@@ -1,7 +1,7 @@
-"""Temporary folders that are removed soon after their process has ended, even if it was killed.
+"""Temporary folders that are removed even if their process is killed.
 
 Each folder is in the cache, and its process holds a lock on it. When another process creates a temporary folder,
-it removes folders without a lock, which killed processes left behind.
+it removes all folders without a lock.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class TemporaryFolder:
         self._all, self._name = _parent(), f"{purpose}-{secrets.token_hex(6)}"
         _remove_abandoned(self._all)
         with self._all.opened() as parent:
-            # The lock file comes first: a folder without one counts as abandoned.
+            # The lock file comes first, because a folder without one counts as abandoned.
             self._lock = self._all.open_to_append(_lock_of(self._name))
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             os.mkdir(self._name, 0o700, dir_fd=parent)

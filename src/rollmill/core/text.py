@@ -1,4 +1,4 @@
-"""Formats numbers as text, and makes untrusted text safe for terminals and web pages."""
+"""Formats numbers for messages, and escapes untrusted strings for terminals and web pages."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def compact(value: int | float) -> str:
     """Formats a number with three digits and a letter for a power of a thousand: `1.39 M`, `999 k`."""
     for size, letter in UNITS:
-        if abs(value) >= 0.9995 * size:  # what would be rounded to 1,000 of the next smaller unit
+        if abs(value) >= 0.9995 * size:  # otherwise 999,960 would be shown as 1,000 k
             return f"{value / size:.3g} {letter}"
     return f"{value:.3g}"
 
@@ -59,7 +59,7 @@ def one_line(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Truncates a string to at most `most` characters."""
+    """Truncates a string to `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -52,7 +52,7 @@ class SequenceType(NamedTuple):
     """Type of a setting that takes several values: a tuple, a list, or a dictionary of names and values."""
 
     members: tuple[Any, ...]
-    """Types of the values of one group."""
+    """Types of the values in one group."""
     length: int | None
     """Number of values, or None for any number of groups."""
     is_nested: bool

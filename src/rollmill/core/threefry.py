@@ -1,4 +1,4 @@
-"""Computes Threefry-2x32 without loops, for programs on CPUs. The results equal JAX's default random bits.
+"""Computes Threefry-2x32 without loops, for programs on CPUs. The results equal the random bits of JAX.
 
 Threefry comes from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). On a CPU, JAX compiles it
 to a loop of five iterations. Training draws many small arrays, and for each array the loop runs about forty tiny
@@ -34,7 +34,7 @@ def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: ja
     Most keys are derived from other keys. Each generation of keys is computed separately, because jaxlib 0.11
     takes minutes to compile several generations in one fused operation.
     """
-    # Operations of `lax`, for tracing operators of arrays takes several times longer, and programs draw often.
+    # Functions of `lax`, because tracing the operators of arrays takes several times longer.
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
     spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
     number = cache(lambda value: lax.full(shape, value, jnp.uint32))
@@ -78,7 +78,7 @@ _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
 
 @contextmanager
 def small_programs() -> Iterator[None]:
-    """Compiles random numbers of CPU programs to loops within this context, for programs that run only once."""
+    """Compiles random number generation to loops within this context, for CPU programs that run only once."""
     before = _is_rolled.set(True)
     try:
         yield
@@ -87,11 +87,12 @@ def small_programs() -> Iterator[None]:
 
 
 def unroll_threefry() -> None:
-    """Makes CPU programs that are lowered later draw random numbers without loops, except inside
+    """Makes CPU programs lowered after this call draw random bits without loops, except inside
     `small_programs`.
     """
     unrolled, rolled = (
-        mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)  # traced once for equal shapes
+        # a jitted function is traced only once for equal shapes
+        mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)
         for function in (threefry, rolled_threefry)
     )
 

@@ -1,4 +1,4 @@
-"""Traces functions once and replays the traces, and records whether parts of a graph are traced for checks."""
+"""Traces functions once and replays the traces, and records whether functions are being traced for checks."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -19,10 +19,10 @@ class ReplayedTrace:
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        """Its operations, a `ClosedJaxpr`."""
+        """Operations of the trace, as a `ClosedJaxpr`."""
         types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.program.out_avals]
         self.result: Any = jax.tree.unflatten(jax.tree.structure(shapes), types)
-        """Types of its result."""
+        """Shapes and dtypes of the result."""
 
     def __call__(self, *args: Any) -> Any:
         """Computes the result for arguments of the same types."""
@@ -32,12 +32,12 @@ class ReplayedTrace:
 
 
 class TracedOnce:
-    """A pure function that is traced at the first call with arguments of given types, and replayed at later calls.
+    """A pure function that is traced once for each combination of argument types, and replayed afterwards.
 
-    At the start of a run, the functions of an environment are needed for checks, for the fingerprint and for every
-    program. Values that are not traced, such as numbers in an environment's parameters, remain constants, so each
-    program contains the same operations as without replay. Calls outside of a trace run the function itself, so
-    that errors appear in plain Python.
+    At the start of a run, checks, the fingerprint and every program need the functions of an environment.
+    Replaying a trace is faster than tracing again. Values that are not traced, such as Python numbers in an
+    environment's parameters, remain constants. Calls outside of a trace run the function itself, so that errors
+    appear in plain Python.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -45,7 +45,7 @@ class TracedOnce:
         self._traces: dict[Hashable, tuple[ReplayedTrace, list[Any]]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """Returns the result of the function for these arguments, from its trace if there is one."""
+        """Returns the result of the function, from a stored trace if there is one for these arguments."""
         leaves, structure = jax.tree.flatten(args)
         traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
         if not traced or _setting("jax_disable_jit"):
@@ -55,21 +55,22 @@ class TracedOnce:
         if kind not in self._traces:
             trace = ReplayedTrace(lambda *traced: self.function(*_with(structure, leaves, traced)), *traced)
             if any(isinstance(constant, Tracer) for constant in trace.program.consts):
-                return trace(*traced)  # the function closes over a value of this trace alone
-            # Values are told by their addresses, so they must not be freed.
+                # the function closes over a value of this trace, so the result must not be stored
+                return trace(*traced)
+            # The key contains the addresses of values, so the values must not be freed.
             self._traces[kind] = trace, [leaf for leaf in leaves if not isinstance(leaf, Tracer)]
         return self._traces[kind][0](*traced)
 
 
 def _as_array(leaf: Any, kind: Any) -> Any:
-    """Returns a result as an array. Constants of a replayed program are numbers of Python or NumPy."""
+    """Returns a result as an array. Constants of a replayed program can be Python or NumPy numbers."""
     if isinstance(leaf, jax.Array):
         return leaf
     return jnp.asarray(leaf) if kind.weak_type else jnp.asarray(leaf, kind.dtype)
 
 
 def _setting(name: str) -> Any:
-    """Returns a setting of JAX, as it is in this thread."""
+    """Returns a JAX setting of this thread."""
     return getattr(jax.config, name)
 
 
@@ -80,7 +81,7 @@ def _kind(leaf: Any) -> Hashable:
 
 
 def _with(structure: Any, leaves: list[Any], traced: tuple[Any, ...]) -> Any:
-    """Returns the arguments with other values in the places of the traced leaves."""
+    """Returns the arguments with the traced leaves replaced."""
     others = iter(traced)
     return jax.tree.unflatten(structure, [next(others) if isinstance(leaf, Tracer) else leaf for leaf in leaves])
 
@@ -95,7 +96,7 @@ def are_checked() -> bool:
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Builds graphs without checks within this context, to compare them with graphs that were checked."""
+    """Skips the checks of graphs built within this context, to compare them with graphs that were checked."""
     token = _CHECKED.set(False)
     try:
         yield

@@ -123,18 +123,17 @@ class Environment(NamedTuple):
     planning_env: "Environment | None" = None
     """Environment without transforms, which a planner steps."""
     render: Callable[[State, Params], str] | None = None
-    """Formats the state as lines of text. The function is called on the host, with NumPy arrays."""
+    """Formats the state as a multi-line string. The function is called on the host, with NumPy arrays."""
     draw: Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]] | None = None
     """Draws the state as shapes, or as pixels with the top row first. The function is called on the host, with
     NumPy arrays."""
     compare: Callable[[int, int], str] | None = None
-    """Compares steps with those of another implementation, given their number and a seed, and returns a sentence,
-    which `check_environment` prints."""
+    """Compares this environment with another implementation, given a number of steps and a seed. The returned
+    sentence is printed by `check_environment`."""
     reset_ratio: int = 1
-    """Number of environments for each reset that `auto_reset` computes. With 1, every step computes a reset of
-    every environment, and uses it only if the episode ended, which is best if resets are cheap. With a larger
-    ratio, only environments whose episode ended are reset, in groups of `E / reset_ratio` of `E` environments. The
-    results are the same."""
+    """Number of environments per computed reset. With 1, every step computes a reset of every environment, and
+    uses it only if the episode ended, which is best if resets are cheap. With a ratio of `r`, only environments
+    whose episode ended are reset, in groups of `E / r` of `E` environments. The results are the same."""
     options: Options = NO_OPTIONS
     """Options with which `make` created the environment. A run records the name and the options, to create it
     again."""
@@ -143,11 +142,11 @@ class Environment(NamedTuple):
 
 
 FINAL_MASK = "final_action_mask"
-"""Entry of a step's `info` with the legal actions of the next state, even if the episode ended there."""
+"""Entry of a step's `info` that contains the legal actions of the next state, even if the episode ended there."""
 
 
 UNSTABLE = "unstable_state"
-"""Entry of a step's `info` that says whether a simulation became unstable, which ended the episode."""
+"""Entry of a step's `info` that is True if the simulation became unstable, which ends the episode."""
 
 
 class HostStep(NamedTuple):
@@ -188,7 +187,7 @@ class HostFailure(NamedTuple):
 
 @runtime_checkable
 class HostVector(Protocol):
-    """`n` host environments that are stepped in this process, with automatic resets."""
+    """A batch of `n` host environments, stepped in this process and reset automatically."""
 
     @property
     def num_envs(self) -> int:
@@ -217,7 +216,7 @@ class HostVector(Protocol):
         ...
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Applies one action to each environment, and starts the next episode where one ended.
+        """Applies one action to each environment, and resets each environment whose episode ends.
 
         Args:
             actions: one action for each environment, `[n, ...]`. Actions of a `Box` are clipped to its bounds.

@@ -92,7 +92,7 @@ def attribute_to_user_code(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (RollmillError, FloatingPointError):  # `jax.debug_nans` raises the latter
+    except (RollmillError, FloatingPointError):  # `jax.debug_nans` raises FloatingPointError
         raise
     except (Exception, SystemExit) as error:
         hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
@@ -108,10 +108,10 @@ def user_frame_of(equation: jax.extend.core.JaxprEqn) -> str:
 
 
 def _innermost(lines: Sequence[SourceLine]) -> str:
-    """Returns the text of the last of `lines`, from the outermost call inwards, in the user's code."""
+    """Formats the innermost of `lines` in the user's code. `lines` go from the outermost call inwards."""
     inner = [line for line in lines if not line.file.startswith("<")]
     first = next((index for index, line in enumerate(inner) if _is_rollmill(line)), 0)
-    inner = inner[first:]  # what calls Rollmill did not raise the error
+    inner = inner[first:]  # an error is never attributed to code that called Rollmill
     for is_candidate in (_is_users, _is_installed, _is_rollmill):
         candidates = [line for line in inner if is_candidate(line)]
         if candidates:
@@ -124,7 +124,7 @@ def _is_users(line: SourceLine) -> bool:
 
 
 def _is_in_site_packages(line: SourceLine) -> bool:
-    """Returns True for packages of this environment, of the user's folder, and of those that a .pth file adds."""
+    """Returns whether a line is in a package of this environment, of the user's folder, or of a .pth file."""
     return "site-packages" in Path(line.file).parts
 
 
