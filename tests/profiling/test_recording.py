@@ -19,8 +19,8 @@ NUMBERS = jnp.linspace(0.0, 1.0, 50_000)
 
 @pytest.fixture(scope="module", autouse=True)
 def own_programs():
-    """Without programs of earlier tests, which would take most of a recording's time, and without loading a program
-    of equal code and other names, as recorded trainings do.
+    """Clears the programs of earlier tests, which would slow a recording down, and disables loading of programs
+    with equal code and other names, as recorded runs do.
     """
     jax.clear_caches()
     with names_in_cache():
