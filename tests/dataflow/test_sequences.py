@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import ExperienceStore, PrioritisedReplay, Replay, SequenceReplay, collect, iterate, start
+from rollmill.dataflow import (
+    ExperienceStore,
+    PrioritisedReplay,
+    PrioritisedSequences,
+    Replay,
+    SequenceReplay,
+    collect,
+    iterate,
+    start,
+)
 from wordings import raises
 
 ENVS, STEPS, KEPT = 4, 3, 2
@@ -14,7 +23,7 @@ ENVS, STEPS, KEPT = 4, 3, 2
 
 def graph_of(**changes):
     graph = rollmill.ppo("CartPole-v1", num_envs=ENVS, num_steps=STEPS, num_minibatches=1, num_shards=2)
-    store = SequenceReplay(**{"sequences": KEPT, "num_steps": STEPS, "minibatch_size": 64, "learning_starts": 20})
+    store = SequenceReplay(**{"rollouts": KEPT, "num_steps": STEPS, "minibatch_size": 64, "learning_starts": 20})
     return graph._replace(replay=store._replace(**changes))
 
 
@@ -30,9 +39,15 @@ def rollouts(graph, count):
 
 def test_every_store_has_the_interface():
     dqn = rollmill.dqn("CartPole-v1", num_envs=4)
-    prioritised = rollmill.dqn("CartPole-v1", num_envs=4, prioritised=True)
-    assert isinstance(dqn.replay, Replay) and isinstance(prioritised.replay, PrioritisedReplay)
-    assert all(isinstance(graph.replay, ExperienceStore) for graph in (dqn, prioritised, graph_of()))
+    by_priority = rollmill.dqn("CartPole-v1", num_envs=4, prioritised=True)
+    assert isinstance(dqn.replay, Replay) and isinstance(by_priority.replay, PrioritisedReplay)
+    stores = (
+        dqn.replay,
+        by_priority.replay,
+        graph_of().replay,
+        PrioritisedSequences(graph_of().replay, 1, 1, errors),
+    )
+    assert all(isinstance(store, ExperienceStore) for store in stores)
 
 
 def test_the_newest_rollouts_of_each_environment_are_drawn_whole_and_nothing_else():
@@ -82,6 +97,7 @@ def test_learning_begins_at_the_latest_when_the_store_is_full(starts, first):
             {"minibatch_size": 5},
             ("minibatch-size-store-is-not", "5", "2"),
         ),
+        ({"length": 4}, ("store-keeps-rollouts-each-environment", "2", "4")),
     ],
 )
 def test_sizes_that_do_not_fit_the_graph_are_refused(sizes, message):
@@ -121,3 +137,141 @@ def test_a_learner_of_sequences_learns_once_enough_is_stored():
         state, metrics = once(state)
         learned.append((float(metrics["epochs"]), float(metrics["losses/total"])))
     assert learned == [(0, 0), (1, 1), (1, 1)]  # CartPole pays 1 a step
+
+
+# --- sequences of several rollouts, with priorities ---------------------------------------------------
+
+LENGTH, LONG = 3, 5
+
+
+def errors(learner, minibatch):
+    """An error that tells sequences apart: the sum of their first observation."""
+    return jnp.abs(minibatch.samples.steps.observation[:, 0].sum(axis=-1))
+
+
+def prioritised(store):
+    return PrioritisedSequences(store, priority_exponent=0.7, weight_exponent=0.5, errors=errors)
+
+
+def stored(store, graph, count):
+    """The store's contents after some rollouts, and the rollouts."""
+    contents, history = store.empty(graph, jnp.arange(ENVS)), []
+    add = jax.jit(lambda contents, trajectory: store.add(graph, contents, trajectory))
+    for trajectory in rollouts(graph, count):
+        contents = add(contents, trajectory)
+        history.append(trajectory)
+    return contents, history
+
+
+def drawn_from(store, graph):
+    return jax.jit(lambda contents, key: store.sample(graph, contents, None, key, jnp.arange(ENVS)))
+
+
+def sequences_of(history):
+    """All sequences that the store holds, by their observations: environment, first rollout and steps."""
+    found, kept = {}, history[-LONG:]
+    for e in range(ENVS):
+        for first in range(len(kept) - LENGTH + 1):
+            whole = [past.steps for past in kept[first : first + LENGTH]]
+            join = lambda *leaves, e=e: np.concatenate([leaf[:, e] for leaf in leaves])
+            steps = jax.tree.map(join, *whole)
+            found[steps.observation.tobytes()] = (e, len(history) - len(kept) + first, steps)
+    return found
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+@pytest.mark.parametrize("count", [LENGTH, LONG, LONG + 3])
+def test_sequences_of_several_rollouts_begin_with_any_and_are_in_order(by_priority, count):
+    graph = graph_of(rollouts=LONG, length=LENGTH, minibatch_size=128)
+    store = prioritised(graph.replay) if by_priority else graph.replay
+    contents, history = stored(store, graph, count)
+    drawn = drawn_from(store, graph)(contents, jax.random.key(1)).minibatch.samples
+    right, seen = sequences_of(history), set()
+    for i in range(128):
+        which = np.asarray(drawn.steps.observation[i]).tobytes()
+        seen.add(which)
+        e, first, steps = right[which]
+        for name in ("action", "reward", "terminated", "truncated", "final_observation"):
+            np.testing.assert_array_equal(getattr(drawn.steps, name)[i], getattr(steps, name))
+        np.testing.assert_array_equal(drawn.observation[i], history[first + LENGTH - 1].observation[e])
+    assert seen == set(right) and len(right) == ENVS * (min(count, LONG) - LENGTH + 1)
+    assert drawn.steps.final_memory == () and drawn.steps.info == {}
+    np.testing.assert_array_equal(drawn.weight, 1)  # of equal priorities
+
+
+def test_the_memory_of_a_sequence_is_that_before_its_first_step():
+    graph = graph_of(rollouts=LONG, length=LENGTH)
+    recurrent = rollmill.ppo(
+        "CartPole-v1",
+        num_envs=ENVS,
+        num_steps=STEPS,
+        num_minibatches=1,
+        num_shards=2,
+        network=rollmill.NetworkConfig(torso="gru", hidden_sizes=(4,), recurrent_size=4),
+    )._replace(replay=graph.replay)
+    contents, history = stored(graph.replay, recurrent, LONG + 2)
+    drawn = drawn_from(graph.replay, recurrent)(contents, jax.random.key(1)).minibatch.samples
+    right, zero = sequences_of(history), 0
+    for i in range(64):
+        e, first, _ = right[np.asarray(drawn.steps.observation[i]).tobytes()]
+        memory = jax.tree.map(lambda leaf, i=i: leaf[i], drawn.start_memory)
+        expected = jax.tree.map(lambda leaf, e=e: leaf[e], history[first].start_memory)
+        jax.tree.map(np.testing.assert_array_equal, memory, expected)
+        zero += not any(np.any(leaf) for leaf in jax.tree.leaves(memory))
+    assert zero < 32  # where an episode begins with the rollout
+
+
+def test_sequences_are_drawn_in_proportion_to_their_errors():
+    graph = graph_of(rollouts=LONG, length=LENGTH, minibatch_size=64)
+    store = prioritised(graph.replay)
+    contents, history = stored(store, graph, LONG + 3)
+    right, size, draw = sequences_of(history), {}, drawn_from(store, graph)
+    learn = jax.jit(lambda contents, sample: store.update(graph, contents, None, sample))
+    for n in range(4):  # until every sequence has its own priority
+        contents = learn(contents, draw(contents, jax.random.key(n)))
+    for which, (e, _, steps) in right.items():
+        size[which] = (e, (abs(float(np.sum(steps.observation[0]))) + 1e-6) ** 0.7)
+    seen, weights = dict.fromkeys(right, 0), {}
+    for n in range(100):
+        samples = draw(contents, jax.random.key(10 + n)).minibatch.samples
+        for observation, weight in zip(np.asarray(samples.steps.observation), samples.weight, strict=True):
+            seen[observation.tobytes()] += 1
+            weights[observation.tobytes()] = float(weight)
+    for shard in ((0, 1), (2, 3)):  # half of a minibatch comes from each
+        inside = {which: value for which, (e, value) in size.items() if e in shard}
+        total = sum(inside.values())
+        for which, value in inside.items():
+            share = value / total
+            assert abs(seen[which] / 3200 - share) < 5 * (share / 3200) ** 0.5 + 0.01
+            np.testing.assert_allclose(weights[which], (len(inside) * share) ** -0.5, rtol=1e-4)
+
+
+def test_a_new_sequence_has_the_highest_priority_and_an_old_one_none():
+    graph = graph_of(rollouts=LONG, length=LENGTH, minibatch_size=64)
+    store = prioritised(graph.replay)
+    contents, _ = stored(store, graph, LONG)
+    sample = drawn_from(store, graph)(contents, jax.random.key(0))
+    contents = store.update(graph, contents, None, sample)
+    before = np.asarray(contents.priorities.values).reshape(ENVS, -1)
+    contents = store.add(graph, contents, next(rollouts(graph, 1)))
+    after = np.asarray(contents.priorities.values).reshape(ENVS, -1)
+    # Rollout 6 of 5 rows is in row 0; the sequences of rollouts 2, 3 and 4 can be drawn.
+    highest = np.repeat(np.maximum(before, 1).reshape(2, -1).max(axis=1), 2)
+    np.testing.assert_array_equal(after[:, 3], highest)
+    np.testing.assert_array_equal(after[:, [0, 4]], 0)
+    np.testing.assert_array_equal(after[:, [1, 2]], before[:, [1, 2]])
+    np.testing.assert_allclose(contents.priorities.sums[:, 0], after.sum(axis=1), rtol=1e-6)
+
+
+def test_halves_of_the_environments_draw_their_halves_by_priority():
+    graph = graph_of(rollouts=LONG, length=LENGTH, minibatch_size=8)
+    store, index, key = prioritised(graph.replay), jnp.arange(ENVS), jax.random.key(3)
+    contents, _ = stored(store, graph, LONG + 1)
+    contents = store.update(graph, contents, None, store.sample(graph, contents, None, key, index))
+    whole = store.sample(graph, contents, None, key, index).minibatch
+    part_of = lambda part: jax.tree.map(lambda leaf: leaf[part], contents)
+    halves = [
+        store.sample(graph, part_of(part), None, key, index[part]).minibatch for part in (slice(0, 2), slice(2, 4))
+    ]
+    for one, two, both in zip(*map(jax.tree.leaves, (*halves, whole)), strict=True):
+        assert (jnp.concatenate([one, two]) == both).all()

@@ -19,14 +19,14 @@ class SequencesConfig:
     batch_size: int = 8
     learning_starts: int = 64
     gradient_steps: int = 2
-    sequences: int = 6
+    rollouts: int = 6
 
 
 def build(env, config):
     """DQN that learns from the mean error over the steps of a sequence."""
-    sizes = {name: value for name, value in vars(config).items() if name != "sequences"}
+    sizes = {name: value for name, value in vars(config).items() if name != "rollouts"}
     graph = rollmill.dqn(env, **sizes, buffer_size=4096, network=rollmill.NetworkConfig(hidden_sizes=(4,)))
-    store = SequenceReplay(config.sequences, config.num_steps, config.batch_size, config.learning_starts)
+    store = SequenceReplay(config.rollouts, config.num_steps, config.batch_size, config.learning_starts)
     gradients = MeanGradients(partial(loss, graph), lambda learner: learner.network)
     return graph._replace(replay=store, gradients=gradients, condition=lambda minibatch, reduce: minibatch)
 

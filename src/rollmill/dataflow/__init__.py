@@ -115,7 +115,7 @@ from rollmill.dataflow.remote import (
 )
 from rollmill.dataflow.replay import MAX_ROWS, PrioritisedReplay, Replay, ReplayRing, Transitions
 from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, roles, roles_of
-from rollmill.dataflow.sequences import Sequence, SequenceReplay
+from rollmill.dataflow.sequences import PrioritisedSequences, Sequence, SequenceReplay
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
@@ -126,6 +126,7 @@ __all__ = [
     "empty_experience",
     "ExperienceStore",
     "PrioritisedReplay",
+    "PrioritisedSequences",
     "Sample",
     "COMPUTED",
     "waiting_iterations",

@@ -3,7 +3,7 @@
 Priorities lie in blocks with stored sums. A draw reads all sums and one block. A change recomputes the sums of the
 blocks it touches exactly, so that rounding errors do not accumulate.
 
-Shape letters: `C` steps kept of each environment, `W` environments of a shard, `B` samples drawn from a shard.
+Shape letters: `W` environments of a shard, `B` samples drawn from a shard.
 """
 
 import equinox as eqx
@@ -59,18 +59,16 @@ def with_values(
 def draw_by_priority(
     key: Key,
     priorities: Priorities,
-    steps: Int[Array, " W"],
-    oldest: Int[Array, " W"],
+    drawable: Int[Array, " W"],
     *,
     count: int,
-    capacity: int,
     weight_exponent: float,
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
-    """Draws `count` transitions of one shard by stratified sampling.
+    """Draws `count` items of one shard by stratified sampling.
 
-    Priorities have leaves `[W, ...]`. Each ring stores `steps` steps from the `oldest` on, in `capacity` rows. A
-    transition drawn with probability `p` from `n` has the weight `(n p)^-weight_exponent`. Returns environments,
-    steps and importance weights.
+    Priorities have leaves `[W, ...]`. Each ring has `drawable` rows that can be drawn. A row drawn with
+    probability `p` from `n` has the weight `(n p)^-weight_exponent`. Returns environments, rows and importance
+    weights.
     """
     ends = jnp.cumsum(priorities.sums.reshape(-1))
     total, blocks = ends[-1], priorities.sums.shape[1]
@@ -87,9 +85,6 @@ def draw_by_priority(
     place = jnp.minimum(jnp.sum(within <= rest[:, None], axis=1, dtype=jnp.int32), BLOCK - 1)
     priority = jnp.take_along_axis(values, place[:, None], axis=1)[:, 0]
     row = block % blocks * BLOCK + place
-    newest = steps[environment] - 1
-    step = newest - (newest - row) % capacity
-    drawable = jnp.sum(steps - 1 - oldest).astype(jnp.float32)
-    weight = (drawable * priority / total) ** -weight_exponent
+    weight = (jnp.sum(drawable).astype(jnp.float32) * priority / total) ** -weight_exponent
     # Rounding of the sums may lead to a row that cannot be drawn.
-    return environment, step, jnp.where(priority > 0, weight, 0)
+    return environment, row, jnp.where(priority > 0, weight, 0)

@@ -306,15 +306,13 @@ class PrioritisedReplay(NamedTuple):
 
         def draw(key: Key, shard: ReplayRing, *, count: int):
             assert shard.priorities is not None
-            return draw_by_priority(
-                key,
-                shard.priorities,
-                shard.steps,
-                shard.oldest,
-                count=count,
-                capacity=self.capacity,
-                weight_exponent=self.weight_exponent,
+            # The next observation of the newest step is not stored yet.
+            drawable = shard.steps - 1 - shard.oldest
+            environment, row, weight = draw_by_priority(
+                key, shard.priorities, drawable, count=count, weight_exponent=self.weight_exponent
             )
+            newest = shard.steps[environment] - 1
+            return environment, newest - (newest - row) % self.capacity, weight
 
         return self.ring.sample_by(draw, graph, rings, learner, key, index)
 
