@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from rollmill import Stop
-from rollmill.hooks import MetricsLogged, PolicyEvaluated, early_stopping, name_of, stop_at_return
+from rollmill.hooks import MetricsLogged, PolicyEvaluated, TrainingStarted, early_stopping, name_of, stop_at_return
 from wordings import raises
 
 
@@ -83,3 +83,21 @@ def test_smaller_can_be_better_and_undefined_values_do_not_count():
 def test_patience_that_makes_no_sense_is_refused(options, message):
     with raises(*message):
         early_stopping(**options)
+
+
+def test_metrics_that_a_run_never_logs_are_refused():
+    with raises("unknown-name", "unknown metric 'episode/retrun'", "episode/return?"):
+        early_stopping("episode/retrun", patience=1)(logged(1.0))
+    with raises("unknown-name", "unknown metric of evaluations 'evaluation/retrun'", "evaluation/return"):
+        early_stopping("evaluation/retrun", patience=1)(evaluated(1.0))
+
+
+def test_evaluations_that_a_run_never_makes_are_refused(tmp_path):
+    def started(every):
+        config = {"options": {"evaluate_every": every}}
+        return TrainingStarted(0, 0, directory=tmp_path, config=config, total_env_steps=1, seeds=(0,))
+
+    hook = early_stopping(patience=1)
+    with raises("early-stopping-waits-for-but", "evaluate_every"):
+        hook(started(None))
+    assert hook(started(100)) is None

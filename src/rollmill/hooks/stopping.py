@@ -4,14 +4,25 @@ import math
 from functools import partial
 from typing import Any
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.schema import coerce
-from rollmill.hooks.events import Hook, HookRequest, MetricsLogged, PolicyEvaluated, Stop, TrainingEvent, named
+from rollmill.hooks.events import (
+    Hook,
+    HookRequest,
+    MetricsLogged,
+    PolicyEvaluated,
+    Stop,
+    TrainingEvent,
+    TrainingStarted,
+    named,
+)
 
 WINDOW = 100
 """Maximum number of episodes that `episode/return` averages over."""
 
 TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
+OF_EVALUATIONS = "evaluation/"
+"""Prefix of the metrics that only lines of evaluations contain."""
 
 
 def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
@@ -67,7 +78,8 @@ def early_stopping(
         A hook for one run. In a resumed run, it starts counting again.
 
     Raises:
-        UsageError: `patience` is not positive, or `min_change` is negative or not finite.
+        UsageError: `patience` is not positive, or `min_change` is negative or not finite. During training: the run
+            has no such metric.
     """
     patience, min_change = coerce("patience", int, patience), _finite("min_change", min_change)
     metric = coerce("metric", str, metric)
@@ -79,6 +91,7 @@ def early_stopping(
 
     def hook(event: TrainingEvent) -> HookRequest:
         nonlocal best, lines_since
+        _check_that_it_exists(metric, event)
         value = event.row.get(metric) if isinstance(event, MetricsLogged | PolicyEvaluated) else None
         if value is None:
             return None
@@ -93,6 +106,21 @@ def early_stopping(
         return Stop(f"{metric} has not improved on {shown:.6g} in {lines_since} lines")
 
     return named("early_stopping", hook)
+
+
+def _check_that_it_exists(metric: str, event: TrainingEvent) -> None:
+    """Raises a UsageError if an event shows that the run never logs the metric."""
+    evaluated = metric.startswith(OF_EVALUATIONS)
+    match event:
+        case TrainingStarted() if evaluated and event.config["options"]["evaluate_every"] is None:
+            raise UsageError(
+                f"early_stopping waits for {metric!r}, but the run has no evaluations. hint: pass evaluate_every, "
+                f"the number of environment steps between two evaluations, or compare {TRAINING_RETURN!r}."
+            )
+        case MetricsLogged(row=row) if not evaluated and metric not in row:
+            raise unknown_name("metric", metric, row)
+        case PolicyEvaluated(row=row) if evaluated and metric not in row:
+            raise unknown_name("metric of evaluations", metric, row)
 
 
 def _finite(name: str, value: Any) -> float:
