@@ -27,8 +27,18 @@ from typing import Any
 import jax
 import numpy as np
 from chaos import MARK, left_behind
-from measure import Failed, count_lines, lines_of, one_of, options, rate, summary_of, words, write_result
-from measure import rollmill as command_line
+from measure import (
+    Failed,
+    count_lines,
+    lines_of,
+    one_of,
+    options,
+    rate,
+    rollmill as command_line,
+    summary_of,
+    words,
+    write_result,
+)
 
 import rollmill
 from rollmill.core.machine import visible_gpus

@@ -38,8 +38,7 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from measure import Failed, one_of, options, this_commit, write_result
-from measure import rollmill as command_line
+from measure import Failed, one_of, options, rollmill as command_line, this_commit, write_result
 
 import rollmill
 from rollmill.core import operations

@@ -12,143 +12,78 @@ from rollmill.core.lazy_names import lazy_names
 if TYPE_CHECKING:
     __version__: str
     from rollmill.algorithms import (
-        A2CConfig,
-        A3CConfig,
-        AlphaZeroConfig,
-        DDPGConfig,
-        DQNConfig,
-        IMPALAConfig,
-        MAPPOConfig,
-        PPOConfig,
-        PQNConfig,
-        SACConfig,
-        TD3Config,
-        a2c,
-        a3c,
-        alphazero,
-        ddpg,
-        dqn,
-        impala,
-        ippo,
-        mappo,
-        position,
-        ppo,
-        pqn,
-        sac,
-        td3,
+        A2CConfig as A2CConfig,
+        A3CConfig as A3CConfig,
+        AlphaZeroConfig as AlphaZeroConfig,
+        DDPGConfig as DDPGConfig,
+        DQNConfig as DQNConfig,
+        IMPALAConfig as IMPALAConfig,
+        MAPPOConfig as MAPPOConfig,
+        PPOConfig as PPOConfig,
+        PQNConfig as PQNConfig,
+        SACConfig as SACConfig,
+        TD3Config as TD3Config,
+        a2c as a2c,
+        a3c as a3c,
+        alphazero as alphazero,
+        ddpg as ddpg,
+        dqn as dqn,
+        impala as impala,
+        ippo as ippo,
+        mappo as mappo,
+        position as position,
+        ppo as ppo,
+        pqn as pqn,
+        sac as sac,
+        td3 as td3,
     )
-    from rollmill.core.drawing import Circle, Drawing, Line, Polygon
-    from rollmill.core.errors import RollmillError
-    from rollmill.core.interruption import Interrupted
-    from rollmill.core.operations import operation
-    from rollmill.core.types import AgentKind, Environment, HostEnvironment, Timestep
+    from rollmill.core.drawing import Circle as Circle, Drawing as Drawing, Line as Line, Polygon as Polygon
+    from rollmill.core.errors import RollmillError as RollmillError
+    from rollmill.core.interruption import Interrupted as Interrupted
+    from rollmill.core.operations import operation as operation
+    from rollmill.core.types import (
+        AgentKind as AgentKind,
+        Environment as Environment,
+        HostEnvironment as HostEnvironment,
+        Timestep as Timestep,
+    )
     from rollmill.envs import (
-        auto_reset,
-        check_environment,
-        from_gymnasium,
-        make,
-        register,
-        registered,
-        time_limit,
-        transform,
-        vary,
-        vectorise,
+        auto_reset as auto_reset,
+        check_environment as check_environment,
+        from_gymnasium as from_gymnasium,
+        make as make,
+        register as register,
+        registered as registered,
+        time_limit as time_limit,
+        transform as transform,
+        vary as vary,
+        vectorise as vectorise,
     )
-    from rollmill.envs.robots.own import robot
-    from rollmill.hooks import Checkpoint, Stop
-    from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
-    from rollmill.plotting.curves import plot
-    from rollmill.policies.action_distribution import ActionDistribution
-    from rollmill.policies.exporting import Export, export
-    from rollmill.policies.matches import match
-    from rollmill.policies.policies import evaluate, load
-    from rollmill.policies.policy import Policy
-    from rollmill.policies.rendering import render
-    from rollmill.profiler.profiling import ProfileOptions, profile
-    from rollmill.programs.offered import to_gymnasium, to_pettingzoo
-    from rollmill.runs.algorithms import register_algorithm
-    from rollmill.runs.diagnosis import replay
-    from rollmill.runs.options import RunOptions
-    from rollmill.sweeps.call import Sweep, sweep
-    from rollmill.training.resuming import resume
-    from rollmill.training.training import Run, train
+    from rollmill.envs.robots.own import robot as robot
+    from rollmill.hooks import Checkpoint as Checkpoint, Stop as Stop
+    from rollmill.networks import (
+        ActorCritic as ActorCritic,
+        NetworkConfig as NetworkConfig,
+        Output as Output,
+        actor_critic as actor_critic,
+        register_network as register_network,
+    )
+    from rollmill.plotting.curves import plot as plot
+    from rollmill.policies.action_distribution import ActionDistribution as ActionDistribution
+    from rollmill.policies.exporting import Export as Export, export as export
+    from rollmill.policies.matches import match as match
+    from rollmill.policies.policies import evaluate as evaluate, load as load
+    from rollmill.policies.policy import Policy as Policy
+    from rollmill.policies.rendering import render as render
+    from rollmill.profiler.profiling import ProfileOptions as ProfileOptions, profile as profile
+    from rollmill.programs.offered import to_gymnasium as to_gymnasium, to_pettingzoo as to_pettingzoo
+    from rollmill.runs.algorithms import register_algorithm as register_algorithm
+    from rollmill.runs.diagnosis import replay as replay
+    from rollmill.runs.options import RunOptions as RunOptions
+    from rollmill.sweeps.call import Sweep as Sweep, sweep as sweep
+    from rollmill.training.resuming import resume as resume
+    from rollmill.training.training import Run as Run, train as train
 
-__all__ = [
-    "A2CConfig",
-    "A3CConfig",
-    "ActionDistribution",
-    "ActorCritic",
-    "AgentKind",
-    "AlphaZeroConfig",
-    "Checkpoint",
-    "Circle",
-    "DDPGConfig",
-    "DQNConfig",
-    "Drawing",
-    "Environment",
-    "Export",
-    "HostEnvironment",
-    "IMPALAConfig",
-    "Interrupted",
-    "Line",
-    "MAPPOConfig",
-    "NetworkConfig",
-    "Output",
-    "PPOConfig",
-    "PQNConfig",
-    "Policy",
-    "Polygon",
-    "ProfileOptions",
-    "RollmillError",
-    "Run",
-    "RunOptions",
-    "SACConfig",
-    "Stop",
-    "Sweep",
-    "TD3Config",
-    "Timestep",
-    "a2c",
-    "a3c",
-    "actor_critic",
-    "alphazero",
-    "auto_reset",
-    "check_environment",
-    "ddpg",
-    "dqn",
-    "evaluate",
-    "export",
-    "from_gymnasium",
-    "impala",
-    "ippo",
-    "load",
-    "make",
-    "mappo",
-    "match",
-    "operation",
-    "plot",
-    "position",
-    "ppo",
-    "pqn",
-    "profile",
-    "register",
-    "register_algorithm",
-    "register_network",
-    "registered",
-    "render",
-    "replay",
-    "resume",
-    "sac",
-    "sweep",
-    "td3",
-    "robot",
-    "time_limit",
-    "to_gymnasium",
-    "to_pettingzoo",
-    "train",
-    "transform",
-    "vary",
-    "vectorise",
-]
 
 _MODULES = {
     "rollmill.algorithms": (
@@ -187,7 +122,7 @@ _PACKAGES = (
     "plan_search planning plotting policies processes profiler profiling programs recipes record runs serving "
     "sweeps training workers"
 )
-_get, __dir__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)
+_get, __dir__, __all__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)
 
 
 def __getattr__(name: str) -> Any:

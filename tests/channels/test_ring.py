@@ -4,8 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.errors import Damaged

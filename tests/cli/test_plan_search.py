@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.cli import plan as plan_command
-from rollmill.cli import searching
+from rollmill.cli import plan as plan_command, searching
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.requests import parse_training

@@ -37,7 +37,7 @@ def test_each_event_is_in_the_table_with_its_fields(kind):
 
 @pytest.mark.parametrize("name", ["stop_at_return", "early_stopping", "csv_log", "wandb_log", "mlflow_log"])
 def test_each_hook_is_in_the_table(name):
-    assert re.search(rf"^\| `{name}\(", PAGE, re.M) and name in hooks.__all__
+    assert re.search(rf"^\| `{name}\(", PAGE, re.M) and hasattr(hooks, name)
 
 
 def test_each_option_of_evaluations_is_in_the_table():

@@ -4,12 +4,10 @@ import numpy as np
 from fault_registry import Patch, fault, replaced
 from llvmlite import ir
 
-from rollmill.fusion.backends.cpu import control as cpu_control
-from rollmill.fusion.backends.cpu import operations as cpu
+from rollmill.fusion.backends.cpu import control as cpu_control, operations as cpu
 from rollmill.fusion.backends.cpu.builder import Emitter
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
-from rollmill.fusion.ir import fold
-from rollmill.fusion.ir import region as ir_region
+from rollmill.fusion.ir import fold, region as ir_region
 
 # --- folding ------------------------------------------------------------------------------------------------
 

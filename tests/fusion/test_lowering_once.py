@@ -9,14 +9,15 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import start
-from rollmill.fusion.backends.triton import gradients as triton_gradients
-from rollmill.fusion.backends.triton import means as triton_means
-from rollmill.fusion.backends.triton import rollout as triton_rollout
+from rollmill.fusion.backends.triton import (
+    gradients as triton_gradients,
+    means as triton_means,
+    rollout as triton_rollout,
+)
 from rollmill.fusion.backends.triton.launches import triton_kernels
 from rollmill.fusion.kernels import gradients, rollout
 from rollmill.fusion.tune.timing import Tuned
-from rollmill.programs import fused_kernels as choosing
-from rollmill.programs import tuning
+from rollmill.programs import fused_kernels as choosing, tuning
 from rollmill.programs.compiled import lower
 from rollmill.programs.kernels import KernelPlace, plain_kernels
 

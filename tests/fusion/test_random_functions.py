@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from code_runs import evaluate_by_code
 from fused_runs import assert_same, both
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 E, N = 6, 4
 

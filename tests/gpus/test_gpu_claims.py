@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from rollmill.core.errors import DeviceMemoryError
-from rollmill.gpus import claims as gpu_claims
-from rollmill.gpus import memory as gpu_memory
+from rollmill.gpus import claims as gpu_claims, memory as gpu_memory
 from rollmill.gpus.claims import ROOM, ask_gpu_memory, claim_memory, release_claim, settle_claim
 from rollmill.gpus.memory import GpuMemory
 from wordings import raises

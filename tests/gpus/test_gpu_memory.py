@@ -10,9 +10,7 @@ import pytest
 
 from rollmill.core.errors import DeviceLostError, DeviceMemoryError
 from rollmill.envs import registry
-from rollmill.gpus import device_errors, jax_settings
-from rollmill.gpus import memory as gpu_memory
-from rollmill.gpus import share as gpu_share
+from rollmill.gpus import device_errors, jax_settings, memory as gpu_memory, share as gpu_share
 from rollmill.gpus.claims import ask_gpu_memory
 from rollmill.gpus.memory import GpuMemory, Holder, memory_by_nvml, memory_by_smi, process_name
 from rollmill.gpus.share import check_fraction, choose_fraction, memory_variables

@@ -7,8 +7,7 @@ import pytest
 from recording import Recorded
 
 from rollmill.core.machine import visible_gpus
-from rollmill.gpus import machine_parts as parts_module
-from rollmill.gpus import sharing as sharing_module
+from rollmill.gpus import machine_parts as parts_module, sharing as sharing_module
 from rollmill.gpus.devices import Gpu, Slice, find_computing_gpus, find_gpus, read_gpus
 from rollmill.gpus.machine_parts import divide_machine
 from rollmill.gpus.mig import mig_commands, mig_layout

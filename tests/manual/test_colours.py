@@ -10,8 +10,7 @@ from PIL import Image, ImageSequence
 from manual.snippets import ROOT
 from rollmill.envs import drawings
 from rollmill.envs.drawings import boards
-from rollmill.envs.robots.pictures import BACKGROUND
-from rollmill.envs.robots.pictures import COLOURS as ROBOTS
+from rollmill.envs.robots.pictures import BACKGROUND, COLOURS as ROBOTS
 from rollmill.pages.page import asset
 from rollmill.plotting.png import COLOURS
 from seen_colours import apart, ciede2000

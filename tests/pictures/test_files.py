@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from rollmill.pictures import check_place, gathered, write_frames
-from rollmill.pictures import files as written
+from rollmill.pictures import check_place, files as written, gathered, write_frames
 from wordings import raises
 
 

@@ -16,8 +16,7 @@ from rollmill.cli import measured
 from rollmill.cli.requests import parse_training
 from rollmill.core.machine import return_freed_memory
 from rollmill.core.process_tree import descendants_of, kill_all, resident_memory
-from rollmill.plan_search import process as process_module
-from rollmill.plan_search import trials as trials_module
+from rollmill.plan_search import process as process_module, trials as trials_module
 from rollmill.plan_search.compiled_program import memory_in_use
 from rollmill.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between

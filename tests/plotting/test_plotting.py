@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from recorded_runs import of_opponents
-from recorded_runs import recorded as made
+from recorded_runs import of_opponents, recorded as made
 from rollmill.cli.main import main
 from rollmill.core.errors import CheckpointError
 from rollmill.plotting.groups import SeedCurve, grouped, labels_of, smoothed

@@ -18,8 +18,7 @@ from rollmill.channels.transport import dialling, listener, refusals
 from rollmill.channels.transport.dialling import Backoff, reach
 from rollmill.channels.transport.handshake import NONCE_BYTES, converse, present
 from rollmill.channels.transport.tcp_options import seconds_unacknowledged
-from rollmill.processes import connection as connection_module
-from rollmill.processes import handshake as handshake_module
+from rollmill.processes import connection as connection_module, handshake as handshake_module
 from rollmill.processes.cluster import lines as lines_module
 from rollmill.processes.cluster.lines import OutputListener
 from rollmill.processes.connection import Acceptor, WorkerConnection

@@ -14,8 +14,7 @@ from rollmill.dataflow import MeanGradients
 from rollmill.fusion import CannotFuse, pressure_of_rollout
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.triton import launches as kernel_launches
-from rollmill.programs import fused_kernels as fusing
-from rollmill.programs import kernels as choosing
+from rollmill.programs import fused_kernels as fusing, kernels as choosing
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernel_choice import choose_kernels

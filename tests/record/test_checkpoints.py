@@ -21,8 +21,7 @@ import pytest
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
-from rollmill.record import checkpoint_files
-from rollmill.record import checkpoints as checkpoints_module
+from rollmill.record import checkpoint_files, checkpoints as checkpoints_module
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning
 from rollmill.record.leaves import tree_digest
 from wordings import raises

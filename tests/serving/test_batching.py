@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rollmill.serving.batching import Batcher, BatchingRule, check_rule, padded, padded_size, padded_sizes
 from wordings import raises

@@ -19,8 +19,7 @@ from rollmill.processes.jobs import Job
 from rollmill.processes.messages import WorkerMessage
 from rollmill.processes.supervision import ALL
 from rollmill.programs.compiled import state_shapes
-from rollmill.workers.coordination import coordinator as module
-from rollmill.workers.coordination import recovery as losses
+from rollmill.workers.coordination import coordinator as module, recovery as losses
 from rollmill.workers.coordination.coordinator import Coordinator
 from rollmill.workers.coordination.jobs import jobs_of
 from rollmill.workers.replica.snapshots import share_of

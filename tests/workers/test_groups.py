@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from group_runs import train
 from jax.experimental.compilation_cache import compilation_cache
-from own_algorithm import partition as crosswise
-from own_algorithm import reinforce
+from own_algorithm import partition as crosswise, reinforce
 
 import rollmill
 from rollmill.channels.broker.local import LocalBroker

@@ -6,103 +6,58 @@ from typing import TYPE_CHECKING
 from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rollmill.algorithms.a2c import A2CConfig, a2c
-    from rollmill.algorithms.a3c import A3CConfig, a3c
-    from rollmill.algorithms.alphazero import AlphaZeroConfig, alphazero
-    from rollmill.algorithms.building import settings_of
-    from rollmill.algorithms.ddpg import DDPGConfig, ddpg
-    from rollmill.algorithms.dqn import DQNConfig, dqn
-    from rollmill.algorithms.fragments import EnvironmentFunctions, clip_to_space, environment_functions
-    from rollmill.algorithms.hyperparameters import current, numbers_now
-    from rollmill.algorithms.impala import IMPALAConfig, impala
-    from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
+    from rollmill.algorithms.a2c import A2CConfig as A2CConfig, a2c as a2c
+    from rollmill.algorithms.a3c import A3CConfig as A3CConfig, a3c as a3c
+    from rollmill.algorithms.alphazero import AlphaZeroConfig as AlphaZeroConfig, alphazero as alphazero
+    from rollmill.algorithms.building import settings_of as settings_of
+    from rollmill.algorithms.ddpg import DDPGConfig as DDPGConfig, ddpg as ddpg
+    from rollmill.algorithms.dqn import DQNConfig as DQNConfig, dqn as dqn
+    from rollmill.algorithms.fragments import (
+        EnvironmentFunctions as EnvironmentFunctions,
+        clip_to_space as clip_to_space,
+        environment_functions as environment_functions,
+    )
+    from rollmill.algorithms.hyperparameters import current as current, numbers_now as numbers_now
+    from rollmill.algorithms.impala import IMPALAConfig as IMPALAConfig, impala as impala
+    from rollmill.algorithms.mappo import MAPPOConfig as MAPPOConfig, ippo as ippo, mappo as mappo
     from rollmill.algorithms.off_policy import (
-        Module,
-        StepCounts,
-        adam,
-        counted,
-        follow,
-        learner_numbers,
-        module,
-        off_policy_graph,
-        off_policy_parts,
-        rate_metric,
-        start_progress,
-        uniform_replay,
+        Module as Module,
+        StepCounts as StepCounts,
+        adam as adam,
+        counted as counted,
+        follow as follow,
+        learner_numbers as learner_numbers,
+        module as module,
+        off_policy_graph as off_policy_graph,
+        off_policy_parts as off_policy_parts,
+        rate_metric as rate_metric,
+        start_progress as start_progress,
+        uniform_replay as uniform_replay,
     )
-    from rollmill.algorithms.opponents import opponent
-    from rollmill.algorithms.optimisers import Optimiser, clipped_descent, descend
-    from rollmill.algorithms.positions import action_of, position
-    from rollmill.algorithms.ppo import PPOConfig, ppo
-    from rollmill.algorithms.pqn import PQNConfig, pqn
-    from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
+    from rollmill.algorithms.opponents import opponent as opponent
+    from rollmill.algorithms.optimisers import (
+        Optimiser as Optimiser,
+        clipped_descent as clipped_descent,
+        descend as descend,
+    )
+    from rollmill.algorithms.positions import action_of as action_of, position as position
+    from rollmill.algorithms.ppo import PPOConfig as PPOConfig, ppo as ppo
+    from rollmill.algorithms.pqn import PQNConfig as PQNConfig, pqn as pqn
+    from rollmill.algorithms.reports import (
+        GAMES as GAMES,
+        MOMENTS as MOMENTS,
+        explained_variance as explained_variance,
+    )
     from rollmill.algorithms.returns import (
-        Advantages,
-        bootstrap_values,
-        generalised_advantages,
-        lambda_returns,
-        vtrace,
+        Advantages as Advantages,
+        bootstrap_values as bootstrap_values,
+        generalised_advantages as generalised_advantages,
+        lambda_returns as lambda_returns,
+        vtrace as vtrace,
     )
-    from rollmill.algorithms.sac import SACConfig, sac
-    from rollmill.algorithms.td3 import TD3Config, td3
+    from rollmill.algorithms.sac import SACConfig as SACConfig, sac as sac
+    from rollmill.algorithms.td3 import TD3Config as TD3Config, td3 as td3
 
-__all__ = [
-    "GAMES",
-    "MOMENTS",
-    "A2CConfig",
-    "A3CConfig",
-    "Advantages",
-    "AlphaZeroConfig",
-    "DDPGConfig",
-    "DQNConfig",
-    "EnvironmentFunctions",
-    "IMPALAConfig",
-    "MAPPOConfig",
-    "Module",
-    "Optimiser",
-    "PPOConfig",
-    "PQNConfig",
-    "SACConfig",
-    "StepCounts",
-    "TD3Config",
-    "a2c",
-    "a3c",
-    "action_of",
-    "adam",
-    "alphazero",
-    "bootstrap_values",
-    "clip_to_space",
-    "clipped_descent",
-    "counted",
-    "current",
-    "ddpg",
-    "descend",
-    "dqn",
-    "environment_functions",
-    "explained_variance",
-    "follow",
-    "generalised_advantages",
-    "impala",
-    "ippo",
-    "lambda_returns",
-    "learner_numbers",
-    "mappo",
-    "module",
-    "numbers_now",
-    "off_policy_graph",
-    "off_policy_parts",
-    "opponent",
-    "position",
-    "ppo",
-    "pqn",
-    "rate_metric",
-    "sac",
-    "settings_of",
-    "start_progress",
-    "td3",
-    "uniform_replay",
-    "vtrace",
-]
 
 _MODULES = {
     "rollmill.algorithms.a2c": "A2CConfig a2c",
@@ -129,4 +84,4 @@ _MODULES = {
     "rollmill.algorithms.sac": "SACConfig sac",
     "rollmill.algorithms.td3": "TD3Config td3",
 }
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -1,5 +1,3 @@
 """The command-line interface, `rollmill`."""
 
-from rollmill.cli.main import main
-
-__all__ = ["main"]
+from rollmill.cli.main import main as main

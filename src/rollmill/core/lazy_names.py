@@ -9,12 +9,12 @@ from typing import Any
 
 def lazy_names(
     package: str, modules: Mapping[str, str], *, packages: str = ""
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns functions `__getattr__` and `__dir__` for a package that imports its names on first use.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` for a package that imports its names on first use.
 
     `modules` maps each module to the names that it defines, separated by spaces. `packages` lists inner packages,
     which are also imported on first use. For type checkers, the package must import the same names under
-    `TYPE_CHECKING`, and list them in `__all__`.
+    `TYPE_CHECKING`, in the form `name as name`.
     """
     inner = packages.split()
     origins = {name: module for module, names in modules.items() for name in names.split()}
@@ -33,9 +33,9 @@ def lazy_names(
 
     def names() -> list[str]:
         own = {name for name in namespace if name.startswith("__")}
-        return sorted({*own, *namespace["__all__"], *inner})
+        return sorted({*own, *origins, *inner})
 
-    return get, names
+    return get, names, [*origins]
 
 
 def _keeping(names: frozenset[str]) -> type[ModuleType]:

@@ -21,8 +21,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
-from jaxtyping import Key as KeyArray
+from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 
 from rollmill.core.types import FINAL_MASK, Action, Key, Observation
 from rollmill.dataflow.collecting import start_one, step_one

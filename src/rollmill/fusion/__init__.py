@@ -11,120 +11,75 @@ from typing import TYPE_CHECKING
 from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rollmill.core.errors import CannotFuse
-    from rollmill.core.machine import Numerics
-    from rollmill.fusion.backends import backend_of
-    from rollmill.fusion.backends.base import Backend, check_package
-    from rollmill.fusion.backends.cpu.launches import machine_code
-    from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
+    from rollmill.core.errors import CannotFuse as CannotFuse
+    from rollmill.core.machine import Numerics as Numerics
+    from rollmill.fusion.backends import backend_of as backend_of
+    from rollmill.fusion.backends.base import Backend as Backend, check_package as check_package
+    from rollmill.fusion.backends.cpu.launches import machine_code as machine_code
+    from rollmill.fusion.backends.triton.gradients import (
+        GradientLaunch as GradientLaunch,
+        run_gradients_kernel as run_gradients_kernel,
+    )
     from rollmill.fusion.backends.triton.one_shot import (
-        LANE_BYTES,
-        MAX_RANKS,
-        compile_one_shot_mean,
-        lanes_of,
-        one_shot_mean,
+        LANE_BYTES as LANE_BYTES,
+        MAX_RANKS as MAX_RANKS,
+        compile_one_shot_mean as compile_one_shot_mean,
+        lanes_of as lanes_of,
+        one_shot_mean as one_shot_mean,
     )
-    from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
-    from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
-    from rollmill.fusion.estimate.pressure import Pressure, pressure_of
+    from rollmill.fusion.backends.triton.rollout import Launch as Launch, run_kernel as run_kernel
+    from rollmill.fusion.estimate.chips import CHIPS as CHIPS, Chip as Chip, find_chip as find_chip
+    from rollmill.fusion.estimate.pressure import Pressure as Pressure, pressure_of as pressure_of
     from rollmill.fusion.explanation import (
-        Explanation,
-        Resources,
-        compiled_resources,
-        envs_per_multiprocessor,
-        explain,
-        stages_of,
+        Explanation as Explanation,
+        Resources as Resources,
+        compiled_resources as compiled_resources,
+        envs_per_multiprocessor as envs_per_multiprocessor,
+        explain as explain,
+        stages_of as stages_of,
     )
-    from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
+    from rollmill.fusion.ir import (
+        Loop as Loop,
+        Node as Node,
+        Program as Program,
+        Region as Region,
+        evaluate as evaluate,
+        program_text as program_text,
+    )
     from rollmill.fusion.kernels.gradients import (
-        GradientStep,
-        first_batch,
-        fused_gradients,
-        lower_gradients,
-        run_gradients_reference,
+        GradientStep as GradientStep,
+        first_batch as first_batch,
+        fused_gradients as fused_gradients,
+        lower_gradients as lower_gradients,
+        run_gradients_reference as run_gradients_reference,
     )
-    from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop
+    from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop as fused_minibatch_loop
     from rollmill.fusion.kernels.rollout import (
-        RolloutStep,
-        fused_collect,
-        lower_rollout,
-        pressure_of_rollout,
-        pressure_of_step,
-        rollout_step,
-        run_reference,
+        RolloutStep as RolloutStep,
+        fused_collect as fused_collect,
+        lower_rollout as lower_rollout,
+        pressure_of_rollout as pressure_of_rollout,
+        pressure_of_step as pressure_of_step,
+        rollout_step as rollout_step,
+        run_reference as run_reference,
     )
-    from rollmill.fusion.lower.function import LoweredFunction, lower_function
-    from rollmill.fusion.lower.prologue import Prologue, UniformArrays
-    from rollmill.fusion.lower.rules import register_rule
+    from rollmill.fusion.lower.function import LoweredFunction as LoweredFunction, lower_function as lower_function
+    from rollmill.fusion.lower.prologue import Prologue as Prologue, UniformArrays as UniformArrays
+    from rollmill.fusion.lower.rules import register_rule as register_rule
     from rollmill.fusion.tune.search import (
-        minibatch_loop_search,
-        num_kernel_rows,
-        rollout_search,
-        rollouts_in_a_row,
+        minibatch_loop_search as minibatch_loop_search,
+        num_kernel_rows as num_kernel_rows,
+        rollout_search as rollout_search,
+        rollouts_in_a_row as rollouts_in_a_row,
     )
-    from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest, seconds_of_call
+    from rollmill.fusion.tune.timing import (
+        Search as Search,
+        Tuned as Tuned,
+        compile_candidates as compile_candidates,
+        fastest as fastest,
+        seconds_of_call as seconds_of_call,
+    )
 
-__all__ = [
-    "CHIPS",
-    "LANE_BYTES",
-    "MAX_RANKS",
-    "Backend",
-    "CannotFuse",
-    "Chip",
-    "Explanation",
-    "GradientLaunch",
-    "GradientStep",
-    "Launch",
-    "Loop",
-    "LoweredFunction",
-    "Node",
-    "Numerics",
-    "Pressure",
-    "Program",
-    "Prologue",
-    "Region",
-    "Resources",
-    "RolloutStep",
-    "Search",
-    "Tuned",
-    "UniformArrays",
-    "backend_of",
-    "check_package",
-    "compile_candidates",
-    "compile_one_shot_mean",
-    "compiled_resources",
-    "evaluate",
-    "explain",
-    "fastest",
-    "find_chip",
-    "first_batch",
-    "fused_collect",
-    "fused_minibatch_loop",
-    "fused_gradients",
-    "lanes_of",
-    "lower_function",
-    "lower_gradients",
-    "lower_rollout",
-    "machine_code",
-    "minibatch_loop_search",
-    "num_kernel_rows",
-    "one_shot_mean",
-    "pressure_of",
-    "pressure_of_rollout",
-    "pressure_of_step",
-    "program_text",
-    "register_rule",
-    "envs_per_multiprocessor",
-    "rollout_step",
-    "rollout_search",
-    "rollouts_in_a_row",
-    "seconds_of_call",
-    "run_gradients_kernel",
-    "run_gradients_reference",
-    "run_kernel",
-    "run_reference",
-    "stages_of",
-]
 
 _MODULES = {
     "rollmill.core.errors": "CannotFuse",
@@ -156,4 +111,4 @@ _MODULES = {
     "rollmill.fusion.tune.search": "minibatch_loop_search num_kernel_rows rollout_search rollouts_in_a_row",
     "rollmill.fusion.tune.timing": "Search Tuned compile_candidates fastest seconds_of_call",
 }
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -2,44 +2,22 @@
 return, and built-in hooks.
 """
 
-from rollmill.hooks.csv_log import csv_log
+from rollmill.hooks.csv_log import csv_log as csv_log
 from rollmill.hooks.events import (
-    Checkpoint,
-    CheckpointSaved,
-    FailureKind,
-    FailureReported,
-    Hook,
-    HookRequest,
-    MetricsLogged,
-    PolicyEvaluated,
-    Stop,
-    TrainingEvent,
-    TrainingFinished,
-    TrainingRewound,
-    TrainingStarted,
-    name_of,
+    Checkpoint as Checkpoint,
+    CheckpointSaved as CheckpointSaved,
+    FailureKind as FailureKind,
+    FailureReported as FailureReported,
+    Hook as Hook,
+    HookRequest as HookRequest,
+    MetricsLogged as MetricsLogged,
+    PolicyEvaluated as PolicyEvaluated,
+    Stop as Stop,
+    TrainingEvent as TrainingEvent,
+    TrainingFinished as TrainingFinished,
+    TrainingRewound as TrainingRewound,
+    TrainingStarted as TrainingStarted,
+    name_of as name_of,
 )
-from rollmill.hooks.stopping import early_stopping, stop_at_return
-from rollmill.hooks.trackers import mlflow_log, wandb_log
-
-__all__ = [
-    "Checkpoint",
-    "CheckpointSaved",
-    "FailureKind",
-    "FailureReported",
-    "Hook",
-    "HookRequest",
-    "MetricsLogged",
-    "PolicyEvaluated",
-    "Stop",
-    "TrainingEvent",
-    "TrainingFinished",
-    "TrainingRewound",
-    "TrainingStarted",
-    "csv_log",
-    "early_stopping",
-    "mlflow_log",
-    "name_of",
-    "stop_at_return",
-    "wandb_log",
-]
+from rollmill.hooks.stopping import early_stopping as early_stopping, stop_at_return as stop_at_return
+from rollmill.hooks.trackers import mlflow_log as mlflow_log, wandb_log as wandb_log

@@ -4,22 +4,17 @@
 advances one robot.
 """
 
-from rollmill.physics.comparing import PhysicsComparison, compare
-from rollmill.physics.loading import ITERATIONS, NotCovered, load, outline
-from rollmill.physics.model import Model, Params, RobotState, Structure
-from rollmill.physics.stepping import initial_state, step
-
-__all__ = [
-    "ITERATIONS",
-    "PhysicsComparison",
-    "Model",
-    "NotCovered",
-    "Params",
-    "RobotState",
-    "Structure",
-    "compare",
-    "initial_state",
-    "load",
-    "outline",
-    "step",
-]
+from rollmill.physics.comparing import PhysicsComparison as PhysicsComparison, compare as compare
+from rollmill.physics.loading import (
+    ITERATIONS as ITERATIONS,
+    NotCovered as NotCovered,
+    load as load,
+    outline as outline,
+)
+from rollmill.physics.model import (
+    Model as Model,
+    Params as Params,
+    RobotState as RobotState,
+    Structure as Structure,
+)
+from rollmill.physics.stepping import initial_state as initial_state, step as step

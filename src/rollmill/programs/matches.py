@@ -11,8 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
-from jaxtyping import Key as KeyArray
+from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce

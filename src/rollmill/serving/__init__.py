@@ -2,29 +2,20 @@
 batches.
 """
 
-from rollmill.serving.address import LOOPBACK, Address, listen, read_token, url_of
-from rollmill.serving.batching import BatchingRule, check_rule
-from rollmill.serving.decisions import BatchedPolicy
-from rollmill.serving.limits import ServerLimits, allow_descriptors, limits_of
-from rollmill.serving.server import Server
-from rollmill.serving.statistics import ServerStatistics, bytes_of
-from rollmill.serving.workers import READY, run_workers
-
-__all__ = [
-    "Address",
-    "BatchedPolicy",
-    "BatchingRule",
-    "LOOPBACK",
-    "READY",
-    "Server",
-    "ServerLimits",
-    "ServerStatistics",
-    "allow_descriptors",
-    "bytes_of",
-    "check_rule",
-    "limits_of",
-    "listen",
-    "read_token",
-    "run_workers",
-    "url_of",
-]
+from rollmill.serving.address import (
+    LOOPBACK as LOOPBACK,
+    Address as Address,
+    listen as listen,
+    read_token as read_token,
+    url_of as url_of,
+)
+from rollmill.serving.batching import BatchingRule as BatchingRule, check_rule as check_rule
+from rollmill.serving.decisions import BatchedPolicy as BatchedPolicy
+from rollmill.serving.limits import (
+    ServerLimits as ServerLimits,
+    allow_descriptors as allow_descriptors,
+    limits_of as limits_of,
+)
+from rollmill.serving.server import Server as Server
+from rollmill.serving.statistics import ServerStatistics as ServerStatistics, bytes_of as bytes_of
+from rollmill.serving.workers import READY as READY, run_workers as run_workers

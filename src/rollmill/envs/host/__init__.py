@@ -6,41 +6,26 @@ from typing import TYPE_CHECKING
 from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rollmill.envs.host.actions import fit_to_space, replaced_by_legal
-    from rollmill.envs.host.batch_simulator import batch_environment
-    from rollmill.envs.host.copies import EVALUATION, environment_seed
+    from rollmill.envs.host.actions import fit_to_space as fit_to_space, replaced_by_legal as replaced_by_legal
+    from rollmill.envs.host.batch_simulator import batch_environment as batch_environment
+    from rollmill.envs.host.copies import EVALUATION as EVALUATION, environment_seed as environment_seed
     from rollmill.envs.host.environment import (
-        StartByName,
-        StartPython,
-        check_indices,
-        evaluation_start,
-        host_environment,
+        StartByName as StartByName,
+        StartPython as StartPython,
+        check_indices as check_indices,
+        evaluation_start as evaluation_start,
+        host_environment as host_environment,
     )
-    from rollmill.envs.host.filming import Film, filmed
-    from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
-    from rollmill.envs.host.parallel import parallel_environment
-    from rollmill.envs.host.row_vector import RowVector
+    from rollmill.envs.host.filming import Film as Film, filmed as filmed
+    from rollmill.envs.host.layout import (
+        allocate as allocate,
+        begin as begin,
+        copy_batch as copy_batch,
+        step_struct as step_struct,
+    )
+    from rollmill.envs.host.parallel import parallel_environment as parallel_environment
+    from rollmill.envs.host.row_vector import RowVector as RowVector
 
-__all__ = [
-    "EVALUATION",
-    "Film",
-    "RowVector",
-    "StartByName",
-    "StartPython",
-    "allocate",
-    "batch_environment",
-    "begin",
-    "check_indices",
-    "copy_batch",
-    "environment_seed",
-    "evaluation_start",
-    "filmed",
-    "fit_to_space",
-    "host_environment",
-    "parallel_environment",
-    "replaced_by_legal",
-    "step_struct",
-]
 
 _MODULES = {
     "rollmill.envs.host.actions": "fit_to_space replaced_by_legal",
@@ -52,4 +37,4 @@ _MODULES = {
     "rollmill.envs.host.row_vector": "RowVector",
     "rollmill.envs.host.copies": "EVALUATION environment_seed",
 }
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

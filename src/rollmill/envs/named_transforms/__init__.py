@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 from rollmill.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from rollmill.envs.named_transforms.applying import OPTION, transform
-    from rollmill.envs.named_transforms.notation import TRANSFORMS, parse_transforms
+    from rollmill.envs.named_transforms.applying import OPTION as OPTION, transform as transform
+    from rollmill.envs.named_transforms.notation import (
+        TRANSFORMS as TRANSFORMS,
+        parse_transforms as parse_transforms,
+    )
 
-__all__ = ["OPTION", "TRANSFORMS", "parse_transforms", "transform"]
 
 _MODULES = {
     "rollmill.envs.named_transforms.applying": "OPTION transform",
     "rollmill.envs.named_transforms.notation": "TRANSFORMS parse_transforms",
 }
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -5,29 +5,22 @@ operations, and `region` the builder. `interpret` runs a program with JAX as the
 prints it.
 """
 
-from rollmill.fusion.ir.fold import COMPARISONS, is_float, is_short_float
-from rollmill.fusion.ir.interpret import evaluate
-from rollmill.fusion.ir.node import ANYWHERE, OF_UNIFORMS, STRUCTURAL, Loop, Node, Program, toposort, total_of
-from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
-from rollmill.fusion.ir.region import Region
-from rollmill.fusion.ir.text import program_text
-
-__all__ = [
-    "ANYWHERE",
-    "COMPARISONS",
-    "OF_UNIFORMS",
-    "OPERATIONS",
-    "ROWS",
-    "STRUCTURAL",
-    "TYPED",
-    "Loop",
-    "Node",
-    "Program",
-    "Region",
-    "evaluate",
-    "is_float",
-    "is_short_float",
-    "program_text",
-    "toposort",
-    "total_of",
-]
+from rollmill.fusion.ir.fold import (
+    COMPARISONS as COMPARISONS,
+    is_float as is_float,
+    is_short_float as is_short_float,
+)
+from rollmill.fusion.ir.interpret import evaluate as evaluate
+from rollmill.fusion.ir.node import (
+    ANYWHERE as ANYWHERE,
+    OF_UNIFORMS as OF_UNIFORMS,
+    STRUCTURAL as STRUCTURAL,
+    Loop as Loop,
+    Node as Node,
+    Program as Program,
+    toposort as toposort,
+    total_of as total_of,
+)
+from rollmill.fusion.ir.operations import OPERATIONS as OPERATIONS, ROWS as ROWS, TYPED as TYPED
+from rollmill.fusion.ir.region import Region as Region
+from rollmill.fusion.ir.text import program_text as program_text

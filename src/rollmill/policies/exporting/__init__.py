@@ -18,8 +18,6 @@ from rollmill.policies.exporting.stablehlo import run_stablehlo, to_stablehlo
 from rollmill.policies.policies import load
 from rollmill.policies.policy import Policy
 
-__all__ = ["FORMATS", "Export", "export"]
-
 FORMATS = ("onnx", "stablehlo")
 
 

@@ -52,6 +52,3 @@ def register_rule(primitive: str, rule: Rule) -> None:
             f"the primitive {primitive!r} already has a rule. hint: give your primitive another name."
         )
     RULES[primitive] = rule
-
-
-__all__ = ["RULES", "register_rule"]
