@@ -3,7 +3,7 @@
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.programs.replay_size import replay_size
+from rollmill.programs.memory_needs import replay_size
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.shared_programs import MAX_TRIALS, num_programs, trials_together

@@ -12,7 +12,7 @@ from rollmill.dataflow import Owned, roles_of, share
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
-from rollmill.programs.replay_size import ReplaySize, check_message_size
+from rollmill.programs.memory_needs import ReplaySize, check_message_size
 from rollmill.record.leaves import to_host
 from rollmill.workers.replica.snapshots import StatePart, assemble
 from wordings import raises

@@ -75,6 +75,7 @@ from rollmill.dataflow.interfaces import (
     Edge as Edge,
     Interface as Interface,
     interfaces as interfaces,
+    tree_bytes as tree_bytes,
     widened as widened,
 )
 from rollmill.dataflow.learning import (

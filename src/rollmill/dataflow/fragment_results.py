@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
+from rollmill.core.contracts import outline
 from rollmill.core.errors import ContractError
-from rollmill.core.outlines import outline
 from rollmill.core.spaces import struct
 from rollmill.dataflow.graph import Batch, Graph, Trajectory
 

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from rollmill.core.contracts import Call, check_signature, outline
 from rollmill.core.errors import ContractError, RollmillError
-from rollmill.core.outlines import outline
-from rollmill.core.signatures import Call, check_signature
 from rollmill.core.types import Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow.collecting import collect

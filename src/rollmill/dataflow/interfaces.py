@@ -56,7 +56,7 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
     }
     rates = {"step": loops.num_steps, "minibatch": loops.epochs * loops.num_minibatches, "iteration": 1}
     return {
-        edge.name: Interface(edge, shapes[edge.name], _num_bytes(shapes[edge.name]), rates[edge.rate])
+        edge.name: Interface(edge, shapes[edge.name], tree_bytes(shapes[edge.name]), rates[edge.rate])
         for edge in EDGES
     }
 
@@ -66,5 +66,6 @@ def widened(tree: PyTree[jax.ShapeDtypeStruct], width: int) -> PyTree[jax.ShapeD
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((width, *leaf.shape), leaf.dtype), tree)
 
 
-def _num_bytes(shapes: PyTree[jax.ShapeDtypeStruct]) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+def tree_bytes(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
+    """Returns the size in bytes of all arrays in a tree."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

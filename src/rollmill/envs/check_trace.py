@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from rollmill.core.contracts import outline, type_of
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.outlines import outline, type_of
 from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
 from rollmill.core.user_frame import attribute_to_user_code, user_frame, user_frame_of
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
-from rollmill.envs.returned import as_timestep
+from rollmill.envs.declarations import as_timestep
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Substrings of the names of primitives that call the host."""

@@ -1,8 +1,10 @@
-"""Checks the fields of an environment before its functions are traced."""
+"""Checks the fields of an environment before its functions are traced, and the values that its step returns."""
 
+from typing import Any
+
+from rollmill.core.contracts import Call, check_signature, outline
 from rollmill.core.errors import ContractError
-from rollmill.core.signatures import Call, check_signature
-from rollmill.core.types import AgentKind, Environment
+from rollmill.core.types import AgentKind, Environment, Timestep
 
 _OF_STATE = Call(("state", "params"))
 CALLS = {
@@ -25,3 +27,16 @@ def check_declarations(env: Environment) -> None:
             check_signature(f"{env.name}: {field}", function, call)
     if not isinstance(env.agents, tuple) or not all(isinstance(kind, AgentKind) for kind in env.agents):
         raise ContractError(f"{env.name}: agents is {env.agents!r:.80}, expected a tuple of rollmill.AgentKind.")
+
+
+def as_timestep(name: str, returned: Any) -> Timestep:
+    """Returns the result of an environment's step as a `Timestep`.
+
+    Raises a `ContractError` with the environment's name if the result has another type.
+    """
+    if isinstance(returned, Timestep):
+        return returned
+    raise ContractError(
+        f"{name}: step returned {outline(returned)}, expected rollmill.Timestep("
+        "observation, state, reward, terminated, truncated, info)."
+    )

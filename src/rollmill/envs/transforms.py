@@ -29,8 +29,8 @@ from rollmill.core.types import (
     State,
     Timestep,
 )
+from rollmill.envs.declarations import as_timestep
 from rollmill.envs.rare_resets import Restart, rare_reset
-from rollmill.envs.returned import as_timestep
 
 STEP_FOLD = 0x5354_4550
 """Folded into the key for the step. The reset uses the key itself, and derives far fewer keys than this number."""

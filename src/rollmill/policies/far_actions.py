@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from rollmill.core.far_boxes import far_boxes
 from rollmill.dataflow import Graph
+from rollmill.envs.far_boxes import far_boxes
 from rollmill.networks import DiagonalGaussian
 
 

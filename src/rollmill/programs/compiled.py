@@ -4,7 +4,6 @@ On a mesh, every device holds an equal share of the environments and a copy of t
 between devices. Nothing inside an iteration waits for the host. Metrics leave the program as one small vector.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -36,6 +35,7 @@ from rollmill.dataflow import (
     start_digest,
     start_learner,
     traces_of,
+    tree_bytes,
 )
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
@@ -346,12 +346,8 @@ def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices:
 
 def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
     """Returns the bytes of a training state on each of `devices` devices that share the environments."""
-    whole, divided = _bytes_of(state), sum(_bytes_of(getattr(state, name)) for name in DIVIDED)
+    whole, divided = tree_bytes(state), sum(tree_bytes(getattr(state, name)) for name in DIVIDED)
     return divided / devices + whole - divided
-
-
-def _bytes_of(tree: PyTree[jax.ShapeDtypeStruct]) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:

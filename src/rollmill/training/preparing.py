@@ -19,9 +19,14 @@ from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
 from rollmill.programs.devices import explain_out_of_memory, take_devices
 from rollmill.programs.kernels import KernelPlace, Launches, is_too_short, kernel_parts
-from rollmill.programs.memory_needs import claim_before_compiling, claim_compiled
+from rollmill.programs.memory_needs import (
+    check_message_size,
+    check_replay_size,
+    claim_before_compiling,
+    claim_compiled,
+    replay_size,
+)
 from rollmill.programs.meshes import mesh_of
-from rollmill.programs.replay_size import check_message_size, check_replay_size, replay_size
 from rollmill.record.checkpoints import Restored
 from rollmill.record.display import Display
 from rollmill.runs.creation import run_config

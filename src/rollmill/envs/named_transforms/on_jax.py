@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.declarations import as_timestep
 from rollmill.envs.named_transforms.definition import Transform
-from rollmill.envs.returned import as_timestep
 from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import wrap
 

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
+from rollmill.core.contracts import Call, check_signature
 from rollmill.core.errors import UsageError
-from rollmill.core.signatures import Call, check_signature
 from rollmill.core.types import Environment, HostEnvironment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar

@@ -1,10 +1,12 @@
-"""Compares the parameters of a user's function with the arguments of its call.
+"""Checks the signatures of users' functions, and describes the values that they return.
 
-Otherwise, the error would appear during a trace, far from the function's definition.
+A wrong signature would otherwise cause an error during a trace, far from the function's definition.
 """
 
 import inspect
 from typing import Any, NamedTuple
+
+import jax
 
 from rollmill.core.errors import ContractError
 
@@ -42,3 +44,21 @@ def _place(function: Any) -> str:
     """Returns where a function is defined, as a further line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"\n  at {code.co_filename}:{code.co_firstlineno}"
+
+
+def outline(value: Any) -> str:
+    """Returns a value's structure in one line, with types as leaves."""
+    if type(value) is tuple:
+        return f"a tuple of {len(value)} values ({', '.join(outline(part) for part in value)})"
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return type_of(leaves[0][1])
+    parts = [f"{jax.tree_util.keystr(path)}: {type_of(leaf)}" for path, leaf in leaves]
+    return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def type_of(leaf: Any) -> str:
+    """Returns an array's dtype and shape, or the type of anything else."""
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return type(leaf).__name__
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
