@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import rollmill
+from rollmill.core.errors import NonFiniteError
+from rollmill.programs import program_store
 from rollmill.runs.specification import build_graph
 from rollmill.training.population import train_population
 from rollmill.training.population_plans import plan_population
@@ -116,3 +118,24 @@ def test_what_programs_contain_is_told(tmp_path, changes, told):
     first, other = requests_in(tmp_path, "ppo")
     with raises("trainings-differ-in-cannot-share", told):
         plan_population([first, replace(first, settings={**first.settings, **changes}), other])
+
+
+def test_members_take_turns_with_the_program_that_each_has_alone(tmp_path, monkeypatch):
+    """On a CPU, so that any number of members finds the stored program of a single training."""
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TF_ONLY_HERE", str(tmp_path))  # no other test has compiled the same program
+    monkeypatch.setattr(program_store, "MIN_COMPILE_SECONDS", 0.0)
+    stored = lambda: {file.name for file in (tmp_path / "cache" / "programs").iterdir()}
+    alone = [train_request(request).directory for request in requests_in(tmp_path / "alone", "ppo")]
+    before = stored()
+    runs = train_population(requests_in(tmp_path / "together", "ppo"))
+    assert stored() == before and len(before) == 2  # the start and the iteration
+    assert [digests(run.directory) for run in runs] == [digests(directory) for directory in alone]
+
+
+def test_the_member_whose_numbers_are_not_finite_is_found(tmp_path):
+    first, other = requests_in(tmp_path, "ppo")
+    with pytest.raises(NonFiniteError, match="non-finite number in fragment"):
+        train_population([first, other.changed({"learning_rate": 1e30})])
+    (fault,) = tmp_path.rglob("fault.json")
+    assert json.loads(fault.read_text())["seed_index"] == 1

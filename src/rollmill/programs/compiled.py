@@ -102,7 +102,7 @@ class CompiledProgram(NamedTuple):
     shardings: PyTree[NamedSharding]
     """Sharding of each leaf of the training state over the devices."""
     state: PyTree[jax.ShapeDtypeStruct]
-    """Shapes and dtypes of the state."""
+    """Shapes and dtypes of the state. A tuple with the state of each seed, if seeds take turns."""
     notes: Sequence[str] = ()
     """Notices for the user about how the program computes."""
     launches: Launches | None = None
@@ -145,6 +145,10 @@ class CompiledProgram(NamedTuple):
         If the program `donates_state`, the given state cannot be used afterwards. `count` must be 1 unless the
         program `sums_iterations`.
         """
+        if isinstance(state, tuple):  # seeds take turns
+            states, metrics = zip(*(self.advance(own, count) for own in state), strict=True)
+            together: Any = states
+            return together, _stacked(metrics)
         counts = (np.int32(count),) if self.sums_iterations else ()
         state, metrics = self.step(state, *counts, *self.operands)
         return state, metrics.values
@@ -159,6 +163,7 @@ def lower(
     *,
     seeds: Sequence[int] = (0,),
     lanes: Sequence[Graph] | None = None,
+    in_turns: bool = False,
     devices: Sequence[Any] | None = None,
     instances: int = 1,
     mean: MeshAllReduce | None = None,
@@ -176,6 +181,9 @@ def lower(
         seeds: seeds of the runs in the program, which trains one run per seed side by side.
         lanes: one graph per seed, which provides the hyperparameters of this seed. The graphs must be equal
             otherwise. Default: all seeds have the hyperparameters of `graph`.
+        in_turns: where seeds would not be computed at once (see `seeds_side_by_side`), calls the program of a
+            single seed for each of them, so that any number of seeds uses the same program. The state is then a
+            tuple with the state of each seed.
         devices: the devices of the mesh, in the order of `mesh_of`. Default: the first device of the default
             platform.
         instances: number of devices of the mesh that share a GPU.
@@ -197,6 +205,8 @@ def lower(
     began = time.perf_counter()
     if mesh.devices.flat[0].platform == "cpu":
         keep_freed_memory()
+    takes_turns = in_turns and mesh.size == 1 and not seeds_side_by_side(graph, mesh.devices.flat[0].platform)
+    trained, seeds = seeds, seeds[:1] if takes_turns else seeds
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
@@ -224,8 +234,9 @@ def lower(
         numerics=numerics,
         unroll=unroll,
         devices=_own_first(mesh.devices.flat),
-        num_seeds=len(seeds),
+        num_seeds=len(trained),
         launches=launches,
+        turns=len(trained) // len(seeds),
     )
     start, start_store = _start_program(graph, seeds, shapes, shardings), _start_store(graph, seeds, mesh)
     with MadeBeside(start, start_store) as begun:
@@ -236,7 +247,7 @@ def lower(
         kernels, compiled_step = maker.make()
         compiled_start = begun.wait()
     seconds = time.perf_counter() - began
-    return CompiledProgram(
+    program = CompiledProgram(
         start=partial(compiled_start, *start_inputs(graph, seeds, lanes)),
         step=compiled_step,
         metric_names=_names_of(compiled_step),
@@ -250,6 +261,17 @@ def lower(
         not_stored=stores[-1].refusal if stores else None,
         sums_iterations=sums_iterations,
         operands=mean.operands,
+    )
+    if not takes_turns:
+        return program
+    begins = [
+        partial(compiled_start, *start_inputs(graph, [seed], lanes and [lanes[number]]))
+        for number, seed in enumerate(trained)
+    ]
+    return program._replace(
+        start=lambda: tuple(begin() for begin in begins),
+        shardings=(shardings,) * len(trained),
+        state=(shapes,) * len(trained),
     )
 
 
@@ -332,6 +354,11 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
     if len(seeds) == 1:
         return state
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(seeds), *leaf.shape), leaf.dtype), state)
+
+
+@jax.jit
+def _stacked(metrics: Sequence[Array]) -> Array:
+    return jnp.stack(metrics)
 
 
 @jax.jit

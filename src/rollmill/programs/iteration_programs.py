@@ -121,6 +121,11 @@ class StepMaker(NamedTuple):
             return kernels, self._made(kernels)
 
     @property
+    def _calls(self) -> int:
+        """Number of times that the run calls the program."""
+        return self.request.graph.loops.iterations * self.request.turns
+
+    @property
     def _on_cpu(self) -> bool:
         return self.mesh.devices.flat[0].platform == "cpu"
 
@@ -156,20 +161,20 @@ class StepMaker(NamedTuple):
             compiled = kernels and kernels.have_some and self._store(kernels).load(self.step_with(kernels))
             if not kernels or not compiled:
                 continue
-            known = ["seconds", request.num_seeds, request.unroll, request.numerics, kernels.launches]
+            known = ["seconds", request.seeds_at_once, request.unroll, request.numerics, kernels.launches]
             stored = self._stored_seconds(known, makers_of_kernels())
             try:
                 seconds = stored.read() or self.seconds_of(compiled)
             except jax.errors.JaxRuntimeError:  # too little memory for it
                 continue
             stored.keep(seconds)
-            iterations, plain = request.graph.loops.iterations, self._seconds_by_xla().read()
+            iterations, plain = self._calls, self._seconds_by_xla().read()
             if ReadyKernels(device.platform, iterations, seconds, plain).suffice:
                 return kernels, compiled
         return None
 
     def _seconds_by_xla(self) -> StoredSeconds:
-        return self._stored_seconds(["seconds", self.request.num_seeds, self.request.unroll], MAKERS)
+        return self._stored_seconds(["seconds", self.request.seeds_at_once, self.request.unroll], MAKERS)
 
     def _stored_seconds(self, known: Sequence[object], makers: Sequence[Path]) -> StoredSeconds:
         device, digest = self.request.devices[0], iteration_digest(self.request.graph)
@@ -188,7 +193,7 @@ class StepMaker(NamedTuple):
             except jax.errors.JaxRuntimeError:  # too little memory for it, while kernels may do with less
                 return SearchCost(device.platform, math.inf), None
             stored.keep(seconds)
-        return SearchCost(device.platform, seconds * request.graph.loops.iterations), compiled
+        return SearchCost(device.platform, seconds * self._calls), compiled
 
     def _made(self, kernels: KernelChoice) -> jax.stages.Compiled:
         self.stores.append(self._store(kernels))
@@ -203,7 +208,7 @@ class StepMaker(NamedTuple):
         platforms = KERNEL_PLATFORMS if request.graph.replay is None else REPLAY_KERNEL_PLATFORMS
         if not may_be_stored(self.mesh) or (kernels.have_some and device.platform not in platforms):
             return NO_STORE
-        known: list[object] = [request.num_seeds, kernels.unroll]
+        known: list[object] = [request.seeds_at_once, kernels.unroll]
         if kernels.have_some:
             known += [request.numerics, kernels.launches]
         makers = MAKERS if kernels.are_plain else makers_of_kernels()

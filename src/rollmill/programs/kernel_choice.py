@@ -78,10 +78,18 @@ class KernelRequest(NamedTuple):
     devices: Sequence[Any]
     num_seeds: int
     launches: Launches | None
+    turns: int = 1
+    """Number of times that the program is called for one iteration of all seeds."""
+
+    @property
+    def seeds_at_once(self) -> int:
+        """Number of seeds that one call of the program trains."""
+        return self.num_seeds // self.turns
 
     def choose(self, before_timing: Callable[[], object], limit: float | None = None) -> KernelChoice:
         """Chooses the kernels for this request. A search ends after `limit` seconds. See `choose_kernels`."""
-        return choose_kernels(**self._asdict(), before_timing=before_timing, limit=limit)
+        choice = {name: value for name, value in self._asdict().items() if name != "turns"}
+        return choose_kernels(**choice, before_timing=before_timing, limit=limit)
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:

@@ -80,7 +80,7 @@ class StoredChoices:
 def _file_of(request: KernelRequest, sources: Iterable[Path]) -> Path | None:
     """Returns the file of a choice. None where programs are not stored."""
     device = request.devices[0]
-    known = [request.fusion, request.numerics, request.unroll, request.num_seeds, request.launches]
+    known = [request.fusion, request.numerics, request.unroll, request.seeds_at_once, request.launches]
     name = store_for(device, iteration_digest(request.graph), ["choice", *known], sources).name
     return None if name is None else cache_root() / FOLDER / f"{name}.json"
 

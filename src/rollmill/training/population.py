@@ -97,6 +97,7 @@ def train_population(requests: Sequence[TrainingRequest], population: Population
         display,
         seeds=[each.options.seed for each in planned],
         lanes=[each.graph for each in planned],
+        in_turns=population is None,  # members that copy each other have a state in common
     )
     prepared = [prepare(each, None, display, shared=program) for each in planned]
     with stop_on_signals() as stop, contextlib.ExitStack() as stack:
@@ -316,10 +317,13 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
 
 
 def _parted(state: PyTree[Array | np.ndarray], count: int) -> list[PyTree[Array | np.ndarray]]:
-    """Returns the state of each member, on the host but for keys.
+    """Returns the state of each member, which members that take turns have already.
 
-    Each leaf is copied once: a slice of a leaf on the device is a small program for each member.
+    Parts of a common state are on the host but for keys. Each leaf is copied once: a slice of a leaf on the device
+    is a small program for each member.
     """
+    if isinstance(state, tuple):
+        return list(state)
     leaves, structure = jax.tree.flatten(state)
     parts = zip(*(_parts_of(leaf, count) for leaf in leaves), strict=True)
     return [jax.tree.unflatten(structure, own) for own in parts]

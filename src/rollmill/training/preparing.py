@@ -175,11 +175,13 @@ def compile_program(
     *,
     seeds: Sequence[int] | None = None,
     lanes: Sequence[Graph] | None = None,
+    in_turns: bool = False,
 ) -> CompiledProgram:
     """Compiles an iteration for the devices of a plan that has only one group.
 
     `launches` are the launch configurations of kernels, if the run has already chosen them. `seeds` replace the
-    seeds of the options. `lanes` are graphs with the hyperparameters of each lane.
+    seeds of the options. `lanes` are graphs with the hyperparameters of each lane. For `in_turns`, see
+    `programs.compiled.lower`.
     """
     seeds = options.seeds if seeds is None else seeds
     enable_compilation_cache()
@@ -196,6 +198,7 @@ def compile_program(
             graph,
             seeds=seeds,
             lanes=lanes,
+            in_turns=in_turns,
             devices=devices,
             mean=means.mean,
             unroll=options.unroll,

@@ -147,6 +147,8 @@ def _state_before(
     If that is gone, because the program `loses_state`, from the newest checkpoint, or None if there is none.
     """
     state, done = window.before, window.first
+    if program.loses_state and isinstance(program.state, tuple):
+        return None  # each seed has its own checkpoints
     if program.loses_state:
         for leaf in jax.tree.leaves(window.after):
             leaf.delete()
@@ -169,6 +171,8 @@ def _failing_seed(state: PyTree, metrics: Mapping[str, np.ndarray]) -> tuple[int
     finite = [np.atleast_1d(value) for name, value in metrics.items() if name.startswith("finite/")]
     seeds = np.all(np.stack(finite) > ALMOST_ONE, axis=0)
     index = int(np.argmin(seeds))
+    if isinstance(state, tuple):  # seeds take turns
+        return index, state[index]
     return (index, state) if seeds.size == 1 else (index, jax.tree.map(lambda leaf: leaf[index], state))
 
 
