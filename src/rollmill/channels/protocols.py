@@ -16,13 +16,12 @@ Arrays returned by a channel start at multiples of 64 bytes. On CPU `jax.device_
 arrays instead of copying, so pass it `message.copy()`, never a view of a message that will be released.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels.layout import Layout
 from rollmill.channels.shm.doorbell import Doorbell
 
 Address: TypeAlias = tuple[str, int]
@@ -64,105 +63,6 @@ class ChannelStatistics(NamedTuple):
     """Number of messages that are published and not yet taken."""
 
 
-@runtime_checkable
-class Reservation(Protocol):
-    """A slot of a channel that the sender fills in place. If it is never published, nothing is sent."""
-
-    @property
-    def tree(self) -> PyTree[np.ndarray]:
-        """Writable, uninitialised arrays in the channel's memory, in which to write the message."""
-        ...
-
-    @property
-    def target(self) -> int:
-        """Rank of the receiver that will get the message."""
-        ...
-
-    def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Sends the message. `tree` must not be written to afterwards. Never blocks."""
-        ...
-
-
-@runtime_checkable
-class Sender(Protocol):
-    """One producer's end of a queue, with one or more consumers."""
-
-    def send(
-        self,
-        tree: PyTree,
-        *,
-        version: int = 0,
-        iteration: int = 0,
-        flags: int = 0,
-        target: int | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Copies `tree` into the channel, and returns the target's rank. Blocks while the channel is full.
-
-        Args:
-            tree: JAX or NumPy arrays that match the layout exactly. Nothing is broadcast or converted.
-            version: version of the weights, for the header.
-            iteration: number of the iteration, for the header.
-            flags: 32 bits for the receiver, in the header.
-            target: rank of the target, instead of the one that the route chooses.
-            timeout: seconds to wait, or None for no limit.
-
-        Raises:
-            UsageError: `tree` does not match the layout, or the target does not exist.
-        """
-        ...
-
-    def reserve(self, *, target: int | None = None, timeout: float | None = None) -> Reservation:
-        """Reserves a slot, in which a message is then written in place. Only the latest reservation can be
-        published.
-        """
-        ...
-
-    def statistics(self) -> Mapping[int, ChannelStatistics]:
-        """Returns the message counts of each ring, by the rank of its receiver."""
-        ...
-
-    def close(self) -> None:
-        """Ends the stream. Receivers take the remaining messages and then get `ChannelClosed`."""
-        ...
-
-
-@runtime_checkable
-class ReceivedMessage(Protocol):
-    """A message taken from a channel. No other receiver gets it, even if this process dies now.
-
-    As a context manager, it is released on exit.
-    """
-
-    @property
-    def header(self) -> Header:
-        """The header sent with the message."""
-        ...
-
-    @property
-    def tree(self) -> PyTree[np.ndarray]:
-        """Read-only arrays in the channel's memory. They are valid until `release`, after which the slot is
-        reused.
-        """
-        ...
-
-    def copy(self) -> PyTree[np.ndarray]:
-        """Copies the message for the caller, without releasing its slot."""
-        ...
-
-    def release(self) -> None:
-        """Returns the message's slot to the sender. Further calls do nothing."""
-        ...
-
-    def __enter__(self) -> "ReceivedMessage":
-        """Returns the message."""
-        ...
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Releases the slot."""
-        ...
-
-
 class Gathered(NamedTuple):
     """Several messages concatenated along an axis, in the order of `headers`. The arrays belong to the caller."""
 
@@ -170,70 +70,11 @@ class Gathered(NamedTuple):
     headers: tuple[Header, ...]
 
 
-@runtime_checkable
-class Receiver(Protocol):
-    """One consumer's end of a queue, with one or more producers."""
-
-    def receive(self, *, source: int | None = None, timeout: float | None = None) -> ReceivedMessage:
-        """Returns the next message of `source`, in the order sent. Without a `source`, it serves all sources in
-        turn.
-
-        Several messages may be held at a time and released in any order. Each occupies a slot of its ring.
-        """
-        ...
-
-    def gather(
-        self,
-        *,
-        axis: int | PyTree[int] = 0,
-        count: int | None = None,
-        sources: Sequence[int] | None = None,
-        timeout: float | None = None,
-    ) -> Gathered:
-        """Concatenates several messages in one buffer. Each is copied once and then released.
-
-        Args:
-            axis: axis of concatenation, one integer for all leaves or a pytree (or a prefix of it) of integers.
-            count: number of messages to take from any source, in order of arrival.
-            sources: ranks from which one message each is taken, in this order. Without `count`, the default is all
-                sources.
-            timeout: seconds to wait for all messages together. Messages taken before a timeout are lost.
-        """
-        ...
-
-    def statistics(self) -> Mapping[int, ChannelStatistics]:
-        """Returns the message counts of each ring, by the rank of its sender."""
-        ...
-
-    def close(self) -> None:
-        """Stops receiving. Senders then get `ChannelClosed`."""
-        ...
-
-
 class Versioned(NamedTuple):
     """A message of a latest-value channel, with its version. The arrays belong to the caller."""
 
     tree: PyTree[np.ndarray]
     version: int
-
-
-@runtime_checkable
-class LatestWriter(Protocol):
-    """The only writer of a latest-value channel, which publishes weights, for example."""
-
-    def publish(self, tree: PyTree, *, version: int) -> None:
-        """Replaces the value that readers see, and never blocks.
-
-        Versions increase, except when a run goes back to a checkpoint. The version of weights counts iterations,
-        and that of a parameter server's parameters counts updates.
-        """
-        ...
-
-    def close(self) -> None:
-        """Ends the stream. Readers that wait for a newer version get `ChannelClosed`, and others still get the
-        last value.
-        """
-        ...
 
 
 @runtime_checkable
@@ -280,64 +121,6 @@ class Reduction(Protocol):
 
     def close(self) -> None:
         """Leaves the all-reduce. Ranks that wait for this one get `ChannelClosed`."""
-        ...
-
-
-@runtime_checkable
-class Wire(Protocol):
-    """Opens the ends of channels by name, over one transport."""
-
-    def sender(
-        self,
-        name: str,
-        *,
-        source: int,
-        targets: Sequence[int],
-        layout: Layout,
-        capacity: int = 2,
-        route: Route | None = None,
-        checksum: bool = False,
-    ) -> Sender:
-        """Opens the sending end of the queue `name` for producer `source`.
-
-        Args:
-            name: name of the queue, unique within the run.
-            source: rank of this producer.
-            targets: ranks of the consumers to send to.
-            layout: layout of one message.
-            capacity: number of slots between a producer and a consumer. Messages that the consumer holds occupy
-                slots.
-            route: chooses the target of each message. None is `round_robin`.
-            checksum: add a CRC-32 of the payload, which the receiver verifies (about 1 GB/s at each end).
-        """
-        ...
-
-    def receiver(
-        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
-    ) -> Receiver:
-        """Opens the receiving end of the queue `name` for consumer `target`, which receives from `sources`. See
-        `sender`.
-        """
-        ...
-
-    def latest_writer(self, name: str, *, layout: Layout, readers: int) -> LatestWriter:
-        """Opens the writer of the latest-value channel `name`, which has `readers` readers."""
-        ...
-
-    def latest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> LatestReader:
-        """Opens reader number `reader` of the `readers` of the latest-value channel `name`."""
-        ...
-
-    def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> Reduction:
-        """Opens one rank's end of the all-reduce `name` over `size` ranks.
-
-        A name serves only one start of the group. A rank that opens it a second time is rejected, because it has
-        lost its place in the sequence of reductions.
-        """
-        ...
-
-    def close(self) -> None:
-        """Closes all ends that this wire opened. To the other ends it looks as if this process had died."""
         ...
 
 

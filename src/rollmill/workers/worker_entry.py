@@ -9,9 +9,9 @@ from typing import NamedTuple
 from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.scope import ScopedBroker
-from rollmill.channels.protocols import Wire
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.tcp.wire import TcpWire
+from rollmill.channels.wire import Wire
 from rollmill.core.errors import UnfitHost, UsageError
 from rollmill.core.membership import own_address
 from rollmill.dataflow import Flow, Graph, flow, roles_of

@@ -18,7 +18,7 @@ PATIENCE = 30.0
 
 
 class RemoteBroker:
-    """Client of the coordinator's broker (`BrokerServer`), with the interface `rollmill.channels.Broker`.
+    """Client of the coordinator's broker (`BrokerServer`), with the interface `channels.protocols.Broker`.
     Thread-safe.
 
     Raises `Refused` for a wrong token, and `ChannelClosed` if nothing listens at the address or answers in time.

@@ -25,7 +25,7 @@ class MemorySegment:
 
 
 class LocalBroker:
-    """The broker of the coordinator's process, an implementation of `rollmill.channels.Broker`. Thread-safe."""
+    """The broker of the coordinator's process, an implementation of `channels.protocols.Broker`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

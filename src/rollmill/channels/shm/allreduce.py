@@ -97,7 +97,7 @@ def reduction_bytes(layout: Layout, size: int) -> int:
 
 
 class MemoryReduction:
-    """One rank's end of an all-reduce in shared memory, an implementation of `rollmill.channels.Reduction`.
+    """One rank's end of an all-reduce in shared memory, an implementation of `channels.protocols.Reduction`.
 
     Each rank opens it once.
     """

@@ -50,10 +50,7 @@ def board_bytes(layout: Layout) -> int:
 
 
 class BoardWriter:
-    """The writer's end of a latest-value channel, an implementation of `rollmill.channels.LatestWriter`.
-
-    It replaces the previous writer, if any.
-    """
+    """The only writer of a latest-value channel. It replaces the previous writer, if any."""
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board
@@ -67,7 +64,11 @@ class BoardWriter:
         self._words[ENDED] = 0
 
     def publish(self, tree: PyTree, *, version: int) -> None:
-        """Publishes a new message, which replaces the value that readers see."""
+        """Replaces the value that readers see, and never blocks.
+
+        Versions increase, except when a run goes back to a checkpoint. The version of weights counts iterations,
+        and that of a parameter server's parameters counts updates.
+        """
         arrays = self._board.layout.on_host(tree)  # may raise, so before the slot is marked as being written
         self.begin()
         for view, leaf in zip(self._views[self._slot()], arrays, strict=True):
@@ -96,7 +97,10 @@ class BoardWriter:
         self._ring_all()
 
     def close(self) -> None:
-        """Ends the stream of messages, unless this writer was replaced."""
+        """Ends the stream, unless this writer was replaced.
+
+        Readers that wait for a newer version get `ChannelClosed`, and others still get the last value.
+        """
         if self._words[WRITER] == self._owner:
             self._fence()
             self._words[ENDED] = 1
@@ -111,7 +115,7 @@ class BoardWriter:
 
 
 class BoardReader:
-    """One reader's end of a latest-value channel, an implementation of `rollmill.channels.LatestReader`."""
+    """One reader's end of a latest-value channel, an implementation of `channels.protocols.LatestReader`."""
 
     def __init__(self, board: SeqlockBoard, waiter: Waiter, name: str) -> None:
         self._board = board

@@ -18,10 +18,6 @@ from rollmill.channels.waiting import Deadline, Waiter
 from rollmill.core.errors import UsageError
 
 
-def nothing() -> None:
-    """Does nothing. The default `on_close` of a queue end."""
-
-
 def none_earlier(rank: int) -> int:
     """Returns 0. The default `earlier` of a queue end, because a ring in shared memory has counted all messages so
     far.
@@ -30,7 +26,7 @@ def none_earlier(rank: int) -> int:
 
 
 class QueueReservation:
-    """A slot of a queue that the sender fills in place, an implementation of `rollmill.channels.Reservation`."""
+    """A slot of a queue that the sender fills in place. If it is never published, nothing is sent."""
 
     def __init__(self, sender: "QueueSender", writer: RingWriter, target: int) -> None:
         self.target = target
@@ -39,16 +35,16 @@ class QueueReservation:
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Writable views of the reserved slot."""
+        """Writable, uninitialised views of the reserved slot, in which to write the message."""
         return self._sender.layout.unflatten(self.views)
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Sends the message written to the reserved slot."""
+        """Sends the message. `tree` must not be written to afterwards. Never blocks."""
         self._sender.publish(self, version, iteration, flags)
 
 
 class QueueSender:
-    """One producer's end of a queue, an implementation of `rollmill.channels.Sender`.
+    """One producer's end of a queue, with one or more consumers.
 
     `writers` holds the rings by target rank, and `route` returns an index in their order. `earlier` returns the
     number of messages to a target before its ring existed. `waiter` waits for the doorbell that the targets ring.
@@ -60,7 +56,6 @@ class QueueSender:
         layout: Layout,
         route: Route,
         waiter: Waiter,
-        on_close: Callable[[], None] = nothing,
         earlier: Callable[[int], int] = none_earlier,
     ) -> None:
         self.layout = layout
@@ -68,7 +63,6 @@ class QueueSender:
         self._targets = tuple(writers)
         self._route = route
         self._waiter = waiter
-        self._on_close = on_close
         self._earlier = earlier
         self._open: QueueReservation | None = None
 
@@ -82,14 +76,29 @@ class QueueSender:
         target: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Copies `tree` into the ring of the next target, or of `target`, and returns the target's rank."""
+        """Copies `tree` into the ring of a target, and returns the target's rank. Blocks while the ring is full.
+
+        Args:
+            tree: JAX or NumPy arrays that match the layout exactly. Nothing is broadcast or converted.
+            version: version of the weights, for the header.
+            iteration: number of the iteration, for the header.
+            flags: 32 bits for the receiver, in the header.
+            target: rank of the target, instead of the one that the route chooses.
+            timeout: seconds to wait, or None for no limit.
+
+        Raises:
+            UsageError: `tree` does not match the layout, or the target does not exist.
+        """
         reservation = self.reserve(target=target, timeout=timeout)
         self.layout.fill(reservation.views, tree)
         self.publish(reservation, version, iteration, flags)
         return reservation.target
 
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> QueueReservation:
-        """Reserves a slot in the ring of the next target, or of `target`."""
+        """Reserves a slot in the ring of the next target, or of `target`, in which a message is written in place.
+
+        Only the latest reservation can be published.
+        """
         chosen = self._waiter.until(lambda: self._target_with_room(target), timeout=timeout)
         self._open = QueueReservation(self, self._writers[chosen], chosen)
         return self._open
@@ -106,10 +115,9 @@ class QueueSender:
         return {target: writer.statistics(self._earlier(target)) for target, writer in self._writers.items()}
 
     def close(self) -> None:
-        """Ends the stream of messages to all targets."""
+        """Ends the stream. Receivers take the remaining messages and then get `ChannelClosed`."""
         for writer in self._writers.values():
             writer.close()
-        self._on_close()
 
     def _target_with_room(self, target: int | None) -> int | None:
         chosen = self._next_target() if target is None else self._checked(target)
@@ -130,7 +138,7 @@ class QueueSender:
 
 
 class QueueReceiver:
-    """One consumer's end of a queue, an implementation of `rollmill.channels.Receiver`.
+    """One consumer's end of a queue, with one or more producers.
 
     `readers` holds the rings by source rank. `earlier` returns the number of messages from a source before its
     ring existed. `waiter` waits for the doorbell that the sources ring. Error messages mention `name`.
@@ -142,7 +150,6 @@ class QueueReceiver:
         layout: Layout,
         waiter: Waiter,
         name: str,
-        on_close: Callable[[], None] = nothing,
         earlier: Callable[[int], int] = none_earlier,
     ) -> None:
         self._readers = readers
@@ -150,13 +157,16 @@ class QueueReceiver:
         self._layout = layout
         self._waiter = waiter
         self._name = name
-        self._on_close = on_close
         self._earlier = earlier
         self._next_source = 0
         self._batch_layouts: dict[tuple[str, int], BatchLayout] = {}
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> RingMessage:
-        """Returns the next message of `source`, or of any source."""
+        """Returns the next message of `source`, in the order sent. Without a `source`, it serves all sources in
+        turn.
+
+        Several messages may be held at a time and released in any order. Each occupies a slot of its ring.
+        """
         candidates = self._candidates(source)
         return self._waiter.until(lambda: self._take(candidates), timeout=timeout)
 
@@ -168,7 +178,15 @@ class QueueReceiver:
         sources: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Gathered:
-        """Takes several messages, and concatenates them in one batch."""
+        """Concatenates several messages in one buffer. Each is copied once and then released.
+
+        Args:
+            axis: axis of concatenation, one integer for all leaves or a pytree (or a prefix of it) of integers.
+            count: number of messages to take from any source, in order of arrival.
+            sources: ranks from which one message each is taken, in this order. Without `count`, the default is all
+                sources.
+            timeout: seconds to wait for all messages together. Messages taken before a timeout are lost.
+        """
         if count is not None and sources is not None:
             raise UsageError(
                 f"gather accepts either count={count} messages from any source, or one message from each of "
@@ -189,10 +207,9 @@ class QueueReceiver:
         return {source: reader.statistics(self._earlier(source)) for source, reader in self._readers.items()}
 
     def close(self) -> None:
-        """Stops receiving from all sources. They then get `ChannelClosed`."""
+        """Stops receiving. Senders then get `ChannelClosed`."""
         for reader in self._readers.values():
             reader.close()
-        self._on_close()
 
     def _candidates(self, source: int | None) -> tuple[int, ...]:
         if source is None:

@@ -335,7 +335,10 @@ class RingWriter:
 
 
 class RingMessage:
-    """A message taken from a ring, an implementation of `rollmill.channels.ReceivedMessage`."""
+    """A message taken from a ring. No other receiver gets it, even if this process dies now.
+
+    As a context manager, it is released on exit.
+    """
 
     __slots__ = ("_position", "_section", "header", "reader")
 
@@ -352,11 +355,11 @@ class RingMessage:
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """The message as a pytree of read-only views of its slot."""
+        """The message as a pytree of read-only views of its slot, valid until `release`."""
         return self.reader.layout.unflatten(self.views)
 
     def copy(self) -> PyTree[np.ndarray]:
-        """Copies the message into new memory."""
+        """Copies the message into new memory, without releasing its slot."""
         layout = self.reader.layout
         buffer = fresh_buffer(layout.nbytes)
         np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
@@ -364,7 +367,7 @@ class RingMessage:
         return layout.unflatten(layout.flat_views(buffer))
 
     def release(self) -> None:
-        """Returns the message's slot to the producer."""
+        """Returns the message's slot to the producer. Further calls do nothing."""
         self.reader.release(self._position)
 
     def __enter__(self) -> "RingMessage":

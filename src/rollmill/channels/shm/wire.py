@@ -49,7 +49,7 @@ class BrokerHolders:
 
 
 class MemoryWire:
-    """Opens channels in shared memory that a broker allocates, an implementation of `rollmill.channels.Wire`.
+    """Opens channels in shared memory that a broker allocates, an implementation of `channels.wire.Wire`.
 
     Ends that wait call `abandon` about ten times a second, and stop waiting once it returns True.
     """

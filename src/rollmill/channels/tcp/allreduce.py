@@ -27,7 +27,7 @@ WORD = struct.Struct("<q")
 
 
 class RootReduction:
-    """Rank 0's end of an all-reduce over TCP, an implementation of `rollmill.channels.Reduction`."""
+    """Rank 0's end of an all-reduce over TCP, an implementation of `channels.protocols.Reduction`."""
 
     def __init__(self, layout: Layout, *, size: int, abandon: Abandon, name: str) -> None:
         self._layout = layout
@@ -96,7 +96,7 @@ class RootReduction:
 
 
 class BranchReduction:
-    """The end of any rank but 0 of an all-reduce over TCP, an implementation of `rollmill.channels.Reduction`."""
+    """The end of any rank but 0 of an all-reduce over TCP, an implementation of `channels.protocols.Reduction`."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class BoardPublisher:
 
 class TcpLatestReader:
     """One reader's end of a latest-value channel between hosts, an implementation of
-    `rollmill.channels.LatestReader`.
+    `channels.protocols.LatestReader`.
 
     A thread keeps its copy of the newest message up to date.
     """

@@ -33,7 +33,7 @@ NAP = 0.005
 
 
 class TcpWire:
-    """Opens channels over TCP, an implementation of `rollmill.channels.Wire`.
+    """Opens channels over TCP, an implementation of `channels.wire.Wire`.
 
     `send` returns before the message has left this process. Unsent messages are lost if the process dies. A
     sender's statistics include them in the depth.

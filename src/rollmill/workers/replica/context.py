@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rollmill.channels.protocols import Wire
+from rollmill.channels.wire import Wire
 from rollmill.core.types import Key
 from rollmill.dataflow import Flow, Graph, Group, Role, Trajectory, Weights, flow, peers, share
 from rollmill.programs.compile_clock import CompileClock

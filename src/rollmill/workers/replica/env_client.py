@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels.protocols import Receiver, Sender
+from rollmill.channels.shm.queue import QueueReceiver, QueueSender
 from rollmill.core.errors import EnvironmentFailed
 from rollmill.core.types import HostFailure, HostStep, HostVector
 from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request
@@ -195,9 +195,9 @@ class LocalEnvs:
 class RemoteEnvs(NamedTuple):
     """A link through channels to the environments of another group."""
 
-    openings: Receiver
-    requests: Sender
-    replies: Receiver
+    openings: QueueReceiver
+    requests: QueueSender
+    replies: QueueReceiver
     target: int
 
     def open(self) -> ResetReply:

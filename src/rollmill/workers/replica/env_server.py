@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rollmill.channels.errors import ChannelClosed
-from rollmill.channels.protocols import Receiver, Sender
+from rollmill.channels.shm.queue import QueueReceiver, QueueSender
 from rollmill.dataflow import Collector, StepReply
 from rollmill.programs.compiled import start_environments
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
@@ -35,9 +35,9 @@ class ClientClosed(Exception):
 class _Served(NamedTuple):
     pair: EnvPolicyPair
     stepper: Stepper
-    openings: Sender
-    requests: Receiver
-    replies: Sender
+    openings: QueueSender
+    requests: QueueReceiver
+    replies: QueueSender
 
 
 class EnvServer(StageRun):

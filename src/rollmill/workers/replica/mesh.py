@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from rollmill.channels.layout import Layout
-from rollmill.channels.protocols import Reduction, Wire
+from rollmill.channels.protocols import Reduction
+from rollmill.channels.wire import Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import State, first_learning_iteration

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from rollmill.channels.errors import ChannelClosed, TimedOut
-from rollmill.channels.protocols import ReceivedMessage, Receiver
+from rollmill.channels.shm.queue import QueueReceiver
+from rollmill.channels.shm.ring import RingMessage
 from rollmill.dataflow import Learner, end_iteration, settle, unsettle
 from rollmill.programs.compiled import begin_learner
 from rollmill.workers.protocol import IterationMetrics, send
@@ -54,7 +55,7 @@ def run_parameter_server(context: ReplicaContext) -> None:
             parameters.publish(server.parameters, version=server.version)
 
 
-def _next(gradients: Receiver, server: "_Server") -> ReceivedMessage:
+def _next(gradients: QueueReceiver, server: "_Server") -> RingMessage:
     while True:
         try:
             return gradients.receive(timeout=POLL_SECONDS)
@@ -92,7 +93,7 @@ class _Server:
     def parameters(self) -> list[Any]:
         return jax.device_get(self._context.flow.pick_parameters(self._learner))
 
-    def apply(self, message: ReceivedMessage) -> None:
+    def apply(self, message: RingMessage) -> None:
         """Makes one update. Raises `Ended` if the training is over, and its last state was sent."""
         header = message.header
         if not self._asynchronous and header.iteration > self._iteration:
