@@ -232,6 +232,15 @@ def test_two_sticky_transforms_draw_numbers_of_their_own():
     assert np.mean(kept) == pytest.approx(0.25 + 0.1 + 0.1, abs=0.12) and np.mean(kept) < 0.5
 
 
+def test_elements_of_a_vector_are_kept_in_the_order_given():
+    plain, (env, first, steps) = both()[2].observation, both("keep:1,0")
+    np.testing.assert_array_equal(steps.observation, plain[:, ::-1])
+    np.testing.assert_array_equal(first, [-1, 0])
+    env, _, steps = both("keep:1")
+    np.testing.assert_array_equal(steps.observation, plain[:, 1:])
+    assert env.observation_space == spaces.Box(-1.0, 10.0, (1,), np.float32)
+
+
 def test_actions_are_rescaled_to_the_bounds():
     actions = np.float32([[-1, -1], [0, 0], [1, 1], [0.5, 3.0]])
     env, _, steps = both("rescale-actions", space=ARMS, actions=actions)
@@ -349,6 +358,10 @@ def test_a_transformed_environment_without_a_name_is_of_this_process():
         ("action-repeat:0", ("transform-cannot-be-used-hint", "integer of at least 1")),
         ("flatten:2", ("transform-cannot-be-used-hint", "takes no argument")),
         ("resize:4x4x4", ("transform-cannot-be-used-hint", "SIZE or HEIGHTxWIDTH")),
+        ("keep", ("transform-cannot-be-used-hint", "different indices from 0 to 3", "keep:0,2")),
+        ("keep:0,4", ("transform-cannot-be-used-hint", "'keep:0,4'", "different indices from 0 to 3")),
+        ("keep:1,1", ("transform-cannot-be-used-hint", "'keep:1,1'", "different indices from 0 to 3")),
+        ("keep:-1", ("transform-cannot-be-used-hint", "'keep:-1'", "different indices from 0 to 3")),
         ("time:x", ("transform-cannot-be-used-hint", "STEPS must be an integer")),
         ("grey", ("transform-needs-observations-are-box", "grey", "3")),
         ("resize:4", ("transform-needs-observations-are-box", "2 or 3")),

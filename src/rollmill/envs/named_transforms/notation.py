@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.envs.named_transforms.definition import Spaces, Transform
 from rollmill.envs.named_transforms.images import grey, resize
-from rollmill.envs.named_transforms.observations import flatten, frame_stack, one_hot, time_observation
+from rollmill.envs.named_transforms.observations import flatten, frame_stack, keep, one_hot, time_observation
 from rollmill.envs.named_transforms.rewards_and_actions import (
     action_repeat,
     rescale_actions,
@@ -20,6 +20,7 @@ TRANSFORMS: dict[str, Callable[[str, Spaces], Transform]] = {
     "flatten": flatten,
     "frame-stack": frame_stack,
     "grey": grey,
+    "keep": keep,
     "one-hot": one_hot,
     "rescale-actions": rescale_actions,
     "resize": resize,

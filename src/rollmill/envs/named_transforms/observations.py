@@ -66,6 +66,18 @@ def one_hot(argument: str, spaces: Spaces) -> Transform:
     return _encoded(spaces)
 
 
+def keep(argument: str, spaces: Spaces) -> Transform:
+    """Keeps the elements of a vector with the given indices, which count from 0, and hides all others."""
+    space = box_of(spaces.observation, "keep", ranks=(1,), hint="put flatten or one-hot before it")
+    indices = [int(text) if text.isascii() and text.isdigit() else -1 for text in argument.split(",")]
+    size = space.shape[0]
+    if len(set(indices)) < len(indices) or not all(0 <= index < size for index in indices):
+        expected = f"it needs different indices from 0 to {size - 1}, separated by commas"
+        raise bad_argument("keep", argument, expected, "keep:0,2" if size > 2 else "keep:0")
+    low, high = (bound[indices] for bound in bounds_of(space))
+    return mapped_box(spaces, low, high, lambda xp, observation: xp.stack([observation[i] for i in indices]))
+
+
 def time_observation(argument: str, spaces: Spaces) -> Transform:
     """Appends the time to a vector: the steps of the episode so far, divided by STEPS, at most 1."""
     steps = count_of(argument)
