@@ -60,7 +60,7 @@ THRESHOLDS = {
 }
 """Returns by which an environment counts as learned. Those of MuJoCo are CleanRL's on v4 by a million steps."""
 
-ON_A_GPU = ("dqn", "sac", "td3", "ddpg", "mappo", "ippo")
+ON_A_GPU = ("dqn", "r2d2", "sac", "td3", "ddpg", "mappo", "ippo")
 """Algorithms whose rows take minutes of a core."""
 
 
@@ -149,6 +149,11 @@ ROWS = [
     ),
     Row("mappo", "TagGridWorld-Small-v0", 1_000_000, options="--network.torso gru"),
     *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
+    *(
+        Row(name, environment, 100_000, options=f"--total-timesteps 100000{hidden}")
+        for environment, hidden in (("TMaze-v0", ""), ("CartPole-v1", " --transform keep:0,2"))
+        for name in ("r2d2", "dqn")
+    ),
     *(
         Row("ppo", environment, 500_000, options=options)
         for environment in ("MountainCar-v0", "MountainCarContinuous-v0")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         MAPPOConfig as MAPPOConfig,
         PPOConfig as PPOConfig,
         PQNConfig as PQNConfig,
+        R2D2Config as R2D2Config,
         SACConfig as SACConfig,
         TD3Config as TD3Config,
         a2c as a2c,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         position as position,
         ppo as ppo,
         pqn as pqn,
+        r2d2 as r2d2,
         sac as sac,
         td3 as td3,
     )
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "rollmill.algorithms": (
         "A2CConfig A3CConfig AlphaZeroConfig DDPGConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig PQNConfig "
-        "SACConfig TD3Config a2c a3c alphazero ddpg dqn impala ippo mappo position ppo pqn sac td3"
+        "R2D2Config SACConfig TD3Config a2c a3c alphazero ddpg dqn impala ippo mappo position ppo pqn r2d2 sac td3"
     ),
     "rollmill.core.drawing": "Circle Drawing Line Polygon",
     "rollmill.core.errors": "RollmillError",

@@ -158,6 +158,10 @@ train impala CartPole-v1 --num-envs 7 --distribution single-learner-coarse --act
 train ippo CartPole-v1
 train ddpg CartPole-v1
 train pqn Pendulum-v1
+train r2d2 CartPole-v1 --network.torso mlp
+train r2d2 CartPole-v1 --burn-in 32
+train r2d2 CartPole-v1 --sequence-length 40
+train r2d2 CartPole-v1 --buffer-size 200
 resume empty --set num_envs=4
 resume empty --set nosuch=1
 evaluate empty --checkpoint 12

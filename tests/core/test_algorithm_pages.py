@@ -46,6 +46,7 @@ TRAININGS = {
     "impala": ("CartPole-v1", {}),
     "dqn": ("CartPole-v1", {**REPLAY, "value_distribution": "c51"}),
     "pqn": ("CartPole-v1", {"num_minibatches": 2}),
+    "r2d2": ("CartPole-v1", {**REPLAY, "sequence_length": 16, "network": rollmill.NetworkConfig(torso="gru")}),
     "sac": ("Pendulum-v1", REPLAY),
     "td3": ("Pendulum-v1", REPLAY),
     "ddpg": ("Pendulum-v1", REPLAY),
@@ -128,7 +129,7 @@ def is_explained(metric, names):
 
 def graph_of(name):
     environment, options = TRAININGS[name]
-    return getattr(rollmill, name)(environment, **TINY, **options)
+    return getattr(rollmill, name)(environment, **{**TINY, **options})
 
 
 @cache

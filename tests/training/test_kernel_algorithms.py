@@ -10,6 +10,7 @@ import pytest
 import rollmill
 from rollmill.policies.policies import load_weights
 from rollmill.record.run_directory import RunDirectory
+from wordings import raises
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
 
@@ -64,6 +65,22 @@ def test_kernels_learn_what_is_learned_without(algorithm, tmp_path):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)
     again = rollmill.resume(killed_midway(run, tmp_path / "killed"), quiet=True)
     assert again.summary["weights_sha256"] == run.summary["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_rollouts_of_r2d2_are_kernels_but_its_gradients_are_not(tmp_path):
+    settings = {**REPLAY, "sequence_length": 16, "num_envs": ENVS, "num_steps": STEPS, "network": GRU}
+    graph = rollmill.r2d2("CartPole-v1", **settings, total_timesteps=ENVS * STEPS * ITERATIONS)
+    run, plain = (
+        rollmill.train(graph, seed=3, run_dir=tmp_path / fusion, fusion=fusion, **OPTIONS)
+        for fusion in ("rollout", "off")
+    )
+    launches = RunDirectory.open(run.directory).read_config()["launches"]
+    assert launches["rollouts"] and not launches["gradients"]
+    mine, right = (load_weights(each.directory).weights for each in (run, plain))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)
+    with raises("gives-gradients-whole-minibatch-and", "r2d2"):
+        rollmill.train(graph, run_dir=tmp_path / "full", fusion="full", **OPTIONS)
 
 
 @pytest.mark.slow

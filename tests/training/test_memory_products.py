@@ -48,7 +48,10 @@ SIZES = {
     "learning_starts": 64,
     "gradient_steps": 2,
     "network": rollmill.NetworkConfig(hidden_sizes=(4,)),
+    "sequence_length": 8,
+    "burn_in": 2,
 }
+RECURRENT = {"network": rollmill.NetworkConfig(torso="gru", hidden_sizes=(4,), recurrent_size=4)}
 OPTIONS = {"tensorboard": False, "checkpoint_iterations": EVERY, "keep_last": ITERATIONS, "fusion": "off"}
 
 
@@ -70,10 +73,10 @@ def variants():
     for name in ALGORITHMS:
         if name == "sequences":
             continue  # registered by a test
-        for more in ({}, {"priority_exponent": 0.6}):
-            graph = graph_of(name, more)
+        for prioritised in (False, True):
+            graph = graph_of(name, prioritised=prioritised)
             if graph is not None and graph.replay is not None:
-                found[f"{name}, prioritised" if more else name] = graph
+                found[f"{name}, prioritised" if prioritised else name] = graph
     return found
 
 
@@ -83,14 +86,15 @@ def learners():
     return {**variants(), "sequences": build_graph("sequences", "CartPole-v1", SequencesConfig())}
 
 
-def graph_of(name, more):
+def graph_of(name, *, prioritised):
     config = ALGORITHMS[name].config
     known = {field.name for field in fields(config)}
-    if more.keys() - known:
+    if prioritised and "prioritised" not in known:
         return None
-    for environment, minibatches in itertools.product(ENVIRONMENTS, ({}, {"num_minibatches": 1})):
+    of_all = {**SIZES, "prioritised": prioritised}
+    for environment, more in itertools.product(ENVIRONMENTS, ({}, {"num_minibatches": 1}, RECURRENT)):
         try:
-            sizes = {key: value for key, value in {**SIZES, **more, **minibatches}.items() if key in known}
+            sizes = {key: value for key, value in {**of_all, **more}.items() if key in known}
             return build_graph(name, environment, config(**sizes))
         except UsageError:
             continue

@@ -41,6 +41,7 @@ from rollmill.workers.run_spec import GraphRecipe, RunSpec
 ITERATIONS = 20
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=4)
+LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(8,), recurrent_size=4)
 NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
 MINIBATCHES = {"num_minibatches": 2, "update_epochs": 2}
 REPLAY = {
@@ -50,6 +51,7 @@ REPLAY = {
     "gradient_steps": 3,
     "target_interval": 2,
 }
+OVERLAPPING, WHOLE = {"sequence_length": 16, "burn_in": 4}, {"sequence_length": 8, "burn_in": 0}
 REPLAY_OF_ACTIONS = {name: value for name, value in REPLAY.items() if name != "target_interval"}
 VALUE_LOSS = 7.5
 
@@ -113,6 +115,8 @@ ALGORITHMS = {
     "dqn c51": (rollmill.dqn, masked, REPLAY | {"prioritised": True, "value_distribution": "c51"}),
     "dqn quantiles": (rollmill.dqn, short_cartpole, REPLAY | {"value_distribution": "quantiles"}),
     "pqn": (rollmill.pqn, masked, MINIBATCHES),
+    "r2d2": (rollmill.r2d2, masked, REPLAY | OVERLAPPING | {"network": RECURRENT}),
+    "r2d2 lstm": (rollmill.r2d2, short_cartpole, REPLAY | WHOLE | {"prioritised": False, "network": LSTM}),
     "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rollmill.algorithms.positions import action_of as action_of, position as position
     from rollmill.algorithms.ppo import PPOConfig as PPOConfig, ppo as ppo
     from rollmill.algorithms.pqn import PQNConfig as PQNConfig, pqn as pqn
+    from rollmill.algorithms.r2d2 import R2D2Config as R2D2Config, r2d2 as r2d2
     from rollmill.algorithms.reports import (
         GAMES as GAMES,
         MOMENTS as MOMENTS,
@@ -79,6 +80,7 @@ _MODULES = {
     "rollmill.algorithms.positions": "action_of position",
     "rollmill.algorithms.ppo": "PPOConfig ppo",
     "rollmill.algorithms.pqn": "PQNConfig pqn",
+    "rollmill.algorithms.r2d2": "R2D2Config r2d2",
     "rollmill.algorithms.reports": "GAMES MOMENTS explained_variance",
     "rollmill.algorithms.returns": "Advantages bootstrap_values generalised_advantages lambda_returns vtrace",
     "rollmill.algorithms.sac": "SACConfig sac",

@@ -217,20 +217,20 @@ def dqn(
     optimiser, rate = adam(parts), rate_metric(parts)
     compare = partial(_compare, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
-    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: _exploration_steps(chosen)})
+    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: exploration_steps(chosen)})
     prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, compare))
     return off_policy_graph(
         "dqn",
         parts,
         policy=agent.explore,
         greedy=agent.act,
-        start_learner=partial(_start, outputs, optimiser, numbers),
-        weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
+        start_learner=partial(start_values, outputs, optimiser, numbers),
+        weights=lambda learner: EpsilonGreedy(learner.network, epsilon_now(chosen, learner)),
         gradients=MeanGradients(partial(_loss, compare), lambda learner: learner.network),
-        update=partial(_update, chosen, optimiser),
+        update=partial(update_values, chosen, optimiser),
         report=lambda learner, batch: {
             **rate(learner, learner.optimiser),
-            "exploration/epsilon": _epsilon(chosen, learner),
+            "exploration/epsilon": epsilon_now(chosen, learner),
         },
         hyperparameters=numbers,
         condition=scale_weights,
@@ -259,17 +259,19 @@ def _replay_of(config: DQNConfig) -> Replay:
 # --- the fragments ------------------------------------------------------------------------------------
 
 
-def _start(values: Module, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> DQNLearner:
+def start_values(values: Module, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> DQNLearner:
+    """Returns the learner before its first step, with a target network equal to the network."""
     network, held = values.start(key), as_data(numbers)
     return DQNLearner(network, network, optimiser.init(network), start_progress(), held)
 
 
-def _exploration_steps(config: DQNConfig) -> float:
-    """Environment steps until the share of random actions is final."""
+def exploration_steps(config: Any) -> float:
+    """Returns the number of environment steps until the share of random actions is final."""
     return max(config.exploration_fraction * config.total_timesteps, 1.0)
 
 
-def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
+def epsilon_now(config: Any, learner: DQNLearner) -> Float[Array, ""]:
+    """Returns the current share of random actions."""
     config, steps = current(config, numbers_now(learner)), learner.hyperparameters[EXPLORATION_STEPS]
     explored = learner.progress.share_of(steps)
     return config.start_epsilon + explored * (config.end_epsilon - config.start_epsilon)
@@ -307,14 +309,15 @@ def _loss(
     return sample.weight * comparison.loss, metrics
 
 
-def _update(
-    config: DQNConfig,
+def update_values(
+    config: Any,
     optimiser: Optimiser,
     learner: DQNLearner,
     gradients: PyTree[Array],
     *,
     share: float = 1.0,
 ) -> DQNLearner:
+    """Returns the learner after a step of the optimiser, and a move of the target network if one is due."""
     held = numbers_now(learner)
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
     progress = counted(learner.progress, interval=config.target_interval)

@@ -38,6 +38,12 @@ class ValueAgent(NamedTuple):
         """Returns the value of each action for an observation."""
         return self.head.means(self.outputs(network, observation))
 
+    def advance(
+        self, network: PyTree[Array], memory: Memory, observation: Observation
+    ) -> tuple[Float[Array, "n ..."], Memory]:
+        """Returns the network's outputs for an observation, and the next memory."""
+        return self.outputs.network(network).advance(observation, memory)
+
     def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
         """Returns a categorical distribution whose logits are the values, with illegal actions masked."""
         logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
@@ -54,7 +60,8 @@ class ValueAgent(NamedTuple):
         self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
         """Returns a random action with probability epsilon, and otherwise the action with the highest value."""
-        values = self.values(weights.network, observation)
+        outputs, memory = self.advance(weights.network, memory, observation)
+        values = self.head.means(outputs)
         choice_key, action_key = jax.random.split(key)
         random = self.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
         best = self.distribution(values, action_mask).mode()
@@ -65,7 +72,8 @@ class ValueAgent(NamedTuple):
         self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
         """Returns the action with the highest value."""
-        values = self.values(weights.network, observation)
+        outputs, memory = self.advance(weights.network, memory, observation)
+        values = self.head.means(outputs)
         return Decision(self.distribution(values, action_mask).mode(), memory, ())
 
 

@@ -34,7 +34,16 @@ from rollmill.algorithms.optimisers import Optimiser, rate_now
 from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.sizes import check_positive, iterations_for
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Action, Environment, GymnasiumObject, HostEnvironment, Key, Params, StartHost
+from rollmill.core.types import (
+    Action,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Key,
+    Memory,
+    Params,
+    StartHost,
+)
 from rollmill.dataflow import (
     MAX_ROWS,
     Batch,
@@ -68,7 +77,8 @@ class OffPolicyParts(NamedTuple):
     choices: Choices
     custom: list[str]
     loops: Loops
-    replay: Replay
+    replay: Any
+    """The experience store, of the type that the algorithm made."""
 
 
 MAX_INTERVAL = 2**31 - 1
@@ -117,14 +127,69 @@ class Module(NamedTuple):
         """Returns the initial weights of the network."""
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
+    def network(self, weights: PyTree[Array]) -> Any:
+        """Returns the network with these weights."""
+        return eqx.combine(weights, self.static)
+
+    def start_memory(self) -> Memory:
+        """Returns the memory of a network at the start of an episode, or `()` for a network without memory."""
+        shapes = jax.eval_shape(self.start, jax.random.key(0))
+        zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+        return self.network(zeros).initial_memory()
+
     def __call__(self, weights: PyTree[Array], *inputs: Any) -> Any:
         """Returns the network's output for one observation."""
-        return eqx.combine(weights, self.static)(*inputs)
+        return self.network(weights)(*inputs)
 
 
 def module(make: Callable[[Key], Any]) -> Module:
     """Creates a `Module` from a function that creates the network from a random key."""
     return Module(make, weights_and_rest(make)[1])
+
+
+def check_replay(config: Any, replay: Replay, loops: Loops) -> None:
+    """Checks that a memory of single steps can be used. Raises a `UsageError` with sizes that would fit."""
+    check_stored(config, loops, steps_each=replay.capacity, steps_before=_each(replay, loops))
+    least = 2 * loops.num_steps + replay.n_step + 1
+    if replay.capacity < least:
+        raise UsageError(
+            f"buffer_size={config.buffer_size} holds {replay.capacity} steps of each of "
+            f"num_envs={loops.num_envs} environments, but num_steps={loops.num_steps} needs at least {least}. "
+            f"hint: buffer_size={least * loops.num_envs} or more."
+        )
+    if replay.minibatch_size > replay.learning_starts:
+        raise UsageError(
+            f"batch_size={replay.minibatch_size} is larger than learning_starts={replay.learning_starts}, the "
+            f"number of steps stored when learning begins. hint: learning_starts={replay.minibatch_size} or more."
+        )
+    if replay.minibatch_size + loops.num_envs > config.buffer_size:
+        raise UsageError(
+            f"batch_size={replay.minibatch_size} is larger than buffer_size={config.buffer_size} allows. hint: "
+            f"buffer_size={replay.minibatch_size + loops.num_envs} or more."
+        )
+
+
+def check_stored(config: Any, loops: Loops, *, steps_each: int, steps_before: int) -> None:
+    """Checks the sizes that all replay memories have: those of each environment, and when learning begins.
+
+    Raises a `UsageError` with the sizes, and those that would fit.
+    """
+    if config.buffer_size > MAX_STORED:
+        raise UsageError(
+            f"buffer_size={config.buffer_size} exceeds the limit of {MAX_STORED} steps for a replay memory."
+        )
+    for name, steps in {"buffer_size": steps_each, "learning_starts": steps_before}.items():
+        if steps > MAX_ROWS:
+            raise UsageError(
+                f"{name}={getattr(config, name)} is {steps} steps of each of num_envs={loops.num_envs} "
+                f"environments, which exceeds the limit of {MAX_ROWS}. hint: {name}={MAX_ROWS * loops.num_envs} "
+                "or less, or more environments."
+            )
+    if config.learning_starts > config.total_timesteps:
+        raise UsageError(
+            f"learning_starts={config.learning_starts} must be less than "
+            f"total_timesteps={config.total_timesteps}, or nothing is learned."
+        )
 
 
 def off_policy_parts(
@@ -135,17 +200,18 @@ def off_policy_parts(
     *,
     params: Params | None,
     network: NetworkConfig | str | None,
-    replay: Callable[[Any], Replay] | None = None,
+    replay: Callable[[Any], ExperienceStore] | None = None,
+    check: Callable[[Any, Any, Loops], None] = check_replay,
     steps_an_update: int = 1,
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
     `config` is an instance of `kind`, or a dictionary of some of its fields. Overrides replace fields. `params`
     replaces the environment's parameters, and `network` replaces `config.network`. `replay` creates the replay
-    memory from the hyperparameters. By default, the memory holds single steps and draws them uniformly. If
-    `gradient_steps` is None, there is one update for every `steps_an_update` environment steps. The default of 1
-    follows the papers of SAC and TD3. Raises a `UsageError` for invalid names, types or sizes, and for a
-    multi-agent environment.
+    memory from the hyperparameters. By default, the memory holds single steps and draws them uniformly. `check`
+    checks the hyperparameters, the memory and the loops. If `gradient_steps` is None, there is one update for
+    every `steps_an_update` environment steps. The default of 1 follows the papers of SAC and TD3. Raises a
+    `UsageError` for invalid names, types or sizes, and for a multi-agent environment.
     """
     config, choices = configured(kind, env, config, network, overrides)
     refuse_network(choices)
@@ -153,7 +219,7 @@ def off_policy_parts(
     config = with_layout(config, env)
     memory = (replay or uniform_replay)(config)
     loops = _loops_of(config, steps_an_update)
-    _check_replay(config, memory, loops)
+    check(config, memory, loops)
     return OffPolicyParts(
         env, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
     )
@@ -212,12 +278,13 @@ def off_policy_graph(
     condition: Any = unconditioned,
     outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
     store: ExperienceStore | None = None,
+    start_memory: Callable[[], Memory] = lambda: (),
 ) -> Graph:
     """Assembles the graph of an algorithm with a replay memory from the parts of `off_policy_parts`.
 
     `policy` explores, and `greedy` is the deployed policy. The learner has a field `progress`, which is a
-    `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. The other
-    arguments are fields of `Graph`.
+    `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. By default, the
+    policy has no memory. The other arguments are fields of `Graph`.
     """
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
@@ -229,7 +296,7 @@ def off_policy_graph(
         gradients=gradients,
         update=update,
         start_environment=parts.environment.start,
-        start_memory=lambda: (),
+        start_memory=start_memory,
         start_learner=start_learner,
         action_mask=parts.environment.action_mask,
         weights=weights,
@@ -370,40 +437,3 @@ def _most_shards(num_envs: int, batch_size: int) -> int:
 def _each(replay: Replay, loops: Loops) -> int:
     """Steps of each environment before learning begins."""
     return -(-replay.steps_before_learning(loops) // loops.num_envs)
-
-
-def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
-    """Checks that a sample can be stored. Raises a `UsageError` with the sizes, and those that would fit."""
-    if config.buffer_size > MAX_STORED:
-        raise UsageError(
-            f"buffer_size={config.buffer_size} exceeds the limit of {MAX_STORED} steps for a replay memory."
-        )
-    for name, steps in {"buffer_size": replay.capacity, "learning_starts": _each(replay, loops)}.items():
-        if steps > MAX_ROWS:
-            raise UsageError(
-                f"{name}={getattr(config, name)} is {steps} steps of each of num_envs={loops.num_envs} "
-                f"environments, which exceeds the limit of {MAX_ROWS}. hint: {name}={MAX_ROWS * loops.num_envs} "
-                "or less, or more environments."
-            )
-    least = 2 * loops.num_steps + replay.n_step + 1
-    if replay.capacity < least:
-        raise UsageError(
-            f"buffer_size={config.buffer_size} holds {replay.capacity} steps of each of "
-            f"num_envs={loops.num_envs} environments, but num_steps={loops.num_steps} needs at least {least}. "
-            f"hint: buffer_size={least * loops.num_envs} or more."
-        )
-    if replay.minibatch_size > replay.learning_starts:
-        raise UsageError(
-            f"batch_size={replay.minibatch_size} is larger than learning_starts={replay.learning_starts}, the "
-            f"number of steps stored when learning begins. hint: learning_starts={replay.minibatch_size} or more."
-        )
-    if replay.minibatch_size + loops.num_envs > config.buffer_size:
-        raise UsageError(
-            f"batch_size={replay.minibatch_size} is larger than buffer_size={config.buffer_size} allows. hint: "
-            f"buffer_size={replay.minibatch_size + loops.num_envs} or more."
-        )
-    if replay.learning_starts > config.total_timesteps:
-        raise UsageError(
-            f"learning_starts={replay.learning_starts} must be less than "
-            f"total_timesteps={config.total_timesteps}, or nothing is learned."
-        )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.algorithms.hyperparameters import Number
 
@@ -99,6 +99,34 @@ def lambda_returns(
     goes_on = ~done & (jnp.arange(done.size) < done.size - 1)
     decay = jnp.where(goes_on, td_lambda * discount, 0.0)
     return decaying_sum(reward + (discount - decay) * next_value, decay)
+
+
+def n_step_returns(
+    reward: Float[Array, " T"],
+    next_value: Float[Array, " T"],
+    done: Bool[Array, " T"],
+    *,
+    gamma: Number,
+    n: int,
+) -> Float[Array, " T"]:
+    """Computes returns over `n` steps, or fewer at the end of an episode or of the sequence.
+
+    `G_t = r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1} + gamma^k V'_{t+k-1}`, where `k` is the largest number
+    of steps up to `n` that remain in the episode and in the sequence.
+
+    Args:
+        reward: `r_t`.
+        next_value: `V'_t`, the value after each step, from `bootstrap_values`.
+        done: the episode ended at this step.
+        gamma: discount factor of a step.
+        n: maximum number of steps in a return.
+    """
+    ends = done | (jnp.arange(done.size) == done.size - 1)
+
+    def extended(_: Int[Array, ""], returns: Float[Array, " T"]) -> Float[Array, " T"]:
+        return reward + gamma * jnp.where(ends, next_value, jnp.roll(returns, -1))
+
+    return jax.lax.fori_loop(1, n, extended, reward + gamma * next_value)
 
 
 def vtrace(

@@ -48,7 +48,7 @@ class Sequence(NamedTuple):
     """Importance weight of a prioritised draw, or 1."""
 
 
-class Rollout(NamedTuple):
+class StoredRollout(NamedTuple):
     """One rollout of one environment, as it is stored."""
 
     steps: Step
@@ -204,7 +204,7 @@ class SequenceReplay(NamedTuple):
         following = (row[:, None] + jnp.arange(self.length)[None]) % self.rollouts
         places = (environment[:, None] * self.rollouts + following).reshape(-1)
         flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:]), ring.rows)
-        taken: Rollout = from_rows(jax.tree.map(lambda leaf: leaf[places], flat), _struct(graph))
+        taken: StoredRollout = from_rows(jax.tree.map(lambda leaf: leaf[places], flat), _struct(graph))
         joined = lambda leaf: leaf.reshape(len(row), self.length * self.num_steps, *leaf.shape[2:])
         return Sequence(
             jax.tree.map(joined, taken.steps),
@@ -319,18 +319,18 @@ class PrioritisedSequences(NamedTuple):
         return self.store.fill(ring)
 
 
-def _by_environment(trajectory: Trajectory) -> Rollout:
+def _by_environment(trajectory: Trajectory) -> StoredRollout:
     """Returns the rollout of each environment, with leaves `[E, ...]`."""
     steps = trajectory.steps
     legal = {name: steps.info[name] for name in (FINAL_MASK,) if name in steps.info}
     by_env = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps._replace(extras=(), final_memory=(), info=legal))
-    return Rollout(by_env, trajectory.start_memory, trajectory.observation)
+    return StoredRollout(by_env, trajectory.start_memory, trajectory.observation)
 
 
 def _struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shapes of ONE rollout."""
 
-    def rollout() -> Rollout:
+    def rollout() -> StoredRollout:
         key, index = jax.random.key(0), jnp.arange(1, dtype=jnp.int32)
         weights = graph.weights(graph.start_learner(key))
         _, trajectory = collect(graph, weights, start_collector(graph, key, index), key)

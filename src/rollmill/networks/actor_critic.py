@@ -242,7 +242,7 @@ def actor_critic(
         more_spaces = () if critic_space is None else (critic_space,)
         return find_network(config.name)(key, observation_space, action_space, *more_spaces)
     torso_key, critic_torso_key, actor_key, critic_key = jax.random.split(key, 4)
-    torso = _torso(torso_key, space=observation_space, config=config)
+    torso = complete_torso(torso_key, observation_space, config)
     actor = action_head(
         actor_key,
         action_space,
@@ -258,7 +258,7 @@ def actor_critic(
                 "shared_torso=True needs a critic with the same observations as the actor. hint: leave it off."
             )
         return SharedActorCritic(torso, actor, linear(critic_key, torso.out_features, 1, gain=1.0))
-    critic_torso = _torso(critic_torso_key, space=critic_space or observation_space, config=config)
+    critic_torso = complete_torso(critic_torso_key, critic_space or observation_space, config)
     critic = linear(critic_key, critic_torso.out_features, 1, gain=1.0)
     return SeparateActorCritic(torso, actor, critic_torso, critic)
 
@@ -351,7 +351,8 @@ def configured_torso(
     )
 
 
-def _torso(key: Key, *, space: spaces.Space, config: NetworkConfig) -> Torso:
+def complete_torso(key: Key, space: spaces.Space, config: NetworkConfig) -> Torso:
+    """Builds the torso that `config` describes, with its recurrent unit if it has one."""
     encoder_key, cell_key = jax.random.split(key)
     encoder = configured_torso(encoder_key, space, config)
     if config.torso not in CELLS:

@@ -14,44 +14,61 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Action, Key, Observation
-from rollmill.networks.actor_critic import CELLS, NetworkConfig, check_config, configured_torso
+from rollmill.core.types import Action, Key, Memory, Observation
+from rollmill.networks.actor_critic import CELLS, NetworkConfig, check_config, complete_torso, configured_torso
 from rollmill.networks.base import Distribution
 from rollmill.networks.heads import ActionHead, action_head, finite_bounds
 from rollmill.networks.layers import Linear, linear
 from rollmill.networks.registry import is_torso
-from rollmill.networks.torsos import FeedForwardTorso, OwnTorso
+from rollmill.networks.torsos import FeedForwardTorso, OwnTorso, Torso
 
 
 class ActionValues(eqx.Module):
     """Predicts the values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers per action."""
 
-    torso: FeedForwardTorso | OwnTorso
+    torso: Torso
     head: Linear
     atoms: int | None = eqx.field(static=True, default=None)
 
+    def initial_memory(self) -> Memory:
+        """Returns the memory of the torso at the start of an episode."""
+        return self.torso.initial_memory()
+
+    def advance(self, observation: Observation, memory: Memory) -> tuple[Float[Array, "n ..."], Memory]:
+        """Returns the value of each action, and the next memory."""
+        features, memory = self.torso(observation, memory)
+        values = self.head(features)
+        return (values if self.atoms is None else values.reshape(-1, self.atoms)), memory
+
     def __call__(self, observation: Observation) -> Float[Array, "n ..."]:
-        """Returns the value of each action."""
-        values = self.head(self.torso(observation, ())[0])
-        return values if self.atoms is None else values.reshape(-1, self.atoms)
+        """Returns the value of each action, for a torso without memory."""
+        return self.advance(observation, ())[0]
 
 
 class DuellingActionValues(eqx.Module):
     """Predicts action values as the sum of a state value and advantages (Wang et al., ICML 2016, equation 9)."""
 
-    torso: FeedForwardTorso | OwnTorso
+    torso: Torso
     value: Linear
     advantage: Linear
     atoms: int | None = eqx.field(static=True, default=None)
 
-    def __call__(self, observation: Observation) -> Float[Array, "n ..."]:
-        """Returns the value of each action."""
-        features, _ = self.torso(observation, ())
+    def initial_memory(self) -> Memory:
+        """Returns the memory of the torso at the start of an episode."""
+        return self.torso.initial_memory()
+
+    def advance(self, observation: Observation, memory: Memory) -> tuple[Float[Array, "n ..."], Memory]:
+        """Returns the value of each action, and the next memory."""
+        features, memory = self.torso(observation, memory)
         value, advantage = self.value(features), self.advantage(features)
         if self.atoms is None:
-            return value + advantage - jnp.mean(advantage)
+            return value + advantage - jnp.mean(advantage), memory
         advantage = advantage.reshape(-1, self.atoms)
-        return value[None] + advantage - jnp.mean(advantage, axis=0, keepdims=True)
+        return value[None] + advantage - jnp.mean(advantage, axis=0, keepdims=True), memory
+
+    def __call__(self, observation: Observation) -> Float[Array, "n ..."]:
+        """Returns the value of each action, for a torso without memory."""
+        return self.advance(observation, ())[0]
 
 
 class ActionCritic(eqx.Module):
@@ -102,10 +119,14 @@ def action_values(
     *,
     duelling: bool,
     atoms: int | None = None,
+    sequences: bool = False,
 ) -> ActionValues | DuellingActionValues:
-    """Makes a network that predicts the values of all actions, with `atoms` numbers per action."""
+    """Makes a network that predicts the values of all actions, with `atoms` numbers per action.
+
+    `sequences` says whether the algorithm learns from whole sequences, so that the network may be recurrent.
+    """
     torso_key, head_key, value_key = jax.random.split(key, 3)
-    torso, size = _torso(torso_key, observation_space, config), atoms or 1
+    torso, size = _torso(torso_key, observation_space, config, sequences=sequences), atoms or 1
     head = linear(head_key, torso.out_features, int(action_space.n) * size, gain=1.0)
     if not duelling:
         return ActionValues(torso, head, atoms)
@@ -155,12 +176,18 @@ def deterministic_actor(
 
 
 def _torso(
-    key: Key, space: spaces.Space, config: NetworkConfig, *, action_space: spaces.Space | None = None
-) -> FeedForwardTorso | OwnTorso:
-    if config.torso in CELLS:
+    key: Key,
+    space: spaces.Space,
+    config: NetworkConfig,
+    *,
+    action_space: spaces.Space | None = None,
+    sequences: bool = False,
+) -> Any:
+    recurrent = config.torso in CELLS
+    if recurrent and not sequences:
         raise UsageError(
             f"torso={config.torso!r} needs whole sequences, but pqn and algorithms with a replay memory learn "
-            "from single steps. hint: use torso='auto'."
+            "from single steps, except for r2d2. hint: use torso='auto', or r2d2 for discrete actions."
         )
     if config.name is not None and not is_torso(config.name):
         raise UsageError(
@@ -170,4 +197,6 @@ def _torso(
             "torso=True)."
         )
     check_config(config, space)
+    if recurrent:
+        return complete_torso(key, space, config)
     return configured_torso(key, space, config, action_space=action_space)

@@ -56,6 +56,7 @@ _SUMMARIES = {
     "td3": ("TD3Config", "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
     "ddpg": ("DDPGConfig", "deep deterministic policy gradients (Lillicrap et al., 2016)"),
     "pqn": ("PQNConfig", "Q-learning without a replay memory (Gallici et al., 2024)"),
+    "r2d2": ("R2D2Config", "recurrent DQN from sequences (Kapturowski et al., 2019)"),
     "alphazero": (
         "AlphaZeroConfig",
         "tree search and self-play in games (Silver et al., 2018; Danihelka et al., 2022)",

@@ -1,0 +1,409 @@
+"""Recurrent replay distributed DQN (Kapturowski et al., "R2D2", ICLR 2019).
+
+R2D2 is DQN with a recurrent network. Its replay memory stores the recurrent state before each rollout, and draws
+overlapping sequences of rollouts. The first steps of a sequence are a burn-in: they refresh the stored state with
+the present weights, and are not learned from. Targets are n-step returns by double Q-learning, rescaled by `h(x) =
+sign(x) (sqrt(|x| + 1) - 1) + x / 1000`.
+
+Departures from the paper: all environments explore with the same share of random actions, which falls. The loss is
+a mean over the steps of a sequence. A new sequence gets the highest priority of its shard. A sequence may contain
+the end of an episode, where the recurrent state begins anew. The network does not see the previous action and
+reward.
+
+Shape letters: `N` sequences of a minibatch, `T` steps of a sequence after the burn-in, `n` actions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, PyTree
+
+from rollmill.algorithms.dqn import (
+    EXPLORATION_STEPS,
+    DQNLearner,
+    epsilon_now,
+    exploration_steps,
+    start_values,
+    update_values,
+)
+from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
+from rollmill.algorithms.hyperparameters import current, numbers_now
+from rollmill.algorithms.off_policy import (
+    adam,
+    check_discrete,
+    check_interval,
+    check_stored,
+    learner_numbers,
+    module,
+    off_policy_graph,
+    off_policy_parts,
+    rate_metric,
+    scale_weights,
+)
+from rollmill.algorithms.on_policy import beginnings
+from rollmill.algorithms.returns import n_step_returns
+from rollmill.algorithms.value_distributions import Mean
+from rollmill.core.bounds import (
+    Count,
+    Fraction,
+    Range,
+    Rate,
+    Scheduled,
+    ScheduledFraction,
+    ScheduledPositive,
+)
+from rollmill.core.errors import UsageError
+from rollmill.core.field_help import with_field_help
+from rollmill.core.schema import check_fields
+from rollmill.core.types import (
+    FINAL_MASK,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Key,
+    Memory,
+    Observation,
+    Params,
+)
+from rollmill.dataflow import (
+    Batch,
+    Graph,
+    Loops,
+    Metrics,
+    PrioritisedSequences,
+    Sequence,
+    SequenceReplay,
+    Step,
+)
+from rollmill.dataflow.fragment_results import value_and_gradients
+from rollmill.networks import NetworkConfig, action_values
+from rollmill.networks.actor_critic import CELLS
+
+STEPS_AN_UPDATE = 32
+"""Environment steps of one update, unless the updates are set."""
+
+RESCALING = 1e-3
+"""Slope that value rescaling has at least, as published. It makes the rescaling invertible."""
+
+
+@with_field_help
+@dataclass(frozen=True)
+class R2D2Config:
+    """Hyperparameters of R2D2, under their usual names."""
+
+    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction", "priority_exponent", "weight_exponent")
+    """Hyperparameters that programs contain, or that are part of another one."""
+
+    total_timesteps: Count = 500_000
+    """Number of environment steps of the whole run, over all environments."""
+    num_envs: Count = 8
+    """Number of parallel environments."""
+    num_steps: Count = 16
+    """Number of steps of each environment in one iteration. Stored sequences begin every `num_steps` steps."""
+    gradient_steps: Count | None = None
+    """Number of updates in one iteration. Default: one for every 32 of the `num_envs` x `num_steps` collected
+    environment steps, and at least one."""
+    buffer_size: Count = 100_000
+    """Number of steps that the replay memory holds, over all environments."""
+    batch_size: Count = 32
+    """Number of sequences in the minibatch of one update."""
+    sequence_length: Count = 32
+    """Number of steps in a sequence, including the burn-in. It must be a multiple of `num_steps`."""
+    burn_in: Annotated[int, Range(0)] = 8
+    """Number of steps at the beginning of a sequence that only refresh the stored recurrent state."""
+    learning_starts: Count = 2_000
+    """Number of environment steps that are stored before learning begins."""
+    learning_rate: Rate = 1e-3
+    """Learning rate of Adam. If it is annealed, this is the initial value."""
+    anneal_lr: bool = True
+    """Anneal the learning rate linearly to zero over all planned updates."""
+    adam_eps: ScheduledPositive = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
+    gamma: ScheduledFraction = 0.99
+    """Discount factor."""
+    tau: ScheduledFraction = 0.02
+    """Fraction by which the target network moves towards the network. 1 copies the network."""
+    target_interval: Count = 1
+    """Number of updates between two moves of the target network."""
+    start_epsilon: ScheduledFraction = 1.0
+    """Share of random actions at the beginning."""
+    end_epsilon: ScheduledFraction = 0.05
+    """Share of random actions after exploration."""
+    exploration_fraction: Fraction = 0.3
+    """Fraction of the run over which the share of random actions falls linearly."""
+    duelling: bool = True
+    """Use a duelling network, which computes the value of an action as the sum of the state's value and an
+    advantage."""
+    n_step: Count = 5
+    """Maximum number of steps in a return. Returns end with their episode and with the sequence."""
+    rescale_values: bool = True
+    """Learn rescaled values, so that returns of different sizes give errors of similar size."""
+    prioritised: bool = True
+    """Draw sequences with probabilities that grow with their errors."""
+    max_error_share: ScheduledFraction = 0.9
+    """Share of the largest error of a sequence in its priority. The rest is the mean error."""
+    priority_exponent: Fraction = 0.9
+    """Exponent that converts an error to a priority."""
+    weight_exponent: Fraction = 0.6
+    """Exponent of the importance weights. Weights are scaled to a mean of 1."""
+    num_shards: Count | None = None
+    """Number of logical shards within which sequences are drawn, a multiple of the device count. Default:
+    automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, torso="gru", activation="relu", hidden_sizes=(64,))
+    )
+    """The action-value network. Its torso must be recurrent: `gru` or `lstm`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Differences(NamedTuple):
+    """Comparison of the values of a minibatch's actions with their targets, after the burn-in."""
+
+    error: Float[Array, "N T"]
+    """Target minus value, in rescaled units."""
+    value: Float[Array, "N T"]
+    """Value of the action taken, in the units of rewards."""
+
+
+def r2d2(
+    env: Environment | HostEnvironment | GymnasiumObject | str,
+    config: R2D2Config | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """Builds R2D2 for an environment with discrete actions, as a graph that `rollmill.train` trains.
+
+    Args:
+        env: an id, the result of `rollmill.make` or `gymnasium.make`, or your own `Environment`.
+        config: hyperparameters. Single hyperparameters can be given as keyword arguments instead:
+            `r2d2(env, num_envs=8)`.
+        params: parameters that replace the environment's own. A leaf with an additional leading axis
+            `[num_envs, ...]` holds one value for each environment.
+        network: a `NetworkConfig` that replaces `config.network`, or the name of a torso.
+        **overrides: fields of `R2D2Config` to replace. `learning_rate` may be an Optax schedule, which is a
+            function of the number of updates and replaces annealing.
+
+    Raises:
+        UsageError: a name, type or size is invalid, the network has no memory, or the action space is not
+            `Discrete`.
+
+    Examples:
+        >>> algorithm = rollmill.r2d2("TMaze-v0", total_timesteps=100_000)
+    """
+    parts = off_policy_parts(
+        R2D2Config,
+        env,
+        config,
+        overrides,
+        params=params,
+        network=network,
+        replay=_replay_of,
+        check=_check,
+        steps_an_update=STEPS_AN_UPDATE,
+    )
+    chosen: R2D2Config = parts.config
+    actions = check_discrete("r2d2", parts.env.action_space, "ppo has recurrent networks for continuous actions")
+    outputs = module(partial(_network, parts.env.observation_space, actions, chosen))
+    agent = value_agent(outputs, Mean(huber=False), actions)
+    optimiser, rate = adam(parts), rate_metric(parts)
+    compare = partial(differences, agent, chosen)
+    exponents = chosen.priority_exponent, chosen.weight_exponent
+    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: exploration_steps(chosen)})
+    prioritised = PrioritisedSequences(parts.replay, *exponents, partial(_errors, compare, chosen))
+    return off_policy_graph(
+        "r2d2",
+        parts,
+        policy=agent.explore,
+        greedy=agent.act,
+        start_learner=partial(start_values, outputs, optimiser, numbers),
+        weights=lambda learner: EpsilonGreedy(learner.network, epsilon_now(chosen, learner)),
+        gradients=partial(_gradients, compare),
+        update=partial(update_values, chosen, optimiser),
+        report=lambda learner, batch: {
+            **rate(learner, learner.optimiser),
+            "exploration/epsilon": epsilon_now(chosen, learner),
+        },
+        hyperparameters=numbers,
+        condition=scale_weights,
+        store=prioritised if chosen.prioritised else None,
+        start_memory=outputs.start_memory,
+    )
+
+
+def _network(observation_space: spaces.Space, action_space: spaces.Discrete, config: R2D2Config, key: Key) -> Any:
+    return action_values(
+        key, observation_space, action_space, config.network, duelling=config.duelling, sequences=True
+    )
+
+
+def _replay_of(config: R2D2Config) -> SequenceReplay:
+    return SequenceReplay(
+        rollouts=config.buffer_size // config.num_envs // config.num_steps,
+        num_steps=config.num_steps,
+        minibatch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        length=config.sequence_length // config.num_steps,
+    )
+
+
+def _check(config: R2D2Config, replay: SequenceReplay, loops: Loops) -> None:
+    """Checks the network and the sizes of sequences. Raises a `UsageError` with values that would be possible."""
+    if config.network.torso not in CELLS:
+        raise UsageError(
+            f"r2d2 needs a recurrent network, got torso={config.network.torso!r}. hint: torso='gru' or 'lstm', or "
+            "dqn for networks without memory."
+        )
+    check_interval("target_interval", config.target_interval)
+    length, steps = config.sequence_length, config.num_steps
+    if length % steps:
+        raise UsageError(
+            f"sequence_length={length} must be a multiple of num_steps={steps}, because a sequence consists of "
+            f"whole rollouts. hint: sequence_length={-(-length // steps) * steps}."
+        )
+    if config.burn_in >= length:
+        raise UsageError(
+            f"burn_in={config.burn_in} leaves no step of sequence_length={length} to learn from. hint: "
+            f"burn_in={length - 1} or less."
+        )
+    if replay.rollouts < replay.length:
+        raise UsageError(
+            f"buffer_size={config.buffer_size} holds {config.buffer_size // config.num_envs} steps of each of "
+            f"num_envs={config.num_envs} environments, but one sequence has sequence_length={length}. hint: "
+            f"buffer_size={length * config.num_envs} or more."
+        )
+    each = -(-replay.steps_before_learning(loops) // loops.num_envs)
+    check_stored(config, loops, steps_each=replay.capacity, steps_before=each)
+
+
+# --- the fragments ------------------------------------------------------------------------------------
+
+
+def _gradients(compare: Any, learner: DQNLearner, minibatch: Batch) -> tuple[PyTree[Array], Metrics]:
+    """Returns the gradients of the mean loss over the steps of a minibatch's sequences."""
+
+    def loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
+        found: Differences = compare(network, learner, minibatch.samples)
+        weight = minibatch.samples.weight[:, None]
+        metrics = {"losses/td_error": jnp.mean(jnp.abs(found.error)), "losses/q": jnp.mean(found.value)}
+        return jnp.mean(weight * 0.5 * jnp.square(found.error)), metrics
+
+    (total, metrics), slopes = value_and_gradients(loss, learner.network)
+    return slopes, {"losses/total": total, **metrics}
+
+
+def _errors(compare: Any, config: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array, " N"]:
+    """Returns the error of each sequence, which determines its priority (section 2.3 of the paper)."""
+    error = jnp.abs(compare(learner.network, learner, minibatch.samples).error)
+    share = current(config, numbers_now(learner)).max_error_share
+    return share * jnp.max(error, axis=1) + (1 - share) * jnp.mean(error, axis=1)
+
+
+def differences(
+    agent: ValueAgent, config: Any, network: PyTree[Array], learner: DQNLearner, sequences: Sequence
+) -> Differences:
+    """Compares the values of a minibatch's actions under `network` with their targets.
+
+    Both networks begin with the stored memory, and go through the burn-in. Only the values have gradients.
+    """
+    config = current(config, numbers_now(learner))
+    fixed = jax.lax.stop_gradient(network)
+    begins = jax.vmap(beginnings)(sequences.steps.terminated | sequences.steps.truncated)
+    early = jax.tree.map(lambda leaf: leaf[:, : config.burn_in], (sequences.steps.observation, begins))
+    steps: Step
+    steps, begins = jax.tree.map(lambda leaf: leaf[:, config.burn_in :], (sequences.steps, begins))
+
+    def unrolled(weights: PyTree[Array], without_gradients: PyTree[Array]) -> tuple[Array, Memory]:
+        memory = sequences.start_memory
+        if config.burn_in:
+            _, after = jax.vmap(partial(_unroll, agent, without_gradients))(memory, *early)
+            memory = jax.tree.map(lambda leaf: leaf[:, -1], after)
+        return jax.vmap(partial(_unroll, agent, weights))(memory, steps.observation, begins)
+
+    online, target = unrolled(network, fixed), unrolled(learner.target, learner.target)
+    next_online, next_target = (
+        _next_outputs(agent, weights, *outputs, steps, sequences.observation)
+        for weights, outputs in ((fixed, online), (learner.target, target))
+    )
+    of_action = jax.vmap(jax.vmap(agent.of_action))
+    value = of_action(online[0], steps.action)
+    best = lambda values, legal: agent.distribution(values, legal).mode()
+    next_value = of_action(next_target, jax.vmap(jax.vmap(best))(next_online, _legal_after(steps)))
+    into, back = (rescaled, unscaled) if config.rescale_values else (jnp.asarray, jnp.asarray)
+    next_value = jnp.where(steps.terminated, 0, back(next_value))
+    returns = jax.vmap(partial(n_step_returns, gamma=config.gamma, n=config.n_step))
+    done = steps.terminated | steps.truncated
+    wanted = jax.lax.stop_gradient(into(returns(steps.reward, next_value, done)))
+    return Differences(wanted - value, back(value))
+
+
+def _unroll(
+    agent: ValueAgent,
+    weights: PyTree[Array],
+    memory: Memory,
+    observation: Observation,
+    begins: Bool[Array, " T"],
+) -> tuple[Float[Array, "T n"], Memory]:
+    """Returns the values of all actions in each step of ONE sequence, and the memory after each step."""
+    at_start = agent.outputs.start_memory()
+
+    def step(memory: Memory, given: tuple[Observation, Bool[Array, ""]]) -> tuple[Memory, tuple[Array, Memory]]:
+        seen, begins = given
+        memory = jax.tree.map(partial(jnp.where, begins), at_start, memory)
+        values, memory = agent.advance(weights, memory, seen)
+        return memory, (values, memory)
+
+    return jax.lax.scan(step, memory, (observation, begins))[1]
+
+
+def _next_outputs(
+    agent: ValueAgent,
+    weights: PyTree[Array],
+    values: Float[Array, "N T n"],
+    memory: Memory,
+    steps: Step,
+    observation: Observation,
+) -> Float[Array, "N T n"]:
+    """Returns the values of all actions after each step, given those before it and the memory after it.
+
+    Final observations of truncated episodes are evaluated only if there are any in the minibatch.
+    """
+    evaluate = jax.vmap(lambda memory, observation: agent.advance(weights, memory, observation)[0])
+    last = evaluate(jax.tree.map(lambda leaf: leaf[:, -1], memory), observation)
+    following = jnp.concatenate([values[:, 1:], last[:, None]], axis=1)
+    final = jax.lax.cond(
+        jnp.any(steps.truncated),
+        lambda: jax.vmap(evaluate)(memory, steps.final_observation),
+        lambda: jnp.zeros_like(following),
+    )
+    return jnp.where(steps.truncated[..., None], final, following)
+
+
+def _legal_after(steps: Step) -> PyTree[Bool[Array, "N T n"]]:
+    """Returns the legal actions after each step, before any reset, or `()` if all actions are legal."""
+    return steps.info[FINAL_MASK] if jax.tree.leaves(steps.action_mask) else ()
+
+
+def rescaled(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Rescales returns by `h` (Pohlen et al., 2018, proposition 3.2)."""
+    return jnp.sign(values) * (jnp.sqrt(jnp.abs(values) + 1) - 1) + RESCALING * values
+
+
+def unscaled(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Inverts `rescaled`.
+
+    The quotient is written without a difference of nearly equal numbers, which would lose half of the digits.
+    """
+    size = jnp.abs(values) + 1 + RESCALING
+    root = 2 * size / (1 + jnp.sqrt(1 + 4 * RESCALING * size))
+    return jnp.sign(values) * (jnp.square(root) - 1)
