@@ -150,8 +150,11 @@ ROWS = [
     Row("mappo", "TagGridWorld-Small-v0", 1_000_000, options="--network.torso gru"),
     *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
     *(
-        Row(name, environment, 100_000, options=f"--total-timesteps 100000{hidden}")
-        for environment, hidden in (("TMaze-v0", ""), ("CartPole-v1", " --transform keep:0,2"))
+        Row(name, environment, steps, options=f"--total-timesteps {steps}{hidden}")
+        for environment, steps, hidden in (
+            ("TMaze-v0", 50_000, ""),
+            ("CartPole-v1", 100_000, " --transform keep:0,2"),
+        )
         for name in ("r2d2", "dqn")
     ),
     *(
