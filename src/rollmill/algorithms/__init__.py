@@ -1,6 +1,6 @@
 """Defines each algorithm as a graph, one file each, and the returns and losses that algorithms share."""
 
-# Names are imported at their first use: a training needs one algorithm.
+# A run needs one algorithm, so each name is imported at its first use.
 from typing import TYPE_CHECKING
 
 from rollmill.core.lazy_names import lazy_names

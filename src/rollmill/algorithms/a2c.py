@@ -1,8 +1,8 @@
 """Synchronous advantage actor-critic (A2C), which is A3C with other default settings.
 
-The graph is the same as for A3C (Mnih et al., ICML 2016). The settings come from OpenAI Baselines (Wu et al.,
-"OpenAI Baselines: ACKTR and A2C", 2017) and Stable-Baselines3: rollouts of five steps, a smaller learning rate,
-and no normalisation of advantages and values.
+A2C has the graph of A3C (Mnih et al., ICML 2016). The settings come from OpenAI Baselines (Wu et al., "OpenAI
+Baselines: ACKTR and A2C", 2017) and Stable-Baselines3: rollouts of five steps, a smaller learning rate, and no
+normalisation of advantages and values.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from rollmill.networks import NetworkConfig
 @with_field_help
 @dataclass(frozen=True)
 class A2CConfig(A3CConfig):
-    """Hyperparameters of A2C. The fields are the same as for A3C, with other defaults."""
+    """Hyperparameters of A2C. The fields are inherited from `A3CConfig`, with other defaults."""
 
     num_envs: Count = 8
     """Number of parallel environments, over all workers together."""

@@ -1,11 +1,11 @@
 """Advantage actor-critic (Mnih et al., ICML 2016) as a graph of four fragments.
 
-The graph is the same for synchronous and asynchronous runs. A synchronous run is A2C. In A3C, every worker holds
-environments, policy and gradients, and its gradients are applied as they arrive. The workers share the statistics
-of RMSProp, which are part of the learner.
+Synchronous and asynchronous runs use one graph. A synchronous run is A2C. In A3C, every worker holds environments,
+policy and gradients, and its gradients are applied as they arrive. The workers share the statistics of RMSProp,
+which are part of the learner.
 
 There are two departures from the paper. The loss is a mean over samples instead of a sum, so it does not grow with
-the rollout. Truncated episodes are bootstrapped from their final observation.
+the rollout. Truncated episodes are bootstrapped from the value of their final observation.
 """
 
 from collections.abc import Mapping

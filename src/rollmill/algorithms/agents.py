@@ -55,7 +55,7 @@ class AgentView(NamedTuple):
     active: dict[str, Bool[Array, "..."]]
     """Active agents of each kind, `[A]`."""
     central: PyTree[Float[Array, "..."]]
-    """Central features, `[features]`; `()` if the environment has none, or the algorithm uses none."""
+    """Central features, `[features]`, or `()` if the environment has none or the algorithm does not use them."""
 
 
 def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
@@ -86,7 +86,7 @@ class AgentExtras(NamedTuple):
     log_prob: dict[str, Float[Array, "..."]]
     """Log-probabilities of the actions."""
     final_value: dict[str, Float[Array, "..."]] | tuple[()] = ()
-    """Values after a truncated step, zero elsewhere; `()` unless `condense` has added them."""
+    """Values after truncated steps, and 0 after other steps. `()` unless `condense` has added them."""
     value: dict[str, Float[Array, "..."]] | tuple[()] = ()
     """Values as the networks predict them, if any network has a memory, since critics then have to see every step
     in order. Otherwise `()`."""
@@ -98,11 +98,11 @@ class AgentWeights(eqx.Module):
     networks: dict[str, PyTree[Array]]
     """Weights of each parameter set, with a leading axis of agents for independent ones."""
     agents: dict[str, RunningStatistics] | None
-    """Statistics of ONE agent's observation of each kind; None if observations are not normalised."""
+    """Statistics of ONE agent's observation, for each kind, or None if observations are not normalised."""
     central: RunningStatistics | None
-    """Statistics of the central features; None if there are none, or they are not normalised."""
+    """Statistics of the central features, or None if there are none or they are not normalised."""
     opponents: Opponents | None = None
-    """Earlier weights by which some agents act while others learn; None without a pool of them."""
+    """Earlier weights with which some agents act while others learn, or None without a pool of opponents."""
 
 
 class SetNetwork(NamedTuple):
@@ -119,7 +119,7 @@ class SetNetwork(NamedTuple):
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
     def start_memory(self) -> Memory:
-        """Returns the memory of ONE agent at the start of an episode; `()` for a network without memory."""
+        """Returns the memory of ONE agent at the start of an episode, or `()` for a network without memory."""
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
         return eqx.combine(zeros, self.static).initial_memory()
 
@@ -162,7 +162,7 @@ class AgentPolicy(NamedTuple):
     shows_active: bool
     """True if agents can become inactive."""
     central: jax.ShapeDtypeStruct | None
-    """Shape of the environment's central features; None without."""
+    """Shape of the environment's central features, or None if it has none."""
     agent_ids: bool
     """True if observations get a one-hot of the agent's index."""
     normalises: bool
@@ -182,7 +182,8 @@ class AgentPolicy(NamedTuple):
         start = self.networks[group.name].start_weights
         if not group.independent:
             return start(key)
-        return jax.lax.map(start, jax.random.split(key, group.size))  # not vmap: as each would alone
+        # without `vmap`, each agent's weights are exactly those of a single agent
+        return jax.lax.map(start, jax.random.split(key, group.size))
 
     def start_memory(self) -> Memory:
         """Returns the memories of each kind's agents at the start of an episode, `[A]`, or `()` without any."""
@@ -200,12 +201,12 @@ class AgentPolicy(NamedTuple):
         return bool(jax.tree.leaves(jax.eval_shape(self.start_memory)))
 
     def normalise(self, weights: AgentWeights, view: AgentView) -> AgentView:
-        """Returns the `AgentView` with normalised observations. Any leading axes are supported."""
+        """Normalises the observations of an `AgentView`, which may have any leading axes."""
         central = view.central if weights.central is None else normalise(weights.central, view.central)
         return AgentView(self.normalise_agents(weights, view.agents), view.active, central)
 
     def normalise_agents(self, weights: AgentWeights, agents: dict[str, Observation]) -> dict[str, Observation]:
-        """Returns the agents' normalised observations. Any leading axes are supported."""
+        """Normalises each kind's observations, which may have any leading axes."""
         if weights.agents is None:
             return agents
         return {name: normalise(statistics, agents[name]) for name, statistics in weights.agents.items()}
@@ -300,9 +301,8 @@ class AgentPolicy(NamedTuple):
         return self.condense if self.is_large else None
 
     def condense(self, weights: AgentWeights, step: Step) -> Step:
-        """Replaces large final observations by the values computed from them.
-
-        The step belongs to all environments, with leaves `[E, ...]`.
+        """Replaces large final observations of a step of all environments, `[E, ...]`, by the values of the
+        critics.
 
         Values are computed only if an episode was truncated in this step.
         """
@@ -419,7 +419,7 @@ class AgentPolicy(NamedTuple):
         return (observation, jnp.eye(group.size, dtype=jnp.float32)[first : first + kind.count])
 
     def _central(self, view: AgentView) -> Float[Array, " features"] | None:
-        """Returns the common input of all critics; None if each sees its agent's own observation only."""
+        """Returns the common input of all critics, or None if each critic only sees its agent's observation."""
         if self.critic == "own":
             return None
         return view.central if self.central is not None else self._concatenated(view)
@@ -533,7 +533,7 @@ def _central_size(env: Environment | HostEnvironment, central: jax.ShapeDtypeStr
 def split_key(key: Key, count: int) -> Array:
     """Splits a key into `[count]` keys. A count of 1 returns the key itself.
 
-    IPPO with one agent therefore draws the same numbers as PPO.
+    IPPO with one agent therefore uses the same random keys as PPO.
     """
     return key[None] if count == 1 else jax.random.split(key, count)
 

@@ -80,7 +80,7 @@ class StartViewed:
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """Starts the environments; see `StartHost`."""
+        """Starts the environments. The arguments are described at `StartHost`."""
         return ViewedVector(self.start(indices, seed=seed, generation=generation, gamma=gamma))
 
 
@@ -105,7 +105,7 @@ class ViewedVector:
         return viewed(self._vector.reset(out=None if out is None else plain(out)))
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Applies one action to each environment, and starts the next episode where one ended."""
+        """Applies one action to each environment, and resets each environment whose episode ends."""
         return viewed(self._vector.step(actions, out=None if out is None else plain(out)))
 
     def drain_failures(self) -> list[HostFailure]:

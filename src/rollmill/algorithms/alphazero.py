@@ -128,7 +128,7 @@ class AlphaZeroConfig:
     policy learns nothing."""
     search: Literal["gumbel", "puct"] = "gumbel"
     """Search algorithm: sequential halving with Gumbel noise, which improves the policy even with few simulations,
-    or AlphaZero's upper confidence bounds (PUCT) with Dirichlet noise."""
+    or upper confidence bounds (PUCT) with Dirichlet noise, as in the AlphaZero paper."""
     max_considered_actions: Count = 16
     """Maximum number of actions that the Gumbel search considers at its root."""
     value_scale: Positive = 1.0
@@ -186,7 +186,7 @@ class SearchExtras(NamedTuple):
     discount: Float[Array, "..."]
     """Discount of all later rewards, which is negative if the turn passes to the opponent."""
     agrees: Float[Array, "..."]
-    """1 if the network alone prefers the same action as the search, else 0."""
+    """1 if the network without search prefers the action that the search chose, and otherwise 0."""
 
 
 class SelfPlaySamples(NamedTuple):
@@ -212,7 +212,7 @@ class Planner(NamedTuple):
     """Environment as its author wrote it, without auto-reset, accounting and time limits."""
     policy: NetworkPolicy
     config: Any
-    """Hyperparameters, with the numbers that a learner holds where there is one."""
+    """Hyperparameters, with the values of a learner if it holds them."""
 
     def now(self, learner: ActorCriticLearner) -> "Planner":
         """Returns the planner with the hyperparameters that a learner holds."""

@@ -58,9 +58,9 @@ class Choices(NamedTuple):
 
     config: Any
     network: Callable[..., Any] | None
-    """Function that makes the network, in place of `config.network`; else None."""
+    """Function that creates the network and replaces `config.network`, or None."""
     schedule: Callable[..., Any] | None
-    """Learning rate by the number of updates, in place of that of `config`; else None."""
+    """Learning rate as a function of the number of updates, which replaces `config.learning_rate`, or None."""
 
     def made_in_python(self, **others: Any) -> list[str]:
         """Returns the names of parts that were given as Python objects, which no file can store.
@@ -94,10 +94,10 @@ def configured(
 ) -> tuple[Config, Choices]:
     """Validates a user's hyperparameters and overrides, and separates parts given as Python objects.
 
-    `config` is an instance of `kind`, or a dictionary of some of its fields; by default it has the defaults. The
-    network may be a `NetworkConfig`, the name of a torso or of a registered network, or a function that creates
-    it. `learning_rate` may be an Optax schedule, which is a function of the number of updates. Raises a
-    `UsageError` for an unknown name, or a value of the wrong type.
+    `config` is an instance of `kind`, or a dictionary of some of its fields. Fields that are not given have their
+    defaults. The network may be a `NetworkConfig`, the name of a torso or of a registered network, or a function
+    that creates it. `learning_rate` may be an Optax schedule, which is a function of the number of updates. Raises
+    a `UsageError` for an unknown name, or a value of the wrong type.
     """
     if _is_on_host(env):
         leave_device_memory()
@@ -122,7 +122,9 @@ def _is_on_host(env: Any) -> bool:
 
 
 def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
-    """The override of the field `network`, and the function that makes the network; at most one is given."""
+    """Returns the override of the field `network`, and the function that creates the network. At most one is
+    set.
+    """
     if isinstance(network, str):
         network = {"name" if is_network(network) else "torso": network}
     if isinstance(network, Mapping):
@@ -184,7 +186,7 @@ def optimiser_of(
         config, rates = current(_started(choices.config), held), _learning_rate(choices, loops, every, held, rate)
         return clipped_descent(scaling(config), max_grad_norm=config.max_grad_norm, **rates)
 
-    make({})  # refuses what it cannot count
+    make({})  # raises now if the schedule is invalid
     return Optimiser(make)
 
 
@@ -232,8 +234,8 @@ def parts_of(
     """Checks the user's inputs and prepares them for a graph.
 
     `env` may be anything that `as_environment` accepts, and `params` replaces its parameters. The function uses
-    the hyperparameters `num_envs`, `gamma`, `network` and those of normalisation. Raises a `UsageError` if the
-    spaces are not supported, or if the environment is multi-agent.
+    the hyperparameters `num_envs`, `gamma`, `network` and the switches of normalisation. Raises a `UsageError` if
+    the spaces are not supported, or if the environment is multi-agent.
     """
     gamma = _gamma_of_rewards(choices.config) if choices.config.normalize_rewards else None
     env, environment, host = environment_parts(env, choices.config, params=params, gamma=gamma)
@@ -267,12 +269,12 @@ def environment_parts(
     gamma: float | None = None,
     final_mask: bool = False,
 ) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
-    """Returns the environment of a single agent, its functions, and what starts it if it is a host environment.
+    """Returns the environment of a single agent, its functions, and the start function of a host environment.
 
     `env` may be anything that `as_environment` accepts, and `params` replaces its parameters. `config` contains
     the sizes of the run. With `gamma`, discounted returns are recorded, for reward normalisation. `final_mask`
     records the legal actions of final states, if the environment has action masks. Raises a `UsageError` if the
-    environment has several agents or players, or takes no parameters.
+    environment is multi-agent, has two players, or does not support `params`.
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
@@ -380,7 +382,7 @@ def numbers_to_hold(config: Any, loops: Loops, **further: float | int) -> dict[s
 
 
 def end_iteration_of(choices: Choices, loops: Loops, numbers: Mapping[str, float]) -> Callable[[Any], Any] | None:
-    """Returns `Graph.end_iteration`, or None if nothing depends on the number of updates."""
+    """Returns `Graph.end_iteration`, or None if nothing depends on the number of updates of the run."""
     rate = _learning_rate(choices, loops, 1, {})
     if rate["anneal_over"] is None and not callable(rate["learning_rate"]) and not follows_schedules(numbers):
         return None

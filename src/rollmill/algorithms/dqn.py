@@ -83,7 +83,7 @@ class DQNConfig:
         "min_value",
         "max_value",
     )
-    """Hyperparameters that programs contain, or that are part of another one."""
+    """Numeric hyperparameters that are constants of compiled programs, or enter other hyperparameters."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments."""

@@ -51,7 +51,9 @@ class ValueAgent(NamedTuple):
 
     def of_action(self, outputs: Float[Array, "n ..."], action: Action) -> Float[Array, "..."]:
         """Returns the network's outputs for one action."""
-        # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
+        # XLA fuses a selection and a sum with the preceding operations. It would not fuse a gather, whose gradient
+        # is a
+        # scatter.
         is_chosen = jax.nn.one_hot(action - self.first, len(outputs), dtype=jnp.bool_)
         is_chosen = is_chosen.reshape(-1, *[1] * (outputs.ndim - 1))
         return jnp.sum(jnp.where(is_chosen, outputs, 0), axis=0)

@@ -156,7 +156,7 @@ class _Held(NamedTuple):
 
     inputs: Mapping[str, NumberSchedule]
     parameters: dict[str, float]
-    """Numbers by name, as a training begins with them."""
+    """Values of the inputs at the beginning of a run, by name."""
     follows_steps: bool
 
     @classmethod
@@ -182,7 +182,7 @@ class _Held(NamedTuple):
         return (kept[0], kept[1] + 1) if self.follows_steps else kept
 
     def params(self, own: Params, held: Hyperparameters, *steps: Int[Array, ""]) -> Params:
-        """Returns the present parameters."""
+        """Returns the current parameters."""
         done = steps[0].astype(jnp.float32) / held[PLANNED_STEPS] if steps else 1.0
         return now_of(own, with_ends(self.inputs, held), done)
 
@@ -315,11 +315,12 @@ class Extras(NamedTuple):
     log_prob: Float[Array, "..."]
     """Log-probability of the action."""
     value: PyTree[Float[Array, "..."]]
-    """Value of the observation in the units of rewards, for recurrent policies, whose critic has to see every
-    step in order, and for large observations, where actor and critic share a torso. Otherwise `()`: computing all
-    values of a trajectory at once takes fewer and larger matrix products; or `appraise` adds them in a kernel."""
+    """Value of the observation in the units of rewards. Recurrent policies store it, because their critic must see
+    every step in order, and so do policies whose actor and critic share a torso for large observations. Otherwise
+    `()`, because a few large matrix products compute all values of a trajectory faster, unless `appraise` adds
+    them."""
     final_value: PyTree[Float[Array, "..."]] = ()
-    """Value after a truncated step, zero elsewhere; `()` unless `appraise` or `condense` has added it."""
+    """Value after a truncated step, and 0 after other steps. `()` unless `appraise` or `condense` has added it."""
 
 
 class NetworkPolicy(NamedTuple):
@@ -332,7 +333,7 @@ class NetworkPolicy(NamedTuple):
     static: PyTree
     """Parts of the network that are not weights, such as functions and sizes."""
     normalised_struct: PyTree[jax.ShapeDtypeStruct] | None
-    """Shapes of the observations; None if they are not normalised."""
+    """Shapes of the observations, or None if they are not normalised."""
     is_large: bool
     """True if an observation has a large leaf (`dataflow.is_large`), such as an image."""
     normalises_values: bool = False
@@ -356,14 +357,16 @@ class NetworkPolicy(NamedTuple):
         return bool(jax.tree.leaves(jax.eval_shape(self.start_memory)))
 
     def normalise(self, weights: PolicyWeights, observation: Observation) -> Observation:
-        """Normalises observations if the policy uses running statistics. Any leading axes are supported."""
+        """Normalises observations if the policy uses running statistics. They may have any leading axes."""
         statistics = weights.observations
         return observation if statistics is None else normalise(statistics, observation)
 
     def forward(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Output:
-        """Returns the network's output for a normalised observation. Its value may be normalised, too."""
+        """Returns the network's output for a normalised observation. Its value is normalised if
+        `normalise_values`.
+        """
         network = eqx.combine(weights.network, self.static)
         return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 
@@ -417,9 +420,7 @@ class NetworkPolicy(NamedTuple):
         return step._replace(extras=extras, final_observation=())
 
     def condense(self, weights: PolicyWeights, step: Step) -> Step:
-        """Replaces large final observations by the values computed from them.
-
-        The step belongs to all environments, with leaves `[E, ...]`.
+        """Replaces large final observations of a step of all environments, `[E, ...]`, by their values.
 
         Values are computed only if an episode was truncated in this step.
         """
@@ -514,6 +515,6 @@ def weights_and_rest(make: Callable[[Key], PyTree]) -> tuple[PyTree, PyTree]:
     is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     is_weight = lambda leaf: is_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
     weights, rest = eqx.partition(network, is_weight)
-    if any(map(is_struct, jax.tree.leaves(rest))):  # constant arrays: their values are needed, not only shapes
+    if any(map(is_struct, jax.tree.leaves(rest))):  # constant arrays, whose values are needed
         rest = eqx.filter(make(jax.random.key(0)), eqx.is_inexact_array, inverse=True)
     return weights, rest

@@ -85,7 +85,7 @@ def numbers_for(held: Mapping[str, float], config: object, other: object) -> dic
     if type(config) is not type(other) or ours.keys() != theirs.keys() or differ - held.keys():
         return None
     if any(type(getattr(config, name)) is not type(getattr(other, name)) for name in differ):
-        return None  # a number is annealed, and a schedule of one number is not
+        return None  # a number and a schedule need different programs
     return {name: theirs.get(name, number) for name, number in held.items()}
 
 
@@ -143,7 +143,7 @@ def settled(learner: Any) -> Any:
 
 
 def settle_of(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Returns the function `Graph.settle` for a learner with these hyperparameters."""
+    """Returns the function `Graph.settle` for a learner with these hyperparameters, or None without schedules."""
     return settled if follows_schedules(numbers) else None
 
 

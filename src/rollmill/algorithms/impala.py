@@ -2,8 +2,8 @@
 
 The learner trains on whole sequences. V-trace corrects for the difference between the policy that acted and the
 learner's policy. They differ if the acting weights were some updates old, or if the learner makes several epochs
-over a batch. The graph is the same for synchronous and asynchronous runs. In a synchronous run with one epoch and
-one minibatch, all ratios are 1.
+over a batch. Synchronous and asynchronous runs use one graph. In a synchronous run with one epoch and one
+minibatch, all ratios are 1.
 
 Departures from the paper: losses are means over samples instead of sums, so they do not grow with the batch.
 Truncated episodes are bootstrapped from the learner's value of their final observation. If observations are large,
@@ -92,7 +92,7 @@ class IMPALAConfig:
     vtrace_lambda: ScheduledFraction = 1.0
     """Decay of the trace; 1 as published."""
     norm_adv: bool = True
-    """Standardise the advantages of each batch, using their mean and deviation before learning from it."""
+    """Standardise the advantages of each batch, by their mean and standard deviation before the first update."""
     ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: ScheduledNonNegative = 0.5
@@ -130,9 +130,9 @@ class StepValues(NamedTuple):
     final_observation: PyTree[Array]
     """`()` if there are final values."""
     final_value: PyTree[Float[Array, "..."]]
-    """Value after a truncated step by the behaviour policy's weights; `()` unless observations are large."""
+    """Value after a truncated step, by the behaviour policy's weights. `()` unless observations are large."""
     begins: PyTree[Bool[Array, "..."]]
-    """Whether the step begins an episode; `()` without a memory."""
+    """Whether the step begins an episode. `()` for policies without memory."""
 
 
 class Ends(NamedTuple):
@@ -143,13 +143,13 @@ class Ends(NamedTuple):
     last_observation: Observation
     """Observation after the last step."""
     units: PyTree[Array] = ()
-    """Statistics of targets from before the batch, for each sequence; `()` unless values are normalised."""
+    """Statistics of targets before the batch, for each sequence. `()` unless values are normalised."""
     moments: PyTree[Array] = ()
-    """`Moments` of the batch's advantages, for each sequence; `()` unless they are standardised."""
+    """`Moments` of the batch's advantages, for each sequence. `()` unless advantages are standardised."""
 
 
 class Outputs(NamedTuple):
-    """Outputs of the learner's network for each step of IMPALA's sequences."""
+    """Outputs of the learner's network for each step of a sequence."""
 
     log_prob: Float[Array, "..."]
     entropy: Float[Array, "..."]
@@ -157,7 +157,7 @@ class Outputs(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """Constants of the IMPALA loss of each step, which V-trace computes."""
+    """Constants in the loss of each step, which V-trace computes."""
 
     advantage: Float[Array, "..."]
     target: Float[Array, "..."]
@@ -282,7 +282,7 @@ def _estimates(
         return jax.tree.map(lambda leaf: leaf[0], estimate(Batch(sequence, ends)))
 
     num_steps, num_envs = batch.samples.reward.shape
-    if policy.is_large:  # another copy of all images would take as much memory as the trajectory
+    if policy.is_large:  # a second copy of all images would double the memory of the trajectory
         at_once = max(1, IMAGES_AT_ONCE // num_steps)
         return jax.lax.map(estimate_of, jnp.arange(num_envs), batch_size=at_once)
     by_sequence = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), batch.samples)
@@ -290,7 +290,7 @@ def _estimates(
 
 
 def sequence_gradients(policy: NetworkPolicy, config: Any) -> SequenceGradients:
-    """Returns the fragment that computes the gradients of IMPALA's mean loss over a minibatch of sequences."""
+    """Returns the fragment that computes gradients of the mean IMPALA loss over a minibatch of sequences."""
     return SequenceGradients(
         partial(_step, policy),
         loss=partial(_loss, config),

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from rollmill.algorithms.hyperparameters import Number
 
-# Far beyond every clipping range; larger ratios would overflow, and their gradients be 0 * inf.
+# Far beyond every clipping range. Larger ratios would overflow, and their gradients would be 0 * inf.
 _MAX_LOG_RATIO = 10.0
 
 
@@ -34,7 +34,7 @@ def squared_value_loss(value: Float[Array, ""], target: Float[Array, ""]) -> Flo
 def clipped_value_loss(
     value: Float[Array, ""], old_value: Float[Array, ""], target: Float[Array, ""], clip_coef: Number
 ) -> Float[Array, ""]:
-    """Computes PPO's clipped value loss.
+    """Computes the clipped value loss of PPO.
 
     It is the maximum of two squared errors: of the value, and of the value clipped to a range around the old
     value. See Engstrom et al., "Implementation Matters in Deep Policy Gradients", ICLR 2020.
@@ -46,7 +46,7 @@ def clipped_value_loss(
 def bound_loss(
     mean: Float[Array, "*shape"], low: Float[np.ndarray, "*shape"], high: Float[np.ndarray, "*shape"]
 ) -> Float[Array, ""]:
-    """Computes the sum of squares by which the means of actions exceed their bounds."""
+    """Computes the sum of squared distances by which the means of actions lie outside their bounds."""
     below, above = jnp.asarray(low, mean.dtype) - mean, mean - jnp.asarray(high, mean.dtype)
     return jnp.sum(jnp.square(jnp.maximum(jnp.maximum(below, above), 0.0)))
 

@@ -99,7 +99,7 @@ class MAPPOConfig:
     gae_lambda: ScheduledFraction = 0.95
     """Decay of generalised advantage estimation, from 0 (one-step) to 1 (Monte Carlo)."""
     clip_coef: ScheduledPositive = 0.2
-    """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
+    """Clipping range of the policy's ratio around 1, and of a clipped value around the old value."""
     clip_vloss: bool = True
     """Clip the value loss like the policy loss."""
     norm_adv: bool = True

@@ -71,13 +71,13 @@ class AgentLearner(eqx.Module):
     optimisers: dict[str, PyTree[Array]]
     """Optimiser state of each parameter set, with a leading axis of agents for independent ones."""
     targets: dict[str, RunningStatistics] | None
-    """Statistics of each kind's value targets; None if values are not normalised."""
+    """Statistics of each kind's value targets, or None if values are not normalised."""
     returns: dict[str, Float[Array, ""]]
     """Mean return of each kind over the episodes of the last iteration in which any ended."""
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Hyperparameters that the fragments read."""
     progress: Annealing | None = None
-    """Updates that were made; None if no number follows a schedule, other than learning rates."""
+    """Number of updates so far, or None if no hyperparameter other than a learning rate follows a schedule."""
     pool: OpponentPool | None = None
     """Pool of earlier weights that serve as opponents, or None without a pool."""
 
@@ -94,11 +94,13 @@ class SetRows(NamedTuple):
     view: AgentView
     """Normalised observations."""
     agents: dict[str, TrainingSamples]
-    """Samples of each kind, leaves `[..., A, ...]`; their observations are `()`, as the view has them."""
+    """Samples of each kind, leaves `[..., A, ...]`. Their observations are `()`, because the view contains
+    them."""
     weight: dict[str, Float[Array, "..."]]
-    """Weights of each kind's samples, `[..., A]`: 0 for inactive agents; their mean over a set is 1."""
+    """Weights of each kind's samples, `[..., A]`. They are 0 for inactive agents, and their mean over a set is
+    1."""
     begins: PyTree[Bool[Array, "..."]] = ()
-    """True where an episode begins with this row, so that memories are reset; `()` without memory."""
+    """Whether an episode begins with this row, so that memories are reset. `()` for policies without memory."""
 
 
 def start_learner(
@@ -113,7 +115,7 @@ def start_learner(
 ) -> AgentLearner:
     """Returns the initial learner state of a multi-agent algorithm.
 
-    The kinds in `with_opponents` may act with one of `pool_size` earlier weights.
+    The pool of opponents, if there are any, has room for `pool_size` earlier weights.
     """
     weights, held = policy.start_weights(key), as_data(numbers)
     pool = None
@@ -148,7 +150,8 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[AgentLearner, Batch]:
-    """Computes all agents' advantages and targets of a rollout, and updates running statistics for the next one.
+    """Computes all agents' advantages and targets of a rollout, and updates running statistics for the next
+    rollout.
 
     It uses `gamma`, `gae_lambda`, `frozen`, `pool_every` and `pool_share` of `config`. Agents that acted with
     earlier weights are ignored.
@@ -294,7 +297,10 @@ def _advantages(
     gamma: Number,
     gae_lambda: Number,
 ) -> Advantages:
-    """Advantages and targets of a kind's agents, `[T, E, A]`; an agent's episode ends when it becomes inactive."""
+    """Returns the advantages and targets of a kind's agents, `[T, E, A]`.
+
+    An agent's episode ends when the agent becomes inactive.
+    """
     active, stays_active = steps.observation.active[name], steps.final_observation.active[name]
     terminated = steps.terminated[..., None] | ~active | ~stays_active
     truncated = jnp.broadcast_to(steps.truncated[..., None], active.shape)
@@ -352,8 +358,8 @@ def condition(
     """Sets sample weights so that a mean over rows is a mean over active agents, and standardises advantages.
 
     Advantages are standardised for each kind, or for each independent agent. If only one agent is active, its
-    advantage is not changed, because it would always become zero. The minibatch is this replica's part of
-    `num_rows` rows, by default all of them.
+    advantage is not changed, because it would always become zero. The minibatch contains this replica's part of
+    `num_rows` rows, by default all rows.
     """
     rows: SetRows = minibatch.samples
     independent = {name for group in sets if group.independent for name in group.names}
@@ -487,9 +493,10 @@ def _loss_of_outputs(
     row: SetRows,
     outputs: dict[str, Output],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss and metrics of ONE environment step; metrics are means over parameter sets, and, of several, each.
+    """Returns the loss and the metrics of ONE environment step.
 
-    The returns of each kind are held by the learner, the same for every step.
+    Metrics are means over parameter sets, followed by the metrics of each set if there are several. The learner
+    holds the returns of each kind, which are equal for all steps.
     """
     held = numbers_now(learner)
 
@@ -503,7 +510,8 @@ def _loss_of_outputs(
     for group in policy.sets:
         sums = jax.tree.map(lambda *parts: sum(parts), *(of_kind(name) for name in group.names))
         set_loss, set_metrics[group.name] = jax.tree.map(lambda x, size=group.size: x / size, sums)
-        # A sum for independent agents, so that the gradient of each agent's weights is that of its own mean loss.
+        # Losses of independent agents are summed, because each agent's weights get the gradient of only its own
+        # loss.
         total = total + (sums[0] if group.independent else set_loss)
     over_sets = jax.tree.map(lambda *metrics: sum(metrics) / len(metrics), *set_metrics.values())
     over_sets |= {f"returns/{name}": value for name, value in learner.returns.items()}
@@ -541,9 +549,10 @@ def update(
 def _unless_idle(
     learner: AgentLearner, group: ParameterSet, before: PyTree[Array], after: PyTree[Array]
 ) -> PyTree[Array]:
-    """Returns the weights before a step of a set with agents that all act by earlier ones, or after it.
+    """Returns the weights before a step if all agents of the set acted with earlier weights, and otherwise after
+    it.
 
-    Its gradients are zero then, but Adam would go on by its momentum.
+    The gradients of such a set are zero, but the momentum of Adam would still change its weights.
     """
     played = learner.pool.played if learner.pool is not None else {}
     if not all(name in played for name in group.names):

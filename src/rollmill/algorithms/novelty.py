@@ -91,7 +91,9 @@ def with_novelty(graph: Graph, policy: Any, config: Any, optimiser: Optimiser) -
     return graph._replace(
         start_learner=partial(_start, distilled, graph.start_learner, optimiser),
         prepare=partial(_prepare, distilled, policy, config, graph.prepare),
-        # A function of its own, so that no kernel computes it: none was tried.
+        # Wrapped in a lambda, because the compiler fuses only known gradients, and this one has not been tested in
+        # a
+        # kernel.
         gradients=lambda learner, minibatch: of_both(learner, minibatch),
         update=ElementwiseUpdate(partial(_update, optimiser)),
     )
@@ -166,7 +168,7 @@ def _loss(
 def _update(
     optimiser: Optimiser, learner: ActorCriticLearner, gradients: PyTree[Array], *, share: float = 1.0
 ) -> ActorCriticLearner:
-    """One step of the optimiser for policy and predictor; see `on_policy.update`."""
+    """Makes one optimiser step for policy and predictor, as `on_policy.update` does."""
     novelty, progress = _own(learner), learner.progress
     networks, held = (learner.weights.network, novelty.predictor), with_rate(learner, numbers_now(learner))
     (network, predictor), state = descend(optimiser, networks, learner.optimiser, gradients, held, share=share)

@@ -91,9 +91,9 @@ class StepCounts(eqx.Module):
     """Counts of steps and updates in a learner, on which schedules depend. They never overflow."""
 
     env_steps: Integer[Array, ""]
-    """Environment steps of all environments so far, modulo 2^32; `prepare` counts them."""
+    """Environment steps of all environments so far, modulo 2^32, counted by `prepare`."""
     updates: Integer[Array, ""]
-    """Updates so far, less a multiple of the algorithm's interval from 2^32 on; `update` counts them."""
+    """Updates so far, counted by `update`. From 2^32 on, a multiple of the algorithm's interval is subtracted."""
     env_step_wraps: Integer[Array, ""] = eqx.field(default_factory=lambda: jnp.uint32(0))
     """How often `env_steps` has reached 2^32."""
 
@@ -108,7 +108,7 @@ class StepCounts(eqx.Module):
         return jnp.minimum((high * float(_WORD) + low) / steps, 1)
 
     def is_before(self, step: int) -> Bool[Array, ""]:
-        """Returns whether fewer than `steps` environment steps have been made."""
+        """Returns whether fewer than `step` environment steps have been made."""
         wraps, rest = divmod(step, _WORD)
         if wraps >= _WORD:
             return jnp.asarray(True)
@@ -206,7 +206,7 @@ def off_policy_parts(
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
-    `config` is an instance of `kind`, or a dictionary of some of its fields. Overrides replace fields. `params`
+    `config` is an instance of `kind`, or a dictionary of some of its fields. `overrides` replace fields. `params`
     replaces the environment's parameters, and `network` replaces `config.network`. `replay` creates the replay
     memory from the hyperparameters. By default, the memory holds single steps and draws them uniformly. `check`
     checks the hyperparameters, the memory and the loops. If `gradient_steps` is None, there is one update for
@@ -395,7 +395,7 @@ def check_interval(name: str, interval: int) -> None:
 def _count_steps(
     batch_size: int, learner: Any, trajectory: Trajectory, *, reduce: Reduce, replicas: int
 ) -> tuple[Learner, Batch]:
-    """Counts the steps of an iteration; what is learned from is drawn from the replay memory."""
+    """Counts the environment steps of an iteration. The replay memory supplies the minibatches."""
     before: StepCounts = learner.progress
     high, low = divmod(batch_size, _WORD)
     env_steps = before.env_steps.astype(jnp.uint32) + jnp.uint32(low)

@@ -45,15 +45,15 @@ class ActorCriticLearner(eqx.Module):
     optimiser: PyTree[Array]
     """Optimiser state of all parameters."""
     returns: RunningStatistics | None
-    """Statistics of the discounted return; None if rewards are not normalised."""
+    """Statistics of the discounted return, or None if rewards are not normalised."""
     hyperparameters: Hyperparameters = eqx.field(default_factory=dict)
     """Hyperparameters that the fragments read."""
     progress: Annealing | None = None
-    """Updates that were made; None if no number follows a schedule, other than learning rates."""
+    """Number of updates so far, or None if no hyperparameter other than a learning rate follows a schedule."""
     rate_scale: Float[Array, ""] | None = None
-    """Multiple of the configured learning rate; None if it is not adapted."""
+    """Factor by which the configured learning rate is multiplied, or None if it is not adapted."""
     novelty: Any = None
-    """`novelty.Novelty`; None without a bonus for rare observations."""
+    """`novelty.Novelty`, or None without a bonus for rare observations."""
 
     @property
     def updates_done(self) -> Float[Array, ""]:
@@ -76,7 +76,8 @@ class TrainingSamples(NamedTuple):
     target: Float[Array, "..."]
     """Target of the network's value, normalised in the same way."""
     begins: PyTree[Bool[Array, "..."]]
-    """True where an episode begins with this sample, so that the memory is reset; `()` without memory."""
+    """Whether an episode begins with this sample, so that the memory is reset. `()` for policies without
+    memory."""
 
 
 SampleLoss: TypeAlias = Callable[[Any, Any, Output], tuple[Float[Array, ""], Metrics]]
@@ -197,7 +198,7 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
     observations are evaluated only in iterations with a truncated episode.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
-    # A function, for JAX writes the whole policy down to name a method of it.
+    # A lambda, because JAX would format the whole policy to name a bound method.
     value_e = jax.vmap(lambda memory, observation: policy.value(weights, memory, observation))
     value_te = partial(over_steps, value_e, at_once=IMAGES_AT_ONCE if policy.is_large else None)
     last_value = value_e(trajectory.memory, trajectory.observation)

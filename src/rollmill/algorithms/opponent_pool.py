@@ -1,4 +1,4 @@
-"""Lets agents play against earlier weights of others (fictitious self-play; Heinrich et al., ICML 2015).
+"""Lets agents play against earlier weights of other agents (fictitious self-play, Heinrich et al., ICML 2015).
 
 A pool holds the weights that each parameter set had after several iterations. In a share of the iterations, one
 kind of agents acts with weights from the pool in all environments, and only the other kinds learn. The pool is
@@ -23,7 +23,7 @@ from rollmill.core.types import Key
 
 
 class Opponents(eqx.Module):
-    """Weights of the opponents in one iteration, and the kinds of agents that act with them."""
+    """The kinds of agents that act with earlier weights in one iteration, and these weights."""
 
     networks: dict[str, PyTree[Array]]
     """Earlier weights of each parameter set with opponents."""
@@ -32,7 +32,7 @@ class Opponents(eqx.Module):
 
 
 class OpponentPool(eqx.Module):
-    """Earlier weights of agents, and the counts that determine how opponents are drawn from them."""
+    """Earlier weights of agents, and the counts by which opponents are drawn."""
 
     networks: dict[str, PyTree[Array]]
     """Weights of each parameter set with opponents, leaves `[K, ...]`."""
@@ -47,13 +47,13 @@ class OpponentPool(eqx.Module):
 
 
 class KindsWithOpponents(NamedTuple):
-    """The kinds of agents that may act by earlier weights, and the sets that their weights belong to."""
+    """The kinds of agents that may act with earlier weights, and their parameter sets."""
 
     kinds: tuple[str, ...]
     sets: Mapping[str, str]
     """Parameter set of each of these kinds."""
     fixed: tuple[str, ...]
-    """Sets that do not learn. The pool keeps no further weights of them."""
+    """Parameter sets that do not learn. The pool does not store additional weights for these sets."""
 
     def of_sets(self, networks: Mapping[str, PyTree[Array]]) -> dict[str, PyTree[Array]]:
         """Returns the weights of the sets with opponents."""
@@ -61,7 +61,7 @@ class KindsWithOpponents(NamedTuple):
         return {name: leaves for name, leaves in networks.items() if name in names}
 
     def nobody(self) -> dict[str, Bool[Array, ""]]:
-        """Returns for each kind that it does not act by earlier weights."""
+        """Returns False for each kind, for an iteration in which no kind acts with earlier weights."""
         return {name: jnp.asarray(False) for name in self.kinds}
 
 
@@ -162,11 +162,11 @@ def _put(places: PyTree[Array], kept: Int[Array, ""], newest: PyTree[Array], is_
 
 
 def draw_opponents(pool: OpponentPool, kinds: KindsWithOpponents, *, share: Number) -> Opponents:
-    """Draws the opponents of the next iteration: whether there are any, of which kind, and by which weights.
+    """Draws the opponents of the next iteration: whether there are any, their kind, and their weights.
 
     Args:
         pool: the pool before the iteration.
-        kinds: the kinds that may act by earlier weights.
+        kinds: the kinds that may act with earlier weights.
         share: share of the iterations with an opponent.
     """
     keys = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(pool.key), pool.count), 3)

@@ -90,9 +90,10 @@ def _best_move(
 
 
 def _scores(env: Environment, plies: int, now: Position) -> Float[Array, " A"]:
-    """The sum of rewards over the next plies for the player to move, by its first action; -inf if it is illegal.
+    """Returns the sum of rewards over the next plies for the player to move, by the first action.
 
-    Both players play best (negamax); positions after the last ply count as 0.
+    Illegal actions have a sum of -inf. Both players play best (negamax). Positions after the last ply have a value
+    of 0.
     """
 
     def after(choice: Array) -> Float[Array, ""]:
@@ -103,7 +104,7 @@ def _scores(env: Environment, plies: int, now: Position) -> Float[Array, " A"]:
         best = jnp.max(_scores(env, plies - 1, Position(legal, timestep.state, now.params)))
         return timestep.reward + jnp.where(
             factor == 0, 0.0, factor * best
-        )  # a game that is over may leave no move
+        )  # the best score would be -inf if the game has ended and no move is legal
 
     return _legal_only(now.action_mask, jax.vmap(after)(jnp.arange(_num_actions(env))))
 

@@ -24,7 +24,7 @@ MAX_UPDATES = 2**31 - 1
 class Annealing(NamedTuple):
     """Number of planned updates made so far: `whole + part`.
 
-    The count is stored as two numbers, because a single float would lose small fractions in long runs.
+    The count is split in two, because a single float would lose small fractions in long runs.
     """
 
     whole: Int[Array, ""]
@@ -49,7 +49,8 @@ def advanced(count: Annealing, share: float) -> Annealing:
     `share` is the fraction of a minibatch that the update covers.
     """
     part = count.part + share
-    whole = jnp.floor(part + 1e-4)  # three thirds count as one, though their float sum may be smaller
+    # three shares of 1/3 count as one update, although their sum in float32 may be smaller
+    whole = jnp.floor(part + 1e-4)
     return Annealing(count.whole + whole.astype(jnp.int32), part - whole)
 
 
@@ -216,10 +217,11 @@ def descend(
     """
     make = optimiser.at if isinstance(optimiser, Optimiser) else lambda held: optimiser
     held = {} if held is None else held
-    with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
+    with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on type promotion
         now = make(held)
         if isinstance(now.update, _FlatUpdate) and not now.update.reads_weights:
-            # The hyperparameters go in beside the state, so that the operation closes over no traced number.
+            # Hyperparameters are inputs next to the state, so that the operation does not close over traced
+            # values.
             of_vector = partial(_vector_step, make, share)
             weights, (state, _) = descend_flat(of_vector, weights, (state, held), gradients)
             return weights, state
@@ -250,7 +252,7 @@ class _FlatUpdate:
         return self.flat.update(updates, state, params, **others)
 
     def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:
-        """Returns the flat step, and the next state, of gradients that are flat already."""
+        """Returns the flat step and the next state, given gradients that are already flat."""
         return self.inner.update(gradients, state, None, share=share)
 
 
@@ -260,7 +262,7 @@ def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
     try:
         with jax.numpy_dtype_promotion("standard"):
             jax.eval_shape(lambda one: optimiser.update(one, optimiser.init(one), None, share=1.0), one)
-    except ValueError:  # by which Optax says that it needs them
+    except ValueError:  # Optax raises this error if the weights are needed
         return True
     return False
 

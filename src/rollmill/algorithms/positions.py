@@ -21,7 +21,7 @@ class Position(NamedTuple):
     """The part of an environment's state from which a search begins, created by `position`."""
 
     action_mask: PyTree[Bool[Array, "..."]]
-    """Legal actions; `()` where all are legal."""
+    """Legal actions, or `()` if all are legal."""
     state: PyTree[Array]
     """The environment's planning state."""
     params: Params
@@ -102,7 +102,7 @@ def advance(
     Returns the timestep, and the discount of all later rewards for the player who moved: 1 if the turn stays, -1
     if it passes to the opponent, and 0 if the episode terminates.
     """
-    # A step of a plannable environment depends on no key.
+    # The steps of a plannable environment do not depend on the key.
     timestep = env.step(jax.random.key(0), state, action_of(env, choice), params)
     turn_stays = _player(env, state, params) == _player(env, timestep.state, params)
     factor = jnp.where(turn_stays, jnp.float32(1), jnp.float32(-1))

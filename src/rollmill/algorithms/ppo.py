@@ -97,7 +97,7 @@ class PPOConfig:
     gae_lambda: ScheduledFraction = 0.95
     """Decay of generalised advantage estimation, from 0 (one-step) to 1 (Monte Carlo)."""
     clip_coef: ScheduledPositive = 0.2
-    """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
+    """Clipping range of the policy's ratio around 1, and of a clipped value around the old value."""
     clip_vloss: bool = True
     """Clip the value loss like the policy loss."""
     norm_adv: bool = True
@@ -194,7 +194,8 @@ def ppo(
         loops,
         scaling=_adam,
         prepare=partial(prepare, parts.policy, config),
-        appraise=None if explores else parts.policy.appraisal,  # which drops the observations that earn the bonus
+        # `appraise` would drop the observations for which the bonus is paid
+        appraise=None if explores else parts.policy.appraisal,
         condense=parts.policy.condensation,
         gradients=mean_gradients(parts.policy, _loss_within(config, choices, parts.env.action_space), config),
         condition=standardise_advantages if config.norm_adv else unconditioned,

@@ -15,7 +15,7 @@ MOMENTS = "values/"
 
 
 GAMES = "games/"
-"""Prefix of metrics that are numbers of games; the log has their shares in all games that ended."""
+"""Prefix of metrics that count games. The log contains their shares of all games that ended."""
 
 RESOLUTION = 1e-6
 """Smallest variance that float32 sums resolve, relative to the mean square."""
@@ -67,6 +67,6 @@ def explained_variance(row: Mapping[str, Any]) -> float | None:
         variance = square - np.square(target / share)
         unexplained = np.maximum(error_square / share - np.square(error / share), 0)
         explained = 1 - unexplained / variance
-        is_resolved = variance > RESOLUTION * square  # it may be rounding only
+        is_resolved = variance > RESOLUTION * square  # otherwise the variance may be a rounding error
     explained = explained[is_resolved & np.isfinite(explained)]
     return float(explained.mean()) if explained.size else None

@@ -44,14 +44,13 @@ def bootstrap_values(
     Args:
         value: `V(s_t)`.
         last_value: `V(s_T)`, after the last step of the rollout.
-        final_value: value of the observation after each step, before any reset; used only
-            where `truncated`.
-        terminated: the episode terminated at this step.
-        truncated: the episode was truncated at this step.
+        final_value: value of the observation after each step, before any reset. It is used only if `truncated`.
+        terminated: whether the episode terminated at this step.
+        truncated: whether the episode was truncated at this step.
     """
     next_value = jnp.concatenate([value[1:], last_value[None]])
     next_value = jnp.where(truncated, final_value, next_value)
-    # Termination last: a step that is both has no future, so nothing is bootstrapped.
+    # Termination takes precedence: nothing is bootstrapped after a step that is both.
     return jnp.where(terminated, 0.0, next_value)
 
 
@@ -66,8 +65,8 @@ def generalised_advantages(
 ) -> Advantages:
     """Computes advantages by generalised advantage estimation (Schulman et al., ICLR 2016, equation 16).
 
-    `A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}`, `delta_t = r_t + gamma V'_t - V_t`, where
-    `V'` comes from `bootstrap_values`; the target is `A_t + V_t`.
+    `A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}`, with `delta_t = r_t + gamma V'_t - V_t`, where `V'` comes
+    from `bootstrap_values`. The target of the critic is `A_t + V_t`.
     """
     delta = reward + gamma * next_value - value
     decay = jnp.where(done, 0.0, gamma * gae_lambda)
@@ -169,7 +168,7 @@ def vtrace(
     rho = jnp.minimum(clip_rho, ratio)
     decay = jnp.where(done, 0.0, gamma * trace_decay * jnp.minimum(clip_c, ratio))
     correction = decaying_sum(rho * (reward + gamma * next_value - value), decay)  # v_t - V_t
-    # v'_t - V'_t: within an episode V'_t is V_{t+1}; at its end, and after the last step, v'_t is V'_t.
+    # v'_t - V'_t. Within an episode, V'_t is V_{t+1}. At its end, and after the last step, v'_t is V'_t.
     next_correction = jnp.where(done, 0.0, jnp.append(correction[1:], 0.0))
     advantage = rho * (reward + gamma * (next_value + next_correction) - value)
     return Advantages(advantage, value + correction)

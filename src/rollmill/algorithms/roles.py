@@ -1,7 +1,7 @@
 """Hyperparameters that differ between the roles of a multi-agent environment.
 
-These are the learning rates and frozen weights of parameter sets, and numbers for kinds of agents. A learner
-stores them with its other hyperparameters, under names such as `gammas/tagger`.
+These are the learning rates and frozen weights of parameter sets, and the coefficients of kinds of agents. A
+learner stores them with its other hyperparameters, under names such as `gammas/tagger`.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ def check_rates(config: Any, *, is_function: bool) -> None:
 
 
 def numbers_of_role(held: Hyperparameters, option: str, name: str) -> Hyperparameters:
-    """Returns a learner's hyperparameters for one role. Its own values replace the common values."""
+    """Returns a learner's hyperparameters for one role, whose own values replace the common values."""
     own = held.get(_key(option, name))
     return held if own is None else {**held, COMMON[option]: own}
 

@@ -61,7 +61,7 @@ class SACConfig:
     """Hyperparameters of SAC, under their usual names."""
 
     IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("initial_temperature",)
-    """Hyperparameters that are numbers, which programs contain."""
+    """Numeric hyperparameters that are constants of compiled programs."""
 
     total_timesteps: Count = 1_000_000
     """Number of environment steps of the whole run, over all environments."""
@@ -205,7 +205,7 @@ class _SoftAgent(NamedTuple):
     critic: Module
     action_space: spaces.Box | spaces.Discrete
     config: Any
-    """Hyperparameters, with the numbers that a learner holds where there is one."""
+    """Hyperparameters, with the values of a learner if it holds them."""
 
     def now(self, learner: SACLearner) -> "_SoftAgent":
         """Returns the agent with the hyperparameters that a learner holds."""
@@ -267,7 +267,7 @@ def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
 def _explore(
     agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
-    """Returns an action drawn from the policy; a random one before learning begins."""
+    """Returns an action drawn from the policy, or a random action before learning begins."""
     policy_key, random_key = jax.random.split(key)
     action = agent.distribution(weights.actor, observation, action_mask).sample(policy_key)
     random = random_action(agent.action_space, random_key, action_mask)

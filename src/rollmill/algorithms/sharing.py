@@ -7,7 +7,7 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import AgentKind
 
 INDEPENDENT = "independent"
-"""Given instead of a parameter set's name: each agent of the kind has weights of its own."""
+"""Value that replaces the name of a parameter set, and gives each agent of a kind separate weights."""
 
 
 class ParameterSet(NamedTuple):
@@ -16,7 +16,7 @@ class ParameterSet(NamedTuple):
     name: str
     kinds: tuple[AgentKind, ...]
     independent: bool = False
-    """True if each agent has parameters of its own; they are stacked along a leading axis."""
+    """True if each agent has separate parameters, which are stacked along a leading axis."""
 
     @property
     def size(self) -> int:

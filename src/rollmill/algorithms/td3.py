@@ -268,7 +268,7 @@ def _explore(
     observation: Observation,
     action_mask: PyTree,
 ) -> Decision:
-    """Returns the policy's action with noise; a random one before learning begins."""
+    """Returns the policy's action with noise, or a random action before learning begins."""
     noise_key, random_key = jax.random.split(key)
     action = agent.actor(weights.actor, observation)
     noise = weights.exploration_noise * jax.random.normal(noise_key, action.shape)

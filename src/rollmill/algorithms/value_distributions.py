@@ -30,7 +30,7 @@ class ValueLoss(NamedTuple):
     error: Float[Array, ""]
     """Error that determines the priority of a transition."""
     clipped: Float[Array, ""] | None = None
-    """Probability of targets beyond the range of returns, which count as its ends. None without a range."""
+    """Probability of targets outside the range of returns, which are moved to its ends. None without a range."""
 
 
 @runtime_checkable

@@ -87,12 +87,11 @@ def gumbel_search(
 
 
 def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
-    """Returns, for each simulation, how often the action that it tries has been visited before, by sequential
-    halving.
+    """Returns how often the action that each simulation tries has been visited before, by sequential halving.
 
-    The result has the shape `[num_simulations]`. Each simulation tries the best action with this number of visits.
-    First, all considered actions are visited equally often, then the better half of them, and so on down to two
-    (Karnin et al., ICML 2013).
+    The result has the shape `[num_simulations]`. Each simulation tries the best action with exactly this many
+    visits. First, all considered actions are visited equally often, then the better half of them, and so on down
+    to two (Karnin et al., ICML 2013).
     """
     if num_considered <= 1:
         return np.arange(num_simulations, dtype=np.float32)
@@ -110,8 +109,8 @@ def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
 def improved_logits(node: Statistics, *, scale: float, rescale: bool) -> Float[Array, "... A"]:
     """Returns the logits of the improved policy: the logits of the prior plus the weighted values of all actions.
 
-    An action without visits gets the node's value, which combines the network's value and those of visited actions
-    (appendix D of the paper).
+    An action without visits gets the node's value, which combines the network's value with the values of visited
+    actions (appendix D of the paper).
     """
     edges, tiny = node.edges, jnp.finfo(jnp.float32).tiny
     visited = edges.visits > 0

@@ -37,7 +37,7 @@ class RootNoise(NamedTuple):
     concentration: float
     """Concentration of the Dirichlet noise."""
     temperature: float
-    """Moves are drawn by visits to the power of 1 / temperature; 0 takes the most visited action."""
+    """Moves are drawn by visits to the power of 1 / temperature. 0 takes the most visited action."""
 
 
 NO_NOISE = RootNoise(fraction=0.0, concentration=1.0, temperature=0.0)

@@ -3,18 +3,19 @@
 Usually, a simulation walks from the root to a leaf and back, one node at a time. This implementation avoids the
 walk:
 
-- A simulation changes the statistics of the nodes on one path only. Each node stores its ancestors, so that
+- A simulation changes only the statistics of the nodes on one path. Each node stores its ancestors, so that
   several levels of a path are updated at once, as vectors.
-- A node's choice depends only on its statistics. So each node stores its *frontier*: where a walk from it would
-  end. The root's frontier is the next action to try. Only nodes on the last path must recompute theirs.
+- A node's choice depends only on its statistics. Each node therefore stores its *frontier*: the node and action at
+  which a walk from it would end. The root's frontier is the next action to try. Only nodes on the last path
+  recompute their frontiers.
 
 No loop's length depends on the data of one tree, so that `vmap` needs no copies of trees.
 
 The results equal those of mctx (Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), except that terminal nodes
 and nodes at the maximum depth are evaluated again instead of expanded.
 
-Shape letters: `N` nodes, that is simulations and the root, `D` levels from the root to the greatest depth, `L`
-levels that are updated at once, `A` actions.
+Shape letters: `N` nodes, which are the simulations and the root, `D` levels from the root to the greatest depth,
+`L` levels that are updated at once, `A` actions.
 """
 
 from collections.abc import Callable
@@ -29,17 +30,18 @@ ROOT = 0
 NO_NODE = -1
 
 LEVELS_AT_ONCE = 1
-"""Levels of a path that are updated at once on a CPU; on a GPU all are, where a loop costs more."""
+"""Number of levels of a path that are updated at once on a CPU. On a GPU, where loops cost more, it is all
+levels."""
 
 
 Vector = Float[Array, "..."]
 
 
 class EvaluatedPosition(NamedTuple):
-    """A position with the logits and the value that the network computes for it."""
+    """A position with the network's logits and value."""
 
     logits: Float[Array, " A"]
-    """Prior of the actions; finite, and very low for illegal ones."""
+    """Finite logits of the prior, which are very low for illegal actions."""
     value: Float[Array, ""]
     """Estimated value, for the player to move."""
     state: PyTree[Array]
@@ -64,7 +66,7 @@ class Edges(NamedTuple):
     """Probabilities of the logits."""
     visits: Float[Array, "... A"]
     value: Float[Array, "... A"]
-    """Mean return after each action; 0 without visits."""
+    """Mean return after each action, or 0 for an action without visits."""
 
 
 class Statistics(NamedTuple):
@@ -92,7 +94,7 @@ Rule = Callable[[Statistics], Int[Array, "..."]]
 """A rule that chooses an action of each node by the node's statistics."""
 
 Model = Callable[[Int[Array, ""], PyTree[Array]], Expansion]
-"""A model of the environment, which steps a state by an action's index and evaluates the next one."""
+"""A model of the environment, which steps a state by the action with an index and evaluates the next state."""
 
 
 class Tree(NamedTuple):
@@ -105,19 +107,19 @@ class Tree(NamedTuple):
     """Index of the action that leads to each node."""
     depth: Int[Array, " N"]
     lineage: Int[Array, "N D"]
-    """Each node, its parent, and so on up to the root; then `NO_NODE`."""
+    """Each node, its parent, and so on up to the root, followed by `NO_NODE`."""
     state: PyTree[Array]
     """States of the model, `[N, ...]` each."""
     children: Int[Array, "N A"]
     """The node after each action, or `NO_NODE`."""
     statistics: Statistics
     frontier: Int[Array, " N"]
-    """Where a walk from each node ends: `node * (A + 1) + action` of an action that was not tried yet; with
-    `action = A` the walk ends in the node itself."""
+    """End of a walk from each node: `node * (A + 1) + action` for an action that has not been tried yet. With
+    `action = A`, the walk ends in the node itself."""
 
 
 class Below(NamedTuple):
-    """The last updated node of a path of a search tree. The nodes above it are updated next."""
+    """The node of a path that was updated last. The nodes above it are updated next."""
 
     node: Int[Array, ""]
     returned: Float[Array, ""]
@@ -128,12 +130,14 @@ class Below(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Nodes of a path of a search tree, from the lowest up, and the step from each to the next lower node."""
+    """Some nodes of a path of a search tree, from the lowest up, with the step from each to the next lower
+    node.
+    """
 
     node: Int[Array, " L"]
     """Node of each level, or the root if there is none."""
     child: Int[Array, " L"]
-    """The next lower node of the path; `NO_NODE` of the leaf."""
+    """Next lower node of the path, or `NO_NODE` for the leaf."""
     is_leaf: Bool[Array, " L"]
     choice: Int[Array, " L"]
     reward: Float[Array, " L"]
@@ -141,7 +145,7 @@ class Levels(NamedTuple):
 
 
 def best_action(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
-    """Returns the index of the action with the highest score, or the first of them if several are equal."""
+    """Returns the index of the action with the highest score. If several are equal, it is the first."""
     return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
@@ -194,7 +198,7 @@ def _first_statistics(position: EvaluatedPosition) -> Statistics:
 
 
 def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, ""], Float[Array, ""]]:
-    """The tree with a node at the root's frontier, where the path of this simulation ends, and the value there.
+    """Returns the tree with a node at the root's frontier, the end of this simulation's path, and the value there.
 
     If the walk ends in a node that is never expanded, the path ends there, and nothing leads to the added node.
     """
@@ -206,7 +210,7 @@ def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int
     lineage = jnp.append(node, tree.lineage[parent, :-1])
     depth = tree.depth[parent] + 1
     set_row = lambda leaf, row: jax.lax.dynamic_update_index_in_dim(leaf, row, node, axis=0)
-    # Beyond the last node nothing is written.
+    # If nothing is expanded, the index lies beyond the last node, and nothing is written.
     children = tree.children.at[jnp.where(expands, parent, num_nodes), choice].set(node, mode="drop")
     tree = Tree(
         *map(set_row, tree[:5], (reward, discount, choice, depth, lineage)),
@@ -255,7 +259,7 @@ def _with_levels_updated(
     The root is the node at `root_level`, if there is one.
     """
     levels = _levels_of(tree, path, below)
-    # The return from a node is `sum + factor * below.returned`, of all steps below it taken together.
+    # The return from each node is `sum + factor * below.returned`, combining all steps below it.
     sums, factors = jax.lax.associative_scan(_then, (levels.reward, levels.discount))
     returned = sums + factors * below.returned
     statistics = _with_returns(_at(tree.statistics, levels.node), levels, returned, below)
@@ -280,7 +284,7 @@ def _levels_of(tree: Tree, path: Int[Array, " L"], below: Below) -> Levels:
 
 
 def _with_returns(before: Statistics, levels: Levels, returned: Float[Array, " L"], below: Below) -> Statistics:
-    """Statistics of a path's nodes after one more return from each."""
+    """Returns the statistics of a path's nodes after one more return."""
     visits = 1.0 + jnp.sum(before.edges.visits, axis=-1)
     mean = before.value + (returned - before.value) / (visits + 1.0)
     value = jnp.where(levels.is_leaf, returned, mean)
@@ -309,7 +313,7 @@ def _frontiers(tree: Tree, levels: Levels, choice: Int[Array, " L"], below: Belo
 
 def _written(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontier: Int[Array, " L"]) -> Tree:
     """Returns the tree with these statistics and frontiers at the nodes of a path."""
-    # Beyond the last node nothing is written.
+    # `NO_NODE` becomes an index beyond the last node, so that nothing is written.
     row = jnp.where(path == NO_NODE, tree.children.shape[0], path)
     put = lambda leaf, values: leaf.at[row].set(values, mode="drop")
     old, new = tree.statistics, statistics
