@@ -133,8 +133,8 @@ def step_one(
 
 
 def collection_metrics(graph: Graph, trajectory: Trajectory, weights: Weights, index: Int[Array, " E"]) -> Metrics:
-    """Computes metrics of the environments held here. Their mean over replicas is the metric of all
-    environments.
+    """Computes metrics of the environments of this replica. Their mean over replicas is the metric of the whole
+    run.
     """
     replicas = graph.loops.num_envs // index.size
     return {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, weights)}

@@ -30,7 +30,7 @@ _cross.multiple_results = True
 def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
     """Declares a crossing: sends `operands` out of the program, and returns arrays with the shapes of `answer`.
 
-    Under `vmap`, operands and answer get a leading batch axis.
+    Under `vmap`, operands and answer get a leading batch axis. `name` identifies the fragment that answers.
     """
     leaves, taken = jax.tree.flatten(operands)
     shapes, given = jax.tree.flatten(answer)
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """The data that a program sends after a piece, and the values that it receives in return."""
+    """One crossing of a program: the operands that it sends, and the answer that it receives."""
 
     name: str
     takes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Crossing(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A program that was divided at its crossings. Values are numbered, arguments first."""
+    """A program divided at its crossings. Values have indices, beginning with the arguments."""
 
     pieces: tuple[Piece, ...]
     structure: Any
@@ -76,7 +76,7 @@ class Cut(NamedTuple):
 
     @property
     def crossings(self) -> tuple[str, ...]:
-        """Returns the names of the crossings in the order they are reached."""
+        """Returns the names of the crossings, in the order in which the program reaches them."""
         return tuple(piece.crossing.name for piece in self.pieces if piece.crossing is not None)
 
 
@@ -104,11 +104,11 @@ def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
 
 
 Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
-"""Computes a piece from its input values."""
+"""Computes one piece from its input values."""
 
 
 def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
-    """Evaluates a piece of a program one operation at a time, as a reference for compiled pieces."""
+    """Evaluates one piece of a program operation by operation, as a reference for compiled pieces."""
     return core.jaxpr_as_fun(piece.program)(*values)
 
 
@@ -186,7 +186,7 @@ def _stretches(equations: Sequence[core.JaxprEqn]) -> list[_Stretch]:
         stretches.append(_Stretch([e for n, e in enumerate(rest[:place]) if n in needed], rest[place]))
         rest = [e for n, e in enumerate(rest[:place]) if n not in needed] + rest[place + 1 :]
     if stretches and not _follows(rest, stretches[-1].crossing):
-        *stretches, last = stretches  # nothing is done with the answer: one program fewer to start
+        *stretches, last = stretches  # nothing depends on the answer, so the last two stretches become one program
         return [*stretches, last._replace(equations=last.equations + rest), _Stretch([], None)]
     return [*stretches, _Stretch(rest, None)]
 
@@ -242,7 +242,7 @@ def _variables(atoms: Sequence[Any]) -> list[core.Var]:
 
 
 def _numbers(atoms: Sequence[Any], numbers: Mapping[core.Var, int], constants: dict[int, Any]) -> tuple[int, ...]:
-    """Returns the numbers of values. Literals become constants, which have negative numbers."""
+    """Returns the indices of values. Literals become constants, which have negative indices."""
     found = []
     for atom in atoms:
         if isinstance(atom, core.Literal):
@@ -257,7 +257,8 @@ def _pieces(
     whole: core.Jaxpr, numbers: Mapping[core.Var, int], constants: dict[int, Any], results: set[int]
 ) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
-    later = set(results)  # read after the stretch, going backwards
+    # indices of values that are read after the current stretch, since the loop goes backwards
+    later = set(results)
     for stretch in reversed(_stretches(whole.eqns)):
         after = later
         crossing = None if stretch.crossing is None else _crossing(stretch.crossing, numbers, constants)
@@ -282,9 +283,9 @@ def _crossing(equation: core.JaxprEqn, numbers: Mapping[core.Var, int], constant
 def _program(
     whole: core.Jaxpr, equations: Sequence[core.JaxprEqn], numbers: Mapping[core.Var, int], wanted: set[int]
 ) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
-    """Builds the closed jaxpr of a piece that computes the values in `wanted`.
+    """Builds the closed jaxpr that computes the values in `wanted`, and returns it with its inputs and outputs.
 
-    Returns it with the indices of its inputs and outputs.
+    Inputs and outputs are indices of values.
     """
     made = {var for equation in equations for var in equation.outvars}
     gives = [var for var in made if numbers[var] in wanted]

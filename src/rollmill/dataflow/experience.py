@@ -11,11 +11,14 @@ FILL = "replay/fill"
 """Metric: mean fraction of a store's capacity in use."""
 
 FEW = 64
-"""Environments of a shard up to which each draw is compared with all of them."""
+"""Maximum number of environments in a shard for which a draw is compared with every environment."""
 
 
 def empty_experience(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:
-    """Returns the contents of a graph's experience store before the first step, or `()` without a store."""
+    """Returns the contents of a graph's experience store before the first step, or `()` without a store.
+
+    `index` contains the global indices of the environments whose steps are stored here.
+    """
     return () if graph.replay is None else graph.replay.empty(graph, index)
 
 
@@ -37,7 +40,7 @@ def draw_equally(key: Key, stored: Int[Array, " W"], *, count: int) -> tuple[Int
     """
     ends = jnp.cumsum(stored)
     choice = jax.random.randint(key, (count,), 0, ends[-1])
-    # One operation of a GPU for few environments, and some for many, but no loop.
+    # For few environments, this is a single GPU operation. For many, it is several, without a loop.
     method = "compare_all" if len(stored) <= FEW else "scan_unrolled"
     environment = jnp.searchsorted(ends, choice, side="right", method=method).astype(jnp.int32)
     return environment, choice - (ends - stored)[environment]

@@ -25,7 +25,7 @@ from rollmill.dataflow.minibatch_loop import identity
 from rollmill.dataflow.minibatches import minibatch_gather
 
 LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
-"""Metrics of learning that no fragment names: those of `gradient_metrics`, and the number of epochs."""
+"""Metrics of learning that no fragment returns: the metrics of `gradient_metrics`, and the number of epochs."""
 
 
 class StepRequest(NamedTuple):

@@ -32,7 +32,7 @@ def check_loss(returned: Any) -> None:
 def value_and_gradients(
     loss: Callable[[PyTree[Array]], tuple[Float[Array, ""], Any]], network: PyTree[Array]
 ) -> tuple[tuple[Float[Array, ""], Any], PyTree[Array]]:
-    """Returns what a loss with metrics returns for the weights of a network, and its gradients.
+    """Returns the value and the metrics of a loss for the weights of a network, and the gradients.
 
     Raises a `ContractError` if the loss does not depend on any weight, so that all gradients would be zero.
     """
@@ -44,7 +44,7 @@ def value_and_gradients(
 
     @watched.defjvp
     def _(totals: tuple[Any], slopes: tuple[Any]) -> tuple[Any, Any]:
-        has_slope.append(True)  # JAX calls this only for a value that depends on the weights
+        has_slope.append(True)  # JAX calls this function only if the value depends on the weights
         return totals[0], slopes[0]
 
     def with_watch(network: PyTree[Array]) -> tuple[Float[Array, ""], Any]:

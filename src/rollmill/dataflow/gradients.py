@@ -1,6 +1,6 @@
 """Defines fragments with a structure that the kernel compiler uses, and marks policies that it cannot compile.
 
-Shape letters: `N` samples, or sequences, of a minibatch; `T` steps of a sequence.
+Shape letters: `N` samples or sequences of a minibatch, `T` steps of a sequence.
 """
 
 from collections.abc import Callable

@@ -300,14 +300,15 @@ class PolicyOutputs(NamedTuple):
     """
 
     distribution: Callable[[Weights, Memory, Observation, ActionMask], PyTree] | None = None
-    """Action distribution (`networks.Distribution`) under a mask of legal actions. For several agents, a
-    dictionary by kind with a leading axis of agents."""
+    """Action distribution (`networks.Distribution`) under a mask of legal actions. In a multi-agent environment,
+    it is a dictionary by kind, with a leading axis of agents."""
     value: Callable[[Weights, Memory, Observation], Float[Array, ""]] | None = None
     """Expected return, in the units of the rewards used for learning."""
     q_values: Callable[[Weights, Observation], Float[Array, " n"]] | None = None
     """Expected return of each action of a `Discrete` space."""
     searches: bool = False
-    """Whether actions come from a search. `distribution` and `value` are then outputs of the network alone."""
+    """Whether actions come from a search. `distribution` and `value` then describe the network without the
+    search."""
 
 
 _TRAIN = "an algorithm is a value, which run = rollmill.train(algorithm) trains"
@@ -327,7 +328,7 @@ class Graph(NamedTuple):
     """
 
     settings: dict[str, Any]
-    """Algorithm, environment and hyperparameters as JSON. The graph can be rebuilt from them."""
+    """Algorithm, environment and hyperparameters as JSON, from which the graph can be rebuilt."""
     observation_space: spaces.Space
     """Space of one observation of one environment."""
     action_space: spaces.Space
@@ -415,7 +416,7 @@ class Graph(NamedTuple):
         sizes = f"num_envs={self.loops.num_envs}, num_steps={self.loops.num_steps}"
         return f"Graph(algorithm={algorithm!r}, environment={environment!r}, {sizes})"
 
-    if not TYPE_CHECKING:  # type checkers would accept every attribute
+    if not TYPE_CHECKING:  # otherwise type checkers would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
             hint = f". hint: {FROM_MODELS[name]}." if name in FROM_MODELS else ""

@@ -26,13 +26,13 @@ class TracedDigests:
 
 
 class GraphTraces:
-    """Traces of a graph's first state and of one iteration, with all environments and one replica."""
+    """Traces of a graph: of its first state and of one iteration, with all environments and one replica."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.digests = Digests()
         self.expected: TracedDigests | None = None
-        """What the digests would be, where it is known."""
+        """Expected digests, if they are known without tracing."""
 
     @cached_property
     def start(self) -> ReplayedTrace:

@@ -170,10 +170,10 @@ def learn_from_replay(
         return carried, mutable, added(sums, metrics)
 
     def all_updates(_: Int[Array, ""], carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
-        # A device goes through a loop with a fixed number of turns without asking the host before each of them.
+        # A device runs a loop with a fixed number of turns without asking the host before each turn.
         return jax.lax.fori_loop(0, updates, again, carry)
 
-    # A loop of no turns, and not a branch, while nothing is learned: what passes through a branch is copied.
+    # A loop with 0 or 1 turns decides whether to learn, because a branch would copy all of its operands.
     learns, updates = store.is_ready(rings, graph.loops), graph.loops.num_minibatches
     begin = loop.begin(settle(graph, learner)), store.mutable(rings)
     sums = unlearned(jax.eval_shape(one_update, *begin, jnp.int32(0))[2])

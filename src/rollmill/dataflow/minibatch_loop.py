@@ -1,6 +1,6 @@
 """The loop over minibatches: gradients, their mean over replicas, and updates.
 
-Shape letters: `M` minibatches of an epoch, `N` rows of each.
+Shape letters: `M` minibatches of an epoch, `N` rows of a minibatch.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metric
 
 
 def adapted(graph: Graph, learner: Learner, metrics: Metrics) -> Learner:
-    """Returns the learner with hyperparameters that are adapted to a minibatch's metrics, before its update."""
+    """Returns the learner with its hyperparameters adapted to the metrics of a minibatch, before the update."""
     return learner if graph.adapt is None else graph.adapt(learner, metrics)
 
 
@@ -110,16 +110,16 @@ The mean of a metric divided by the mean of its count is its mean over the updat
 
 
 def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
-    """Adds the gradient norm, and a flag for finite numbers, to the metrics of a minibatch.
+    """Adds the gradient norm, and a flag for finite gradients, to the metrics of a minibatch.
 
-    Gradients count as finite if their norm is finite, which needs no second pass over the gradients.
+    Gradients count as finite if their norm is finite, which saves a second pass over the gradients.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
     return gradient_metrics_by_norm(jnp.sqrt(sum(squares, start=jnp.float32(0))), metrics)
 
 
 def gradient_metrics_by_norm(norm: Float[Array, ""], metrics: Metrics) -> Metrics:
-    """Returns the metrics of `gradient_metrics` for gradients with this norm."""
+    """Returns the metrics of `gradient_metrics` for gradients whose norm is already known."""
     whole = {**metrics, "losses/gradient_norm": norm}
     shared = {name: whole[name] * metrics[COMPUTED + name] for name in whole if COMPUTED + name in metrics}
     return {"losses/gradient_norm": norm, **shared, "finite/gradients": all_finite((norm, metrics))}

@@ -126,5 +126,6 @@ def _stays(leaf: Shaped[Array, "T E ..."]) -> bool:
 
 def flat_samples(batch: Batch) -> PyTree[Array]:
     """Returns the samples of a batch with leaves `[T * E, ...]`."""
-    flat = lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # no -1: it may be empty
+    # no -1, because the batch may be empty
+    flat = lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
     return jax.tree.map(flat, batch.samples)

@@ -1,6 +1,6 @@
 """Packs the small leaves of each sample next to each other, so that a sample is read from one or two cache lines.
 
-Shape letters: `R` rows, one for each sample; `W` words of a row; `N` rows to take.
+Shape letters: `R` rows, one for each sample, `W` words of a row, `N` rows to take.
 """
 
 import math
@@ -54,10 +54,10 @@ class Packed(eqx.Module):
 
 
 class Rows(eqx.Module):
-    """Samples as rows of numbers, without their tree structure (`to_rows`)."""
+    """Samples as flat rows of 32-bit words and other leaves, without their tree structure (`to_rows`)."""
 
     words: UInt32[Array, "*R W"]
-    """All leaves of 32-bit numbers, side by side."""
+    """All 32-bit leaves, side by side."""
     others: list[Shaped[Array, "..."]]
     """All other leaves, `[*R, ...]`."""
 

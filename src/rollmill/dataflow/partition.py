@@ -18,7 +18,7 @@ DeviceKind = Literal["any", "cpu", "gpu"]
 
 
 class Group(NamedTuple):
-    """Fragments that are placed together, once for each replica of the group."""
+    """Fragments that are placed together. The group has one or more replicas, each with all of the fragments."""
 
     name: str
     fragments: tuple[str, ...]
@@ -54,7 +54,7 @@ class Partition(NamedTuple):
 
     @property
     def sends_gradients_alone(self) -> bool:
-        """Whether the update receives only gradients and metrics, from asynchronous replicas."""
+        """Whether asynchronous replicas send nothing but gradients and metrics to the update."""
         return self.apart("gradients", "update") and not self.holder("gradients").synchronous
 
     @property
@@ -88,8 +88,8 @@ def check_partition(partition: Partition, loops: Loops | None = None) -> None:
     """Checks that a partition can run with the environments of `loops`.
 
     Raises:
-        UsageError: a group's number of replicas does not fit. The message names the group, the value, and one that
-            fits.
+        UsageError: a group's number of replicas is invalid. The message names the group, the value, and a valid
+            value.
     """
     if not partition.groups:
         raise UsageError(f"{partition.name}: a partition needs at least one group.")
@@ -157,7 +157,7 @@ def _check_group(partition: Partition, group: Group) -> None:
 def _check_counts(partition: Partition) -> None:
     for edge in partition.cut_edges:
         if edge.name in ("gradients", "parameters", "weights"):
-            continue  # from all to one, and from one to all
+            continue  # these edges connect all replicas with one
         source, target = partition.holder(edge.source), partition.holder(edge.target)
         more, fewer = max(source.replicas, target.replicas), min(source.replicas, target.replicas)
         if more % fewer:

@@ -86,5 +86,5 @@ def draw_by_priority(
     priority = jnp.take_along_axis(values, place[:, None], axis=1)[:, 0]
     row = block % blocks * BLOCK + place
     weight = (jnp.sum(drawable).astype(jnp.float32) * priority / total) ** -weight_exponent
-    # Rounding of the sums may lead to a row that cannot be drawn.
+    # Because of rounding, a draw may end at a row that must not be drawn, which then gets the weight 0.
     return environment, row, jnp.where(priority > 0, weight, 0)

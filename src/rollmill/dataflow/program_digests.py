@@ -25,7 +25,7 @@ TRACED_BEFORE = {
 """Parameters that say how a call is differentiated, which no longer matters once a program is traced."""
 
 OF_JAX = {"UnspecifiedValue", "Mesh", "AbstractMesh"}
-"""Names of JAX's types of parameters, likewise."""
+"""Names of JAX types that occur as parameters and do not affect the result either."""
 
 PARTS_OF_TREES = {
     "FTTuple": ("elts",),
@@ -35,13 +35,13 @@ PARTS_OF_TREES = {
     "FTFiltered": ("val",),
     "Either": ("is_right", "val"),
 }
-"""Attributes of JAX's flat trees, in which a scan tells its constants from what it carries."""
+"""Attributes of the flat trees in which JAX distinguishes the constants of a scan from its carry."""
 
 OWNERS = {"jax", "rollmill"}
-"""Packages with primitives whose rules are known: by JAX's version, and by the sources that make programs."""
+"""Packages whose primitives are covered: by the JAX version, and by the digest of Rollmill's sources."""
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, np.dtype, type)
-"""Types of parameters whose text says all of them."""
+"""Types of parameters that their textual form describes completely."""
 
 
 class Digests:

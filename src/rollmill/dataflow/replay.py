@@ -47,7 +47,7 @@ FALL_BACK_AT = 3 * MAX_ROWS
 
 
 class View(NamedTuple):
-    """What a policy received for one stored step: the observation, and the action mask if there is one."""
+    """Inputs of the policy at one stored step: the observation, and the action mask if there is one."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
@@ -67,8 +67,8 @@ class Outcome(NamedTuple):
 class ReplayRing(eqx.Module):
     """The newest steps of ONE environment, in a replay memory.
 
-    Slots and steps are numbered from the start of training, and number `n` is stored in row `n % C`. Before
-    numbers overflow, they are reduced by a multiple of `C`, so rows stay in place.
+    Slots and steps are counted from the start of training, and number `n` is stored in row `n % C`. Before the
+    counts overflow, a multiple of `C` is subtracted, so rows stay in place.
     """
 
     views: Rows
@@ -76,9 +76,10 @@ class ReplayRing(eqx.Module):
     outcomes: Rows
     """Other results of each step. Step `n` is row `n % C`."""
     slots: Int[Array, "*E"]
-    """Number of slots written so far, unless numbers were reduced."""
+    """Count of slots written so far, less a multiple of `C` in long runs."""
     steps: Int[Array, "*E"]
-    """Number of steps stored so far, unless numbers were reduced. `oldest` is reduced together with it."""
+    """Count of steps stored so far, less a multiple of `C` in long runs, which is also subtracted from
+    `oldest`."""
     oldest: Int[Array, "*E"]
     """Oldest step with a view that is not overwritten."""
     priorities: Priorities | None
@@ -160,7 +161,7 @@ class Replay(NamedTuple):
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
         """Returns whether the rings hold enough steps to begin learning."""
-        # Steps of ONE environment: those of all may be more than 32 bits count.
+        # Counts the steps of ONE environment, because the sum over environments may exceed 32 bits.
         return rings.steps[0] >= -(-self.steps_before_learning(loops) // loops.num_envs)
 
     def sample(
@@ -237,7 +238,8 @@ class Replay(NamedTuple):
         newest = rings.steps[environment] - 1
         for n in range(1, self.n_step):
             following: Outcome = take(rings.outcomes, outcome_struct, step + n)
-            # A return ends with its episode, or before the newest step, whose next observation is not stored yet.
+            # A return ends with its episode, and before the newest step, because the observation after it is not
+            # stored yet.
             goes_on = (last.end == RUNNING) & (step + n < newest)
             reward += jnp.where(goes_on, factor * following.reward, 0)
             factor = jnp.where(goes_on, factor * gamma, factor)
@@ -347,7 +349,7 @@ def store(rings: ReplayRing, steps: Step) -> ReplayRing:
     capacity = rings.outcomes.words.shape[1]
     rings = _fallen_back(rings, capacity)
     by_env = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
-    # The final observation of a truncated episode takes the slot after the step's own.
+    # The final observation of a truncated episode takes an additional slot after the step.
     extra = (by_env.truncated & ~by_env.terminated).astype(jnp.int32)
     before = jnp.cumsum(extra, axis=1) - extra
     slot = rings.slots[:, None] + jnp.arange(num_steps)[None] + before
@@ -415,12 +417,14 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
 
 
 def _fall(capacity: int) -> int:
-    """Returns the decrement of step numbers: a multiple of the capacity, at least twice as large."""
+    """Returns the number that is subtracted from counts: a multiple of the capacity, and at least twice as
+    large.
+    """
     return 2 * MAX_ROWS // capacity * capacity
 
 
 def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
-    """Returns the rings with step numbers that leave room for the next steps."""
+    """Returns the rings with counts reduced if they would overflow during the next rollout."""
     fall = lambda number: jnp.where(number >= FALL_BACK_AT, _fall(capacity), 0)
     steps, slots = fall(rings.steps), fall(rings.slots)
     numbers = lambda ring: (ring.slots, ring.steps, ring.oldest)
@@ -431,10 +435,10 @@ def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
 def _oldest_intact(ring: ReplayRing, num_steps: int) -> Int[Array, ""]:
     """Returns the oldest step of ONE ring with a view that is still stored, after `num_steps` more steps."""
     capacity = ring.outcomes.words.shape[0]
-    # Each of the new steps took at most two slots.
+    # Each new step took at most two slots.
     candidates = ring.oldest + jnp.arange(2 * num_steps)
     age = ring.slots - _slots(ring.outcomes)[candidates % capacity]
-    age = jnp.where(age < 0, age + _fall(capacity), age)  # of a slot that was numbered before they fell back
+    age = jnp.where(age < 0, age + _fall(capacity), age)  # the slot was written before the counts were reduced
     is_lost = (candidates < ring.steps - capacity) | (age > capacity)
     return ring.oldest + jnp.sum(is_lost & (candidates < ring.steps), dtype=jnp.int32)
 
@@ -449,11 +453,12 @@ def _with_new_steps(before: ReplayRing, after: ReplayRing, *, num_steps: int, sh
     assert before.priorities is not None
     num_envs, capacity = after.outcomes.words.shape[:2]
     highest = jnp.repeat(before.priorities.highest.reshape(-1, shard_width).max(axis=1), shard_width)[:, None]
-    # The newest step can be drawn when its next observation is stored, with the next rollout.
+    # The newest step can only be drawn after the next rollout, which stores the next observation.
     drawable = before.steps[:, None] - 1 + jnp.arange(num_steps)[None]
     newest = after.steps[:, None] - 1
     lost = before.oldest[:, None] + jnp.arange(2 * num_steps)[None]
-    is_gone = (lost < after.oldest[:, None]) & (lost > newest - capacity)  # and not overwritten already
+    # the row has not been overwritten by a new step
+    is_gone = (lost < after.oldest[:, None]) & (lost > newest - capacity)
     step = jnp.concatenate([drawable, newest, lost], axis=1)
     is_set = jnp.concatenate([drawable >= after.oldest[:, None], jnp.ones_like(newest, bool), is_gone], axis=1)
     values = jnp.concatenate(
@@ -472,7 +477,7 @@ def _draw_uniformly(
     key: Key, rings: ReplayRing, *, count: int
 ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
     """Chooses each stored transition of one shard with equal probability. See `ChooseSteps`."""
-    # The next observation of the newest step is not stored yet.
+    # The newest step of each environment is left out, because the next observation is not stored yet.
     environment, place = draw_equally(key, rings.steps - 1 - rings.oldest, count=count)
     step = rings.oldest[environment] + place
     return environment, step, jnp.ones(count, jnp.float32)

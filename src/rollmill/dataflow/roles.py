@@ -15,7 +15,7 @@ class Stage(StrEnum):
     """A part of an iteration that one replica performs. A role lists its stages in order."""
 
     APPLY = "apply gradients"
-    """The loop of a group that holds the update alone. Each message of gradients gives one update."""
+    """The loop of a group with the update but not the gradients. Each message of gradients gives one update."""
     FETCH = "fetch parameters"
     """Fetches the parameters of an iteration from the group with the update."""
     SERVE = "serve environments"
@@ -78,7 +78,7 @@ class Role(NamedTuple):
     """Whether all replicas end after the same iteration and contribute to every snapshot. Other replicas run
     until stopped."""
     replaceable: bool
-    """Whether a lost replica can be replaced alone, without returning all others to the last snapshot."""
+    """Whether a lost replica can be replaced while all others continue, without returning to the last snapshot."""
 
     def has_channel(self, name: str) -> bool:
         """Returns whether the group is at one end of a channel."""
@@ -173,7 +173,8 @@ def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, ho
 def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
     environment, policy, gradients, update = map(group.has, ("environment", "policy", "gradients", "update"))
     if update and not gradients:
-        # Synchronous workers report the mean of their metrics; of asynchronous ones the update sees all.
+        # Synchronous workers report the mean of their metrics. For asynchronous workers, the update reports all
+        # metrics.
         reports = not partition.holder("gradients").synchronous
         return (Stage.APPLY, Stage.REPORT) if reports else (Stage.APPLY,)
     applicable = {
@@ -191,7 +192,7 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
 
 
 def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[Owned]:
-    # Asynchronous environments and Python objects begin new episodes when a run is resumed.
+    # Asynchronous environments, and environments in Python, begin new episodes when a run is resumed.
     kept = partition.synchronous and not host
     owned = {
         Owned.ENVIRONMENTS: kept and group.has("environment"),

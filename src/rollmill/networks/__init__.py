@@ -1,4 +1,4 @@
-"""Neural networks: torsos, heads, action distributions, and actor-critics composed of them."""
+"""Neural networks: torsos, heads, action distributions, and actor-critics."""
 
 from rollmill.networks.actor_critic import (
     TORSOS as TORSOS,

@@ -93,7 +93,7 @@ class NetworkConfig:
     """Channels of each stage of `impala`. Each stage halves the image."""
 
     shared_torso: bool = False
-    """Share one torso between actor and critic, instead of one for each."""
+    """Let actor and critic share one torso. Otherwise each has a torso."""
 
     recurrent_size: Count = 64
     """Number of units of the recurrent layer."""
@@ -152,7 +152,7 @@ class SharedActorCritic(eqx.Module):
         memory: Memory,
         action_mask: Bool[Array, "..."] | None = None,
     ) -> Output:
-        """Runs the torso once for both heads, whose observations are the same."""
+        """Runs the torso once for both heads. Both observations must be equal."""
         return self(observation, memory, action_mask)
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
@@ -302,7 +302,7 @@ def _check_beside_own(config: NetworkConfig, name: str) -> None:
         "name",
         "image_layout",
         *(AFTER_TORSO if is_torso(name) else ()),
-    )  # the layout follows from the space
+    )  # the layout is resolved from the space
     refused = [setting for setting in changed if setting not in beside]
     if "torso" in refused and is_torso(name) and config.torso in CELLS:
         refused.remove("torso")

@@ -23,7 +23,7 @@ class Distribution(Protocol):
         ...
 
     def log_prob(self, action: Action, /) -> Float[Array, ""]:
-        """Returns the log-probability of a discrete action, or the log-density of a continuous one."""
+        """Returns the log-probability of a discrete action, or the log-density of a continuous action."""
         ...
 
     def entropy(self) -> Float[Array, ""]:
@@ -31,7 +31,7 @@ class Distribution(Protocol):
         ...
 
     def mode(self) -> Action:
-        """Returns the greedy action: the most probable one, or the mean of a Gaussian."""
+        """Returns the greedy action: the most probable action, or the mean of a Gaussian."""
         ...
 
 
@@ -111,5 +111,8 @@ class RecurrentAgentNetwork(AgentNetwork, Protocol):
         memory: Memory,
         action_mask: Bool[Array, "..."] | None = None,
     ) -> Output:
-        """One agent's action distribution, expected return and next memory, from the observations of both."""
+        """Returns one agent's action distribution, expected return and next memory.
+
+        The actor reads `observation`, and the critic reads `critic_observation`.
+        """
         ...

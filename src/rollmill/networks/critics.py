@@ -24,7 +24,7 @@ from rollmill.networks.torsos import FeedForwardTorso, OwnTorso, Torso
 
 
 class ActionValues(eqx.Module):
-    """Predicts the values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` numbers per action."""
+    """Predicts the values of all actions of a `Discrete` space (Mnih et al., 2015), or `K` outputs per action."""
 
     torso: Torso
     head: Linear
@@ -121,9 +121,9 @@ def action_values(
     atoms: int | None = None,
     sequences: bool = False,
 ) -> ActionValues | DuellingActionValues:
-    """Makes a network that predicts the values of all actions, with `atoms` numbers per action.
+    """Makes a network that predicts the value of each action, or `atoms` outputs per action.
 
-    `sequences` says whether the algorithm learns from whole sequences, so that the network may be recurrent.
+    With `sequences`, the algorithm learns from whole sequences, so the network may be recurrent.
     """
     torso_key, head_key, value_key = jax.random.split(key, 3)
     torso, size = _torso(torso_key, observation_space, config, sequences=sequences), atoms or 1

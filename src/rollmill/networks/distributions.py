@@ -1,7 +1,7 @@
 """Action distributions, as pytrees of their parameters.
 
-Log-probabilities and entropies are those of the whole action, summed over its shape. Shape letters: `*shape` shape
-of the action, `n` categories. Use `jax.vmap` for batches.
+Log-probabilities and entropies are sums over all components of an action. Shape letters: `*shape` shape of the
+action, `n` categories. Use `jax.vmap` for batches.
 """
 
 import itertools
@@ -15,10 +15,10 @@ from jaxtyping import Array, Float, Int, Num
 
 from rollmill.core.types import Key
 
-# Finite, so that entropies and gradients never compute 0 * inf; its exponential is exactly zero.
+# Finite, so that entropies and gradients never compute 0 * inf. Its exponential is exactly zero.
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 
-# Up to this many categories a cumulative sum costs less than one random number for each category.
+# Up to this many categories, a cumulative sum takes less time than one random number per category.
 _INVERSE_CDF_MAX = 32
 
 # tanh(6) is 1.2e-5 below 1, where float32 can still recover the Gaussian value from an action.
@@ -196,10 +196,10 @@ class TanhGaussian(eqx.Module):
         return self._squash(x), self._log_prob_of_base(x, self._bounded_mean())
 
     def unclipped_sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """Samples an action, and returns it with the log-density of the Gaussian sample `x` before clipping, for
-        gradients through both.
+        """Samples an action, and returns it with the log-density of the Gaussian sample `x` before clipping.
 
-        If `x` were clipped, a mean far beyond the limit would be rewarded as if the policy were uncertain.
+        Gradients pass through both. If `x` were clipped, a mean far beyond the limit would be rewarded as if the
+        policy were uncertain.
         """
         x = DiagonalGaussian(self.mean, self.log_std).sample(key)
         return self._squash(x), self._log_prob_of_base(x, self.mean)
@@ -275,7 +275,7 @@ def _inverse_cdf(logits: Float[Array, "*shape n"], uniform: Float[Array, "*shape
 
 
 def _categorical_log_prob(logits: Float[Array, "*shape n"], index: Int[Array, "*shape"]) -> Float[Array, ""]:
-    # Select and sum fuse with the softmax; a gather would not, and its gradient would be a scatter.
+    # XLA fuses a selection and a sum with the softmax. It would not fuse a gather, whose gradient is a scatter.
     chosen = jax.nn.one_hot(index, logits.shape[-1], dtype=jnp.bool_)
     return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits), 0.0))
 

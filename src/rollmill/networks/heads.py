@@ -74,7 +74,9 @@ class MultiCategoricalHead(eqx.Module):
         """Returns the distribution over the legal choices."""
         padded = (*self.shape, max(self.sizes))
         is_choice = np.arange(max(self.sizes)) < np.asarray(self.sizes)[:, None]
-        # Padding last, and infinite where a mask is finite: a choice without legal values must not become padding.
+        # Padding comes last and is infinite, whereas masked logits are finite. A choice without legal values
+        # therefore
+        # never becomes padding.
         logits = _masked(self.layer(features).reshape(padded), action_mask)
         logits = jnp.where(jnp.asarray(is_choice.reshape(padded)), logits, -jnp.inf)
         return MultiCategorical(logits, self.start, self.dtype)
@@ -209,7 +211,8 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
     Raises a `UsageError` if a bound is infinite, or if a lower bound is not less than its upper bound.
     """
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
-    # A span that overflows float32 means "unbounded": some environments give the largest float as a bound.
+    # A range that overflows float32 counts as unbounded, because some environments give the largest float as
+    # bound.
     if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
         raise UsageError(
             "actions can only be squashed if every dimension has a finite lower and a larger upper bound, got "

@@ -141,7 +141,7 @@ def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "...
 
 
 def _one_hot(leaf: ObservationLeaf, value: Array) -> Bool[Array, " size"]:
-    # One output for each category of each element: True where that element has that category.
+    # One output per category of each element, which is True for the category of the element.
     element = np.repeat(np.arange(len(leaf.categories)), leaf.categories)
     category = np.concatenate(
         [start + np.arange(n) for start, n in zip(leaf.starts, leaf.categories, strict=True)]
@@ -150,7 +150,7 @@ def _one_hot(leaf: ObservationLeaf, value: Array) -> Bool[Array, " size"]:
 
 
 def _scale(space: spaces.Box) -> float:
-    # Planes of zeros and ones are uint8 too; only the full range up to 255 means brightness.
+    # Planes of zeros and ones are uint8, too. Only a bound of 255 indicates brightness.
     return 1.0 / 255.0 if space.dtype == np.uint8 and np.max(space.high, initial=0) == 255 else 1.0
 
 

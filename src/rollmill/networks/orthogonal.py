@@ -1,6 +1,6 @@
-"""Random matrices with orthonormal rows or columns, computed with matrix products only.
+"""Random matrices with orthonormal rows or columns, computed by matrix products.
 
-JAX's own initialiser uses a QR decomposition from a linear-algebra library, which takes additional memory on some
+The initialiser in JAX uses a QR decomposition of a linear-algebra library, which takes additional memory on some
 devices.
 """
 
@@ -22,8 +22,7 @@ def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, ".
     """Returns a random matrix with orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al.
     2013).
 
-    All axes but the last are treated as rows. The result equals that of `jax.nn.initializers.orthogonal` up to
-    rounding.
+    All axes but the last are treated as rows. The result equals `jax.nn.initializers.orthogonal` up to rounding.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
     longer, shorter = max(rows, columns), min(rows, columns)

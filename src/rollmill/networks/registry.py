@@ -1,4 +1,4 @@
-"""Registry of networks by name. A run records the name, and other processes create the network from it."""
+"""Registers networks by name. A run records the name, so that other processes can create the network."""
 
 import inspect
 from collections.abc import Callable
@@ -41,19 +41,19 @@ def find_network(name: str) -> NetworkFactory:
     """Returns the factory of a network that was registered, or that an installed package provides.
 
     Raises:
-        UsageError: no network has this name, or its package cannot be imported.
+        UsageError: no network is called `name`, or its package cannot be imported.
     """
     hint = "hint: rollmill.register_network registers a network; --import MODULE imports the module that calls it."
     return NETWORKS.find(name, hint=hint)
 
 
 def is_network(name: str) -> bool:
-    """Returns whether a network with this name exists, without importing anything."""
+    """Returns whether a network called `name` exists, without importing anything."""
     return NETWORKS.has(name)
 
 
 def is_torso(name: str) -> bool:
-    """Returns whether a torso is registered under this name."""
+    """Returns whether a torso called `name` is registered."""
     return name in _torsos
 
 
