@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import UsageError
 
 ALIGNMENT = 64
-NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
+NOT_NUMERIC = "OSUmM"  # kind codes of objects, strings and dates in NumPy
 
 Buffer: TypeAlias = memoryview | bytearray | np.ndarray
 """A writable buffer, at least as large as the layout requires."""
@@ -59,7 +59,7 @@ class Layout:
     def of(tree: PyTree) -> "Layout":
         """Returns the layout of a pytree of arrays, or of shapes such as `jax.eval_shape` returns.
 
-        Raises a `UsageError` if a leaf is not an array of numbers. Typed random keys are not supported.
+        Raises a `UsageError` if a leaf is not a numeric array. Typed random keys are not supported.
         """
         named, structure = jax.tree.flatten_with_path(tree)
         leaves, offset = [], 0
@@ -105,7 +105,7 @@ class Layout:
             )
         for leaf in leaves:
             if isinstance(leaf, jax.Array) and leaf.platform() != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
-                leaf.copy_to_host_async()  # so that transfers from a device overlap
+                leaf.copy_to_host_async()  # starts all transfers from a device, so that they overlap
         return [_checked(np.asarray(leaf), layout) for leaf, layout in zip(leaves, self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:

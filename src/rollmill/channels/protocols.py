@@ -86,8 +86,9 @@ class LatestReader(Protocol):
         ...
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """Copies the newest message, after waiting until its version is at least `at_least` (None: any
-        version).
+        """Copies the newest message, after waiting until its version is at least `at_least` (None: any version).
+
+        Raises `TimedOut` after `timeout` seconds, and `ChannelClosed` if the writer closes before this version.
         """
         ...
 
@@ -166,8 +167,10 @@ class Broker(Protocol):
         ...
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes in shared memory that a holder of the channel end `name` is ready, unless a later one has
-        claimed it.
+        """Publishes in shared memory that a holder of the channel end `name` is ready, unless it has been
+        replaced.
+
+        `segment` and `word` are the position given to `claim`.
         """
         ...
 
@@ -176,8 +179,8 @@ class Broker(Protocol):
         ...
 
     def holder(self, name: str) -> int:
-        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
-        is none.
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
+        it.
         """
         ...
 

@@ -16,7 +16,7 @@ Abandon: TypeAlias = Callable[[], bool]
 second."""
 
 NAP_MS = 100.0
-SPINS = 30  # about 20 microseconds: less than the cost of sleeping and being woken
+SPINS = 30  # about 20 microseconds, which is less than the time to sleep and be woken
 
 
 def never() -> bool:
@@ -65,7 +65,7 @@ class Waiter:
         while (value := self._spin(ready)) is None:
             check_waiting(deadline, self._abandon, self._what)
             if self._poll.poll(deadline.nap_ms()):
-                self._doorbell.silence()  # before polling again, so that no ring is missed
+                self._doorbell.silence()  # cleared before polling again, so that no ring is missed
         return value
 
     def _spin(self, ready: Callable[[], T | None]) -> T | None:

@@ -43,7 +43,7 @@ def load_partner(against: str | PathLike[str] | Rule, **options: Any) -> LoadedR
     """Loads the policy for the other roles: the weights of a run, or a function. Takes the options of
     `load_weights`.
     """
-    if isinstance(against, str | PathLike):  # the latter also for a `Run`
+    if isinstance(against, str | PathLike):  # a `Run` is path-like, too
         path = Path(against)
         return str(against) if names_rule(path) else load_weights(path, **options)
     return against
@@ -151,6 +151,6 @@ def _joint(sides: Sequence[_Participant], own: Sequence[str], env: AnyEnvironmen
         action = {kind.name: by_kind[kind.name not in own][kind.name] for kind in env.agents}
         return Decision(action, tuple(decision.memory for decision in decisions), ())
 
-    graph = graph_of_rule(find_rule(RANDOM, env), env)  # of which only the environment remains
+    graph = graph_of_rule(find_rule(RANDOM, env), env)  # only the environment of this graph is used
     start_memory = lambda: tuple(side.start_memory() for side in sides)
     return graph._replace(policy=decide, greedy=decide, start_memory=start_memory)

@@ -18,7 +18,7 @@ def notes_on_far_actions(graph: Graph) -> list[str]:
     There are no notes for squashed policies and for policies that are not Gaussian.
     """
     std = _first_std(graph)
-    if not far_boxes(graph.action_space, std=std):  # nearly always, and known without a trace
+    if not far_boxes(graph.action_space, std=std):  # true for nearly all runs, and known without a trace
         return []
     distribution = _distribution(graph)
     if isinstance(distribution, DiagonalGaussian):

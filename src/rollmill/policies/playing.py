@@ -19,7 +19,7 @@ class GameAgainstPolicy:
     """A game between a person and a trained policy, in `env` or by default in the run's game.
 
     A `stochastic` policy samples its actions as in training, instead of taking the most likely ones. Raises a
-    `UsageError` if the game does not have two players, or cannot be shown as text.
+    `UsageError` if the game does not have two players, or cannot be drawn with characters.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GameAgainstPolicy:
 
     @property
     def board(self) -> str:
-        """The position of the game as lines of text."""
+        """The board, drawn with characters on several lines."""
         assert self.env.render is not None
         return self.env.render(self._state, self.env.params)
 

@@ -145,7 +145,7 @@ def restore_newest(run_dir: str | Path, *, count: int, imports: Sequence[str] = 
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         newest = checkpoints.iterations()[-count:]
-    chosen: list[str | int] = [*newest] or [NEWEST]  # which raises the error
+    chosen: list[str | int] = [*newest] or [NEWEST]  # raises the error if there is no checkpoint
     return [restore_run(run_dir, checkpoint=iteration, imports=imports) for iteration in chosen]
 
 
@@ -281,9 +281,9 @@ def evaluate_rule(
     imports: Sequence[str] = (),
     record: str | Path | None = None,
 ) -> EvaluationEpisodes:
-    """Plays episodes with a policy that is a function, given as a function, as `random` or as `MODULE:FUNCTION`.
+    """Plays episodes with a policy that is a function: a Python function, `random`, or `MODULE:FUNCTION`.
 
-    The environments are the same as in the evaluation of a run. `imports` are the modules that register them.
+    The environments are created as in the evaluation of a run. `imports` are the modules that register them.
     Raises a `UsageError` if there is no environment or no such function.
     """
     if env is None:

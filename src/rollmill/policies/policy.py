@@ -60,7 +60,7 @@ class Policy:
     """A trained policy, as returned by `rollmill.load`, for single observations and batches.
 
     An observation is an element of `observation_space`, with any number of leading axes `[*batch, ...]`. It may
-    consist of NumPy or JAX arrays, lists or numbers. Results are JAX arrays if the observation contains JAX
+    consist of NumPy or JAX arrays, lists or scalars. Results are JAX arrays if the observation contains JAX
     arrays, and NumPy arrays otherwise. The policy includes the statistics that normalise observations, and the
     scaling of actions to their bounds.
 
@@ -367,7 +367,8 @@ class Policy:
             raise UsageError(
                 f"an action mask needs a Discrete or MultiDiscrete action space, got {self.action_space}."
             )
-        if isinstance(expected, dict) and isinstance(action_mask, dict):  # kinds without a mask may all act
+        # kinds without a mask can take all actions
+        if isinstance(expected, dict) and isinstance(action_mask, dict):
             expected = {name: part for name, part in expected.items() if name in action_mask}
         return same_batch("the action mask", expected, action_mask, batch)
 
@@ -378,7 +379,7 @@ _HOW = {
     (True, True): "network, greedily",
     (False, True): "network, drawn",
 }
-"""Names of the ways to an action, by `deterministic` and by whether the network of a search decides alone."""
+"""Names of the ways to choose an action, by `deterministic` and by whether a search is left out."""
 
 
 def _decide(graph: Graph, how: str, rank: int, weights: Weights, *inputs: Any) -> tuple[Action, Memory]:

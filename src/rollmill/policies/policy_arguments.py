@@ -54,7 +54,7 @@ def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tu
     """Converts an argument to arrays with the expected dtypes, and returns them with their common leading axes.
 
     `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `given` contains JAX
-    or NumPy arrays, lists or numbers, with any number of leading axes. If the structure, a shape or a dtype does
+    or NumPy arrays, lists or scalars, with any number of leading axes. If the structure, a shape or a dtype does
     not fit, a `UsageError` is raised that calls the argument `name`, such as `the observation`.
     """
     shapes: dict[str, Shape] = {}

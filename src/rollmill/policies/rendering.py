@@ -64,7 +64,7 @@ class Frame(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, str, str, str]:
-        """The parts of the caption: episode, step, return and action."""
+        """The strings of the caption: episode, step, return and action."""
         action = f"action {self.action}" if self.action else ""
         return f"episode {self.episode + 1}", f"step {self.step}", f"return {self.episode_return:.5g}", action
 
@@ -312,7 +312,7 @@ def _watched(state: Any) -> _Watched:
 
 
 def action_text(action: Any) -> str:
-    """Returns a short description of an action: an index, rounded numbers, or the number of elements if there are
+    """Returns a short description of an action: an index, rounded values, or the number of elements if there are
     many.
     """
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(action)]
@@ -364,7 +364,7 @@ def _frames_on_host(
                 total = float(now.info["episode_return"][0])
                 yield _seen(env, film, episode, t + 1, total, action_text(action))
                 if bool((now.terminated | now.truncated)[0]):
-                    del film.frames[:1]  # what is left is the first picture of the next episode
+                    del film.frames[:1]  # the remaining frame is the first picture of the next episode
                     break
                 film.frames.clear()
             else:

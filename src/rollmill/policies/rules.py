@@ -28,22 +28,23 @@ _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
 def names_rule(policy: str | Path) -> bool:
-    """Returns whether a string names a function: `random` or `MODULE:FUNCTION`, unless a file or directory has
-    this name.
+    """Returns whether a string specifies a function policy, as `random` or `MODULE:FUNCTION`.
+
+    A string that is also the path of an existing file or directory does not.
     """
     text = str(policy)
     return (text == RANDOM or _FUNCTION.fullmatch(text) is not None) and not Path(policy).exists()
 
 
 def shown_rule(policy: str | Path | Rule) -> str:
-    """Returns the name of a function policy for messages."""
+    """Formats a function policy for messages: the name of the function, or the string that specifies it."""
     return getattr(policy, "__name__", str(policy))
 
 
 def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
     """Raises a `UsageError` if arguments that only apply to runs were given for a function policy.
 
-    `names` are these arguments as the user knows them.
+    `names` are the given arguments, spelled as the user knows them.
     """
     for name in names:
         raise UsageError(
@@ -66,7 +67,7 @@ def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> 
         found = getattr(import_named(module), name, None)
     except ImportRefused:
         raise
-    except Exception as error:  # whatever the user's module does
+    except Exception as error:  # the user's module can raise anything
         raise UsageError(failed_import(module, error)) from error
     if not callable(found):
         raise UsageError(f"{module} has no function {name!r}.")

@@ -42,10 +42,11 @@ def watch(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Iterator[WatchedCheckpoint]:
-    """Evaluates the existing checkpoints of a run and then each new one, oldest first, with one compiled program.
+    """Evaluates the existing checkpoints of a run and then each new checkpoint, oldest first.
 
-    It ends when no process trains the run and all checkpoints are evaluated. Checkpoints that the run deletes
-    before they are evaluated are skipped. See `evaluate` for arguments and errors.
+    One compiled program evaluates them all. It ends when no process trains the run and all checkpoints are
+    evaluated. Checkpoints that the run deletes before they are evaluated are skipped. See `evaluate` for arguments
+    and errors.
     """
     run = RunDirectory.open(run_dir)
     graph, options = reopen(run, imports=imports, trust=trust)
@@ -66,7 +67,8 @@ def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
     """Iterations of checkpoints as they appear, until no process trains the run in two looks."""
     last, quiet = -1, 0
     while quiet < 2:
-        # The lock first: the last checkpoint is written under it.
+        # The lock is checked before the checkpoints, because a run writes its last checkpoint while it holds the
+        # lock.
         quiet = 0 if run.is_locked() else quiet + 1
         new = [iteration for iteration in checkpoints.iterations() if iteration > last]
         for iteration in new:

@@ -56,15 +56,20 @@ class RemoteBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation, a number that
-        increases with every holder.
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation, which increases with
+        every holder.
+
+        The incarnation is also written to word number `word` of the shared memory called `segment`, if given.
         """
         with self._lock:
             answer, _ = self._ask(ask="claim", name=name, segment=segment, word=word)
         return int(answer["incarnation"])
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes that a holder of the channel end `name` is ready."""
+        """Publishes that a holder of the channel end `name` is ready, unless it has been replaced.
+
+        Its incarnation is written to word number `word` of the shared memory called `segment`.
+        """
         with self._lock:
             self._ask(ask="confirm", name=name, incarnation=incarnation, segment=segment, word=word)
 
@@ -75,8 +80,8 @@ class RemoteBroker:
             self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
-        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
-        is none.
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
+        it.
         """
         with self._lock:
             answer, _ = self._ask(ask="holder", name=name)
@@ -107,7 +112,7 @@ class RemoteBroker:
             self._connection.send_json(request, timeout=PATIENCE)
             answer, descriptors = self._connection.receive_json(timeout=PATIENCE)
         except (ConnectionLost, TimedOut) as error:
-            self._connection.close()  # a late answer must not be taken for the answer to the next request
+            self._connection.close()  # otherwise a late answer would be taken for the answer to the next request
             raise ChannelClosed("the connection to the coordinator's broker was lost.") from error
         if "error" in answer:
             raise UsageError(str(answer["error"]))

@@ -73,18 +73,23 @@ class LocalBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation, a number that
-        increases with every holder.
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation, which increases with
+        every holder.
+
+        The incarnation is also written to word number `word` of the shared memory called `segment`, if given.
         """
         with self._lock:
             self._holders[name] = self._holders.get(name, 0) + 1
-            self._addresses.pop(name, None)  # the previous holder's
+            self._addresses.pop(name, None)  # forgets the address of the previous holder
             if segment is not None:
                 self._publish(segment, word, self._holders[name])
             return self._holders[name]
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes that a holder of the channel end `name` is ready."""
+        """Publishes that a holder of the channel end `name` is ready, unless it has been replaced.
+
+        Its incarnation is written to word number `word` of the shared memory called `segment`.
+        """
         with self._lock:
             if incarnation == self._holders.get(name):
                 self._publish(segment, word, incarnation)
@@ -98,8 +103,8 @@ class LocalBroker:
                 os.close(segment.fd)
 
     def holder(self, name: str) -> int:
-        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
-        is none.
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
+        it.
         """
         with self._lock:
             return self._holders.get(name, 0)

@@ -23,14 +23,19 @@ class ScopedBroker:
         return self._broker.doorbell(self._scoped(name))
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation, 1 for the first
+        """Makes the caller the holder of the channel end `name`, and returns its incarnation: 1 for the first
         holder.
+
+        The incarnation is also written to word number `word` of the shared memory called `segment`, if given.
         """
         scoped_segment = None if segment is None else self._scoped(segment)
         return self._broker.claim(self._scoped(name), segment=scoped_segment, word=word)
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes that a holder of the channel end `name` is ready, unless a later one has claimed it."""
+        """Publishes that a holder of the channel end `name` is ready, unless it has been replaced.
+
+        Its incarnation is written to word number `word` of the shared memory called `segment`.
+        """
         self._broker.confirm(self._scoped(name), incarnation, segment=self._scoped(segment), word=word)
 
     def drop(self, name: str) -> None:
@@ -38,8 +43,8 @@ class ScopedBroker:
         self._broker.drop(self._scoped(name))
 
     def holder(self, name: str) -> int:
-        """Returns the number (incarnation) of the latest holder of the channel end `name`, or 0 if there
-        is none.
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
+        it.
         """
         return self._broker.holder(self._scoped(name))
 

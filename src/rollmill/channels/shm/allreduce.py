@@ -26,7 +26,7 @@ from rollmill.channels.shm.memory import Fence
 from rollmill.channels.waiting import Deadline, Waiter
 from rollmill.core.errors import UsageError
 
-LINE = 8  # words of a rank: a cache line of its own
+LINE = 8  # words reserved for each rank, which fill a cache line
 ARRIVED, SUMMED, STEP, LEFT, ATTACHED = range(5)
 BLOCK = 1 << 15
 """Number of elements that are summed over all ranks at a time, so that the running sum stays in cache."""
@@ -64,7 +64,7 @@ def mean_over(
     `parts` holds the arrays of all spans for each rank, in the order of ranks. Only share number `share` of `of`
     equal shares is computed.
     """
-    with np.errstate(all="ignore"):  # non-finite values are reported by the update, with their fragment
+    with np.errstate(all="ignore"):  # the update reports non-finite values together with their fragment
         for span, mean in enumerate(out):
             first, last = len(mean) * share // of, len(mean) * (share + 1) // of
             for start in range(first, last, BLOCK):
@@ -131,12 +131,14 @@ class MemoryReduction:
         self._lines[rank][ATTACHED] = 1
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks. Blocks until every rank has called it."""
+        """Averages arrays over all ranks. Blocks until every rank has called it, or raises `TimedOut` after
+        `timeout` seconds.
+        """
         return close_on_error(lambda: self._mean(tree, step, timeout), self.close)
 
     def close(self) -> None:
         """Leaves the all-reduce. Ranks that wait for this one get `ChannelClosed`."""
-        self._fence()  # the counters that this rank reached are visible before it is seen to have left
+        self._fence()  # other ranks must see this rank's counters before they see that it has left
         self._lines[self._rank][LEFT] = 1
         self._ring_others()
 
@@ -159,7 +161,8 @@ class MemoryReduction:
         self._fence()
         self._lines[self._rank][counter] = number
         self._fence()
-        # The last rank to arrive wakes the others. Of two that arrive at once at least one sees the other's count.
+        # The last rank to arrive wakes the others. If two arrive at the same time, at least one sees the other's
+        # count.
         if self._all_at(counter, number):
             self._ring_others()
         else:
@@ -187,7 +190,7 @@ class MemoryReduction:
 
 
 def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], None]) -> PyTree[np.ndarray]:
-    """Calls `mean`, and closes this rank's end on any exception, so that other ranks do not wait for it."""
+    """Calls `mean` and returns its result, or calls `close` on any exception, so that other ranks stop waiting."""
     try:
         return mean()
     except BaseException:
@@ -196,7 +199,7 @@ def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], N
 
 
 def check_steps(steps: Sequence[int], name: str) -> None:
-    """Raises a `UsageError` if ranks passed different step numbers."""
+    """Raises a `UsageError` if ranks passed different values of `step`."""
     if len(set(steps)) > 1:
         listed = ", ".join(f"rank {rank} is at {step}" for rank, step in enumerate(steps))
         raise UsageError(

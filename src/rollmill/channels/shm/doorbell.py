@@ -6,7 +6,8 @@ import sys
 
 HAS_EVENTFD = sys.platform == "linux"
 CLOSED = -1
-ONE = (1).to_bytes(8, sys.byteorder)  # an eventfd adds the 64-bit numbers written to it
+# an eventfd is a counter, and adds the 64-bit integers that are written to it
+ONE = (1).to_bytes(8, sys.byteorder)
 
 
 class Doorbell:
@@ -39,7 +40,7 @@ class Doorbell:
     def ring(self) -> None:
         """Wakes the end that waits now or next. Does nothing once closed."""
         if self._write_fd != CLOSED:
-            with contextlib.suppress(BlockingIOError):  # full, so it is ringing already
+            with contextlib.suppress(BlockingIOError):  # the pipe is full, so the doorbell is ringing already
                 os.write(self._write_fd, ONE)
 
     def silence(self) -> None:

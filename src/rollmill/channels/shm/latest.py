@@ -22,7 +22,7 @@ from rollmill.channels.waiting import Waiter
 NUM_SLOTS = 4
 LATEST, WRITER, ENDED = 0, 8, 9
 CONTROL_BYTES = 128
-SLOT_BYTES = 64  # before the payload
+SLOT_BYTES = 64  # size of the header before the payload
 STAMP, VERSION = 0, 1
 
 
@@ -66,10 +66,11 @@ class BoardWriter:
     def publish(self, tree: PyTree, *, version: int) -> None:
         """Replaces the value that readers see, and never blocks.
 
-        Versions increase, except when a run goes back to a checkpoint. The version of weights counts iterations,
-        and that of a parameter server's parameters counts updates.
+        Versions increase, except when a run goes back to a checkpoint. For weights, the version is the number of
+        iterations. For the parameters of a parameter server, it is the number of updates.
         """
-        arrays = self._board.layout.on_host(tree)  # may raise, so before the slot is marked as being written
+        # may raise, so it comes before the slot is marked as being written
+        arrays = self._board.layout.on_host(tree)
         self.begin()
         for view, leaf in zip(self._views[self._slot()], arrays, strict=True):
             np.copyto(view, leaf, casting="no")
@@ -131,7 +132,10 @@ class BoardReader:
         return None if newest is None else newest.version
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """Copies the newest message, after waiting until its version is at least `at_least`."""
+        """Copies the newest message, after waiting until its version is at least `at_least`.
+
+        Raises `TimedOut` after `timeout` seconds.
+        """
         return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:
@@ -171,7 +175,7 @@ class BoardReader:
         return None
 
     def _wanted(self, at_least: int | None) -> LatestVersion | None:
-        ended = self.ended()  # read first: the last message was published before the end
+        ended = self.ended()  # read before `newest`, because the last message is published before the end
         self._fence()
         newest = self.newest()
         if newest is not None and (at_least is None or newest.version >= at_least):

@@ -17,7 +17,7 @@ def create_memory(nbytes: int) -> int:
     if ON_LINUX:
         fd = os.memfd_create("rollmill", os.MFD_CLOEXEC)
     else:
-        with tempfile.TemporaryFile() as file:  # already unlinked
+        with tempfile.TemporaryFile() as file:  # the file has no name, so it disappears with its last mapping
             fd = os.dup(file.fileno())
     os.ftruncate(fd, nbytes)
     return fd
@@ -27,7 +27,7 @@ def map_memory(fd: int, nbytes: int) -> memoryview:
     """Maps the shared memory behind a file descriptor, writable. It stays mapped while a view of it exists."""
     flags = mmap.MAP_SHARED
     if ON_LINUX:
-        flags |= mmap.MAP_POPULATE  # fault all pages in now, not while the first messages are written
+        flags |= mmap.MAP_POPULATE  # maps all pages now, so that the first messages are not delayed by page faults
     return memoryview(mmap.mmap(fd, nbytes, flags=flags))
 
 

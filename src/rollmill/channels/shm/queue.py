@@ -19,9 +19,7 @@ from rollmill.core.errors import UsageError
 
 
 def none_earlier(rank: int) -> int:
-    """Returns 0. The default `earlier` of a queue end, because a ring in shared memory has counted all messages so
-    far.
-    """
+    """Returns 0. The default `earlier` of a queue end, since a ring in shared memory counts all messages."""
     return 0
 
 
@@ -83,10 +81,11 @@ class QueueSender:
             version: version of the weights, for the header.
             iteration: number of the iteration, for the header.
             flags: 32 bits for the receiver, in the header.
-            target: rank of the target, instead of the one that the route chooses.
-            timeout: seconds to wait, or None for no limit.
+            target: rank of the target, instead of the rank that the route chooses.
+            timeout: seconds to wait for a free slot, or None for no limit.
 
         Raises:
+            TimedOut: no slot became free in time. Nothing was sent.
             UsageError: `tree` does not match the layout, or the target does not exist.
         """
         reservation = self.reserve(target=target, timeout=timeout)
@@ -97,7 +96,8 @@ class QueueSender:
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> QueueReservation:
         """Reserves a slot in the ring of the next target, or of `target`, in which a message is written in place.
 
-        Only the latest reservation can be published.
+        Only the latest reservation can be published. Raises `TimedOut` if no slot becomes free within `timeout`
+        seconds.
         """
         chosen = self._waiter.until(lambda: self._target_with_room(target), timeout=timeout)
         self._open = QueueReservation(self, self._writers[chosen], chosen)
@@ -127,7 +127,7 @@ class QueueSender:
         if len(self._targets) == 1:
             return self._targets[0]
         writers = self._writers.values()
-        sent = sum(writer.published for writer in writers)  # counted by the rings, so a replacement continues it
+        sent = sum(writer.published for writer in writers)  # the rings count, so a replacement continues the count
         return self._targets[self._route(sent, [writer.occupied for writer in writers])]
 
     def _checked(self, target: int) -> int:
@@ -162,10 +162,10 @@ class QueueReceiver:
         self._batch_layouts: dict[tuple[str, int], BatchLayout] = {}
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> RingMessage:
-        """Returns the next message of `source`, in the order sent. Without a `source`, it serves all sources in
-        turn.
+        """Returns the next message of `source`, in the order sent. Without a `source`, it serves all in turn.
 
-        Several messages may be held at a time and released in any order. Each occupies a slot of its ring.
+        Several messages may be held at a time and released in any order. Each occupies a slot of its ring. Raises
+        `TimedOut` if no message arrives within `timeout` seconds.
         """
         candidates = self._candidates(source)
         return self._waiter.until(lambda: self._take(candidates), timeout=timeout)
@@ -185,7 +185,10 @@ class QueueReceiver:
             count: number of messages to take from any source, in order of arrival.
             sources: ranks from which one message each is taken, in this order. Without `count`, the default is all
                 sources.
-            timeout: seconds to wait for all messages together. Messages taken before a timeout are lost.
+            timeout: seconds to wait for all messages together.
+
+        Raises:
+            TimedOut: some messages did not arrive in time. The messages that were already taken are lost.
         """
         if count is not None and sources is not None:
             raise UsageError(

@@ -4,11 +4,11 @@ Each side is held by one process after the other. The broker numbers these *inca
 believed dead may only have been stopped, and may resume at any instruction. Therefore no word and no slot is ever
 written by two incarnations:
 
-    root      the incarnations that hold the two sides; written only by the broker
+    root      the incarnations that hold the two sides (only the broker writes it)
     section   memory of one producer: its slots, and how many messages it has published in them
     ledger    memory of one consumer: how many messages it has taken, and how many slots it has released
 
-Messages are numbered across all sections. A section starts at the number at which the previous one ended.
+Messages are numbered across all sections. A section starts at the number at which the previous section ended.
 
     released <= taken <= published <= released + capacity
 
@@ -20,16 +20,16 @@ holder first writes its count, and then checks that it still holds its side. Of 
     successor     (the broker) writes the holder, fence, reads the predecessor's count
 
 at least one sees the other. Either the successor counts the message, or the predecessor learns that it was
-replaced and has neither sent nor taken the message. So each message is taken at most once if
+replaced and has neither sent nor taken the message. Each message is therefore taken at most once if
 
-    the producer dies          a message that it was writing is not published; the others stay in its section
+    the producer dies          a message that it was writing is not published, and the others stay in its section
     the consumer dies          its successor releases the messages that it held, and continues after them
     both die                   their counts outlive them in shared memory
     a producer wakes up late   it writes to its own section, past the end that its successor has recorded
-    a consumer wakes up late   it is closed before it takes anything; a slot that it was reading may be
-                               overwritten, so it checks the holder after copying a message
+    a consumer wakes up late   it is closed before it takes anything, and checks the holder after copying a
+                               message, because the slot may have been overwritten
 
-Between hosts (`channels.tcp.queue`) both sides of a ring are in one process, and are never replaced.
+Between hosts (`channels.tcp.queue`), both sides of a ring are in one process, and are never replaced.
 """
 
 import struct
@@ -46,7 +46,7 @@ from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.memory import Fence
 from rollmill.core.errors import UsageError
 
-# Indices of 64-bit words in the root, in a section and in a ledger, each of which has a cache line of its own.
+# Indices of 64-bit words. The root, each section and each ledger have separate cache lines.
 PRODUCER, PRODUCER_READY, CONSUMER, CONSUMER_READY = 0, 1, 2, 3
 PUBLISHED, ENDED, START, BEFORE = 0, 1, 2, 3
 TAKEN, RELEASED, GONE = 0, 1, 2
@@ -102,8 +102,8 @@ class Holders(Protocol):
     """
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, and returns its number: 1 for the first holder, 2 for
-        its successor, and so on.
+        """Makes the caller the holder of a side of the ring, and returns its incarnation: 1 for the first holder,
+        2 for its successor, and so on. `word` is `PRODUCER` or `CONSUMER`.
         """
         ...
 
@@ -119,7 +119,9 @@ class Holders(Protocol):
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Forgets the shared memory of an earlier holder. Existing mappings stay valid."""
+        """Forgets the shared memory of an earlier holder of a side, `PRODUCER` or `CONSUMER`. Mappings stay
+        valid.
+        """
         ...
 
 
@@ -193,7 +195,8 @@ class Ring:
     def section_after(self, section: RingSection) -> RingSection | None:
         """Returns the memory of the producer's successor, or None until the successor is ready."""
         incarnation = self.root[PRODUCER_READY]
-        while incarnation > section.incarnation:  # from the newest backwards: earlier ones may have been dropped
+        # goes backwards from the newest section, because older sections may have been dropped
+        while incarnation > section.incarnation:
             candidate = self.section(incarnation)
             incarnation = candidate.words[BEFORE]
             if incarnation == section.incarnation:
@@ -238,7 +241,8 @@ class RingWriter:
         self._words = self._section.words
         self._views = [ring.layout.flat_views(slot.payload) for slot in self._section.slots]
         self._consumer = 0
-        self._ledger = ring.ledger(1)  # all zeros until a consumer is ready, which is right: nothing was taken
+        # all zeros until a consumer is ready, which is correct because nothing has been taken
+        self._ledger = ring.ledger(1)
         if previous := ring.root[PRODUCER_READY]:
             self._words[BEFORE] = previous
             self._words[START] = ring.section(previous).end
@@ -273,7 +277,7 @@ class RingWriter:
 
     def views(self) -> list[np.ndarray]:
         """Returns writable leaves of the next slot, which must be free, and marks the slot as being written."""
-        self._fence()  # the consumer's reads of the slot come before these writes
+        self._fence()  # the consumer's reads of the slot must precede these writes
         position = self._words[PUBLISHED] % self._ring.capacity
         self._section.slots[position].stamp[0] = 0
         return self._views[position]
@@ -298,9 +302,9 @@ class RingWriter:
         slot = self._slot()
         slot.header[:] = header
         slot.stamp[0] = self.published + 1
-        self._fence()  # payload, header and stamp are visible before the count
+        self._fence()  # the consumer must see payload, header and stamp before the count
         self._words[PUBLISHED] += 1
-        self._fence()  # write the count before reading the holder; see the module
+        self._fence()  # writes the count before reading the holder (see the module's docstring)
         self._check_owner()
         self._doorbell.ring()
 
@@ -314,7 +318,7 @@ class RingWriter:
 
     def close(self) -> None:
         """Ends the stream of messages to the consumer."""
-        self._fence()  # a reader that sees the end sees all messages before it
+        self._fence()  # a consumer that sees the end must see all messages before it
         self._words[ENDED] = 1
         self._doorbell.ring()
 
@@ -363,7 +367,8 @@ class RingMessage:
         layout = self.reader.layout
         buffer = fresh_buffer(layout.nbytes)
         np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
-        self.reader.check_owner()  # once replaced, the slot may have been overwritten during the copy
+        # if this consumer was replaced, the slot may have been overwritten during the copy
+        self.reader.check_owner()
         return layout.unflatten(layout.flat_views(buffer))
 
     def release(self) -> None:
@@ -376,7 +381,7 @@ class RingMessage:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.release()
         if kind is None:
-            self.reader.check_owner()  # as in `copy`: data read from the views may be corrupt
+            self.reader.check_owner()  # as in `copy`, because data read from the views may be corrupt
 
 
 class SectionViews:
@@ -405,13 +410,13 @@ class RingReader:
         self._owner = ring.holders.claim(CONSUMER)
         self._words = ring.ledger(self._owner).words
         if previous := ring.root[CONSUMER_READY]:
-            # Releases the messages that the replaced consumer held, whether or not it had used them.
+            # Releases the messages that the replaced consumer held, even if it had not used them.
             self._words[TAKEN] = self._words[RELEASED] = ring.ledger(previous).words[TAKEN]
         self._released = self._words[RELEASED]
         self._returned: set[int] = set()
         self._sections: list[SectionViews] = []
         ring.holders.confirm(CONSUMER, self._owner)
-        if ring.root[CONSUMER_READY] == self._owner:  # nobody reads the previous ledger from now on
+        if ring.root[CONSUMER_READY] == self._owner:  # nobody will read the previous ledger any more
             ring.drop_ledger(previous)
         doorbell.ring()
 
@@ -438,7 +443,7 @@ class RingReader:
         if not self._is_published(position):
             return None
         self._words[TAKEN] = position + 1
-        self._fence()  # write the count before reading the holder; see the module
+        self._fence()  # writes the count before reading the holder (see the module's docstring)
         self.check_owner()
         views = self._sections[-1]
         return RingMessage(self, views, position, self._checked_header(views, position))
@@ -451,7 +456,7 @@ class RingReader:
         while self._released in self._returned:
             self._returned.remove(self._released)
             self._released += 1
-        self._fence()  # reads of the slots come before the producer overwrites them
+        self._fence()  # reads of the slots must precede the producer's next writes
         self._words[RELEASED] = self._released
         self._doorbell.ring()
 
@@ -487,10 +492,10 @@ class RingReader:
         while (section := self._section()) is not None:
             end = section.end
             self._fence()
-            # Still the holder after its count was read: a successor, if any, starts at or after `end`.
+            # It was still the holder after its count was read, so a successor, if any, starts at `end` or later.
             if self._ring.root[PRODUCER] == section.incarnation:
                 return position < end
-            # Replaced: its count may still rise, and only messages before its successor's start are valid.
+            # It was replaced. Its count may still rise, but only messages before its successor's start are valid.
             successor = self._ring.section_after(section)
             if successor is None or position < successor.words[START]:
                 return successor is not None

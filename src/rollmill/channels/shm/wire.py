@@ -1,7 +1,6 @@
 """Opens channels through memory, between threads of one process or processes of one host.
 
-The broker makes the difference: threads and the coordinator use a `LocalBroker`, and worker processes a
-`RemoteBroker`.
+Threads, and the process of the coordinator, use a `LocalBroker`. Worker processes use a `RemoteBroker`.
 """
 
 import contextlib
@@ -28,11 +27,15 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, and returns its number, 1 for the first holder."""
+        """Makes the caller the holder of a side of the ring, `PRODUCER` or `CONSUMER`, and returns its
+        incarnation.
+        """
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that a holder of a side is ready, unless it was replaced."""
+        """Publishes in the ring's root that a holder of a side, `PRODUCER` or `CONSUMER`, is ready, unless it was
+        replaced.
+        """
         self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
@@ -41,7 +44,7 @@ class BrokerHolders:
 
     def drop(self, word: int, incarnation: int) -> None:
         """Forgets the shared memory of an earlier holder of a side. Existing mappings stay valid."""
-        with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
+        with contextlib.suppress(RollmillError):  # without a broker, nobody can request this memory
             self._broker.drop(self._segment_name(word, incarnation))
 
     def _segment_name(self, word: int, incarnation: int) -> str:

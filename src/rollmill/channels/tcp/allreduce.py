@@ -54,7 +54,9 @@ class RootReduction:
         self._closed.wait()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks. Blocks until every rank has called it."""
+        """Averages arrays over all ranks. Blocks until every rank has called it, or raises `TimedOut` after
+        `timeout` seconds.
+        """
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
@@ -96,7 +98,7 @@ class RootReduction:
 
 
 class BranchReduction:
-    """The end of any rank but 0 of an all-reduce over TCP, an implementation of `channels.protocols.Reduction`."""
+    """The end of an all-reduce over TCP at any rank but 0, an implementation of `channels.protocols.Reduction`."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class BranchReduction:
         abandon: Abandon,
         name: str,
     ) -> None:
-        spans(layout)  # raises for leaves that have no mean
+        spans(layout)  # raises for leaves without a mean
         self._layout = layout
         self._rank = rank
         self._size = size
@@ -122,7 +124,9 @@ class BranchReduction:
         self._closed = threading.Event()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks. Blocks until every rank has called it."""
+        """Averages arrays over all ranks. Blocks until every rank has called it, or raises `TimedOut` after
+        `timeout` seconds.
+        """
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
@@ -130,7 +134,8 @@ class BranchReduction:
         if self._closed.is_set():
             return
         self._closed.set()
-        connection = self._connection or self._dial_once()  # rank 0 learns of it by a connection that ends
+        # rank 0 learns that this rank has left when the connection ends
+        connection = self._connection or self._dial_once()
         if connection is not None:
             connection.close()
 

@@ -49,7 +49,7 @@ class Hub:
         """
         try:
             return self._broker.holder(end) > incarnation
-        except RollmillError:  # without a coordinator no end is replaced any more
+        except RollmillError:  # without a coordinator, no end is replaced any more
             return False
 
     def announce(self, end: str, serve: Serve, incarnation: int) -> None:
@@ -74,7 +74,7 @@ class Hub:
         try:
             converse(sock, present(self._token.encode()), timeout=PATIENCE)
             connection = Connection(sock)
-        except RollmillError:  # closed meanwhile, or another program has its port now
+        except RollmillError:  # the end has been closed, or another program uses its port now
             sock.close()
             return None
         try:
@@ -110,7 +110,7 @@ class Hub:
 class LatestConnection:
     """Serves only the latest of several connections to one channel end, and closes the others.
 
-    A connection of a later incarnation of the dialling end replaces all connections of earlier ones.
+    A connection of a later incarnation of the dialling end replaces all connections of earlier incarnations.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 readers.
 
 reader -> writer   nothing
-writer -> reader   MESSAGE, version, payload;  or END
+writer -> reader   MESSAGE, version, payload, or END
 """
 
 import select
@@ -113,7 +113,10 @@ class TcpLatestReader:
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """Copies the newest message that has arrived, after waiting until its version is at least `at_least`."""
+        """Copies the newest message that has arrived, after waiting until its version is at least `at_least`.
+
+        Raises `TimedOut` after `timeout` seconds.
+        """
         return self._reader.read(at_least=at_least, timeout=timeout)
 
     def close(self) -> None:
@@ -141,7 +144,8 @@ class TcpLatestReader:
                 kind, version = FRAME.unpack(connection.receive(FRAME.size))
                 if kind == END:
                     writer.close()
-                    self._stop.wait(MAX_SECONDS)  # before dialling again: another writer may replace this one
+                    # waits before dialling again, because another writer may replace this one
+                    self._stop.wait(MAX_SECONDS)
                     return
                 connection.receive_into(writer.begin())
                 writer.finish(version)

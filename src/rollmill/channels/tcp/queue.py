@@ -53,7 +53,7 @@ POLL_SECONDS = 2.0
 """Interval in seconds at which a channel end asks the broker whether it or the other end was replaced."""
 
 RANGE = 2**40
-"""Number of sequence numbers in one range that the broker allocates."""
+"""Size of a range of sequence numbers that the broker allocates."""
 
 
 class RingEnds(NamedTuple):
@@ -64,7 +64,7 @@ class RingEnds(NamedTuple):
 
     @property
     def ranges(self) -> str:
-        """Name under which the broker allocates ranges of sequence numbers, one for each incarnation."""
+        """Name under which the broker allocates ranges of sequence values, one for each incarnation."""
         return f"{self.receiver}/ranges"
 
 

@@ -15,7 +15,7 @@ from rollmill.channels.transport.handshake import PATIENCE
 
 
 class Arrivals(NamedTuple):
-    """The newest known sender of a queue, and where its messages begin in the receiver's ring."""
+    """The newest known sender of a queue, and the position in the receiver's ring at which its messages begin."""
 
     sender: int = 0
     """Number (incarnation) of the process that holds the sending end."""
@@ -104,7 +104,7 @@ class ReceiverEndpoint:
         writer.reopen()
         if sender > self._arrivals[source].sender:
             self._arrivals[source] = Arrivals(sender, writer.published)
-        if not earlier.is_known:  # rule 3: the sender knows the number if it is older than this receiver
+        if not earlier.is_known:  # rule 3: a sender that is older than this receiver knows the number
             earlier.learn(self._new_range(source) if sequence is None else int(sequence))
         start = self._arrivals[source].start
         answer = {

@@ -99,7 +99,7 @@ class SenderThread:
                 return self._step_down()
             released = self._resume(answer)
             return self._send_all(connection, released)
-        except RollmillError:  # the connection was lost: dial again
+        except RollmillError:  # the connection was lost, so dial again
             return False
         finally:
             connection.close()
@@ -113,7 +113,7 @@ class SenderThread:
             self._release(self._consumer[TAKEN])  # rule 1: messages sent to the previous receiver are not resent
         if receiver < positions.receiver or not 0 <= arrived <= self._consumer[TAKEN] - positions.start:
             raise Refused(f"{self._ends.receiver}: the answer came from a receiver that was already replaced.")
-        self._consumer[TAKEN] = positions.start + arrived  # messages lost in transit are still in their slots
+        self._consumer[TAKEN] = positions.start + arrived  # messages lost in transit still occupy their slots
         self.earlier.learn(int(answer["sequence"]) - self._consumer[TAKEN])
         return int(answer["released"])
 
@@ -152,7 +152,7 @@ class SenderThread:
         capacity, position = self._ring.capacity, self._consumer[TAKEN]
         released += (
             self._positions.start
-        )  # from the receiver's count of this sender to positions of the local ring
+        )  # converts the receiver's count of this sender to positions in the local ring
         self._release(min(position, released))
         if position == self._producer[PUBLISHED] or position - released >= capacity:
             return False

@@ -88,6 +88,7 @@ def _listen_in_host(where: str) -> socket.socket:
 
 
 def _free_name() -> str:
-    if HAS_ABSTRACT_PATHS:  # an abstract name is not a file, and vanishes with the process
+    if HAS_ABSTRACT_PATHS:  # an abstract name is not a file, and disappears with the process
         return f"unix:@{PREFIX}{secrets.token_hex(8)}"
-    return f"unix:{tempfile.mkdtemp(prefix=PREFIX, dir='/tmp')}/s"  # short, because paths have at most 104 bytes
+    # short, because the path of a socket has at most 104 bytes
+    return f"unix:{tempfile.mkdtemp(prefix=PREFIX, dir='/tmp')}/s"

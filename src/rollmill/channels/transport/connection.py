@@ -42,7 +42,9 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, *parts: memoryview | bytes, timeout: float | None = None) -> None:
-        """Sends several buffers over the connection, one after the other."""
+        """Sends several buffers over the connection, one after the other. Raises `TimedOut` after `timeout`
+        seconds.
+        """
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         deadline = Deadline(timeout)
         while views:
@@ -74,7 +76,9 @@ class Connection:
             raise Refused("the other end sent data out of turn.")
 
     def receive_into(self, view: memoryview, *, timeout: float | None = None) -> None:
-        """Fills `view` with received bytes, blocking until enough have arrived."""
+        """Fills `view` with received bytes, blocking until enough have arrived. Raises `TimedOut` after `timeout`
+        seconds.
+        """
         deadline = Deadline(timeout)
         while len(view):
             count = self.receive_some(view)
@@ -83,7 +87,7 @@ class Connection:
                 self._sleep(select.POLLIN, deadline)
 
     def receive(self, count: int, *, timeout: float | None = None) -> bytes:
-        """Receives exactly `count` bytes from the connection."""
+        """Receives exactly `count` bytes from the connection. Raises `TimedOut` after `timeout` seconds."""
         buffer = bytearray(count)
         self.receive_into(memoryview(buffer), timeout=timeout)
         return bytes(buffer)
@@ -91,7 +95,10 @@ class Connection:
     def send_json(
         self, value: dict[str, Any], *, descriptors: Sequence[int] = (), timeout: float | None = None
     ) -> None:
-        """Sends a small JSON object, and file descriptors with it (Unix sockets only)."""
+        """Sends a small JSON object, and file descriptors with it (Unix sockets only).
+
+        Raises `TimedOut` after `timeout` seconds.
+        """
         text = json.dumps(value).encode()
         message = LENGTH.pack(len(text)) + text
         if descriptors:
@@ -105,7 +112,7 @@ class Connection:
         """Receives a JSON object of at most `limit` bytes, and the file descriptors sent with it, which the caller
         must close.
 
-        Raises `Refused` if the data is too long or not a JSON object.
+        Raises `Refused` if the data is too long or not a JSON object, and `TimedOut` after `timeout` seconds.
         """
         deadline = Deadline(timeout)
         first, descriptors = self._receive_descriptors(deadline)

@@ -30,7 +30,7 @@ class Backoff:
         return random.uniform(limit / 2, limit)
 
     def reset(self) -> None:
-        """Restarts the delays at the first one, after a successful attempt."""
+        """Restarts with the shortest delay, after a successful attempt."""
         self._limit = self._first
 
 
@@ -51,18 +51,18 @@ def reach(
         ConnectionLost: the listener closed the last connection of the available time.
         TimedOut: the listener did not answer within that time.
         OSError: `connect` failed, for example because nothing listens. Only a full queue is tried again.
-        Refused: the listener does not accept the token, or does not know it.
+        Refused: the listener rejected the token, or could not prove that it knows the token.
     """
     deadline, backoff = Deadline(timeout), Backoff(FIRST_WAIT, MAX_WAIT)
     while True:
         try:
             return _try(connect, token, claim, deadline)
-        except (ConnectionLost, TimedOut, BlockingIOError):  # BlockingIOError: the listen queue is full
+        except (ConnectionLost, TimedOut, BlockingIOError):  # BlockingIOError means that the listen queue is full
             delay = backoff.seconds()
             if deadline.left() < delay:
                 raise
             time.sleep(delay)
-            if deadline.left() <= 0:  # slept too long: another attempt would only hide the error
+            if deadline.left() <= 0:  # the time is over, and another attempt would only hide the error
                 raise
 
 

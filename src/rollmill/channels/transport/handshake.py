@@ -2,14 +2,14 @@
 
     acceptor -> dialler   greeting, nonce
     dialler  -> acceptor  nonce, HMAC-SHA256(token, "dialler", both nonces, claim), length of the claim, claim
-    acceptor -> dialler   "+", HMAC-SHA256(token, "acceptor", both nonces);  or "-" if the proof was wrong
+    acceptor -> dialler   "+", HMAC-SHA256(token, "acceptor", both nonces), or "-" if the proof was wrong
 
 The claim says who the dialler is, for acceptors that need to know. A connection that ends without an answer was
-not refused. The acceptor had no time or no room, and the dialler may try again.
+not rejected: the acceptor had no time or no room, and the dialler may try again.
 
 Each side is a *dialogue*: a generator that yields the bytes to send and the number of bytes to receive next, and
-is sent the received bytes. One thread can therefore run many dialogues at once (`listener`), or a single one to
-its end (`converse`).
+is sent the received bytes. One thread can therefore run many dialogues at once (`listener`), or a single dialogue
+to its end (`converse`).
 
 The traffic after the handshake is neither encrypted nor signed, so use loopback or a trusted network.
 """

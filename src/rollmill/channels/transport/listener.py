@@ -101,7 +101,7 @@ class Listener:
         self._serve = serve
         self._refusals = RefusalLog(show)
         self._stop = Doorbell.create()
-        self._handshakes: dict[int, Handshake] = {}  # by file descriptor, the oldest first
+        self._handshakes: dict[int, Handshake] = {}  # by file descriptor, oldest first
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._served: dict[threading.Thread, socket.socket] = {}
@@ -153,16 +153,16 @@ class Listener:
                 return False
             if key.fileobj is self._socket:
                 self._accept()
-            elif key.fd in self._handshakes:  # it may have been dropped just now to make room
+            elif key.fd in self._handshakes:  # it may just have been dropped to make room
                 self._advance(self._handshakes[key.fd])
         return True
 
     def _accept(self) -> None:
         try:
             sock, peer = self._socket.accept()
-        except BlockingIOError:  # the dialler has disconnected again
+        except BlockingIOError:  # the dialler has already disconnected
             return
-        except OSError as error:  # most likely there is no file descriptor left
+        except OSError as error:  # most likely, no file descriptors are left
             self._make_room(error)
             time.sleep(REST_SECONDS)
             return
@@ -210,7 +210,8 @@ class Listener:
             self._served[thread] = sock
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads: the dialler, which has no answer yet, tries again
+        # no threads are left, and the dialler tries again because it has received no answer
+        except RuntimeError as error:
             with self._lock:
                 del self._served[thread]
             sock.close()
@@ -218,7 +219,8 @@ class Listener:
 
     def _serve_one(self, sock: socket.socket, admission: Admission) -> None:
         try:
-            with contextlib.suppress(RollmillError, OSError):  # the peer is gone, so there is nobody to report to
+            # the peer has disconnected, so nobody needs the answer
+            with contextlib.suppress(RollmillError, OSError):
                 self._serve(sock, admission)
         finally:
             with self._lock:

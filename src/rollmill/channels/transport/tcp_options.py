@@ -37,7 +37,8 @@ def watch_link(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SECONDS_UNTIL_LOST // PROBE_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SECONDS_UNTIL_LOST * 1000)
-    with contextlib.suppress(OSError):  # an older kernel waits up to twice as long as the link was down
+    # an older kernel may wait up to twice as long before it reports a lost link
+    with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, MAX_RETRY_MS)
 
 

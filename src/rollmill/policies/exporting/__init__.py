@@ -117,14 +117,15 @@ def check_place(paths: list[Path], *, force: bool) -> None:
 
 
 def write_files(contents: dict[Path, bytes]) -> None:
-    """Writes several files, each atomically and the last one after all others.
+    """Writes several files, each atomically. The last file appears after all others.
 
     Raises:
         UsageError: a file cannot be written. No new file is left behind.
     """
     path = next(iter(contents))
     try:
-        with contextlib.ExitStack() as written:  # they appear in the reverse of this order
+        # the contexts are left in reverse order, so the last file is opened first
+        with contextlib.ExitStack() as written:
             for path, content in reversed(contents.items()):
                 written.enter_context(replacing_named(path)).write(content)
     except OSError as error:

@@ -98,7 +98,10 @@ def _decision(
 
 
 def _parameters(distribution: Any) -> dict[str, PyTree]:
-    """Logits, or mean and standard deviation, by kind for several agents. Empty for other distributions."""
+    """Returns logits, or mean and standard deviation. Empty for other distributions.
+
+    In a multi-agent environment, the names include the kind of agents.
+    """
     if isinstance(distribution, dict):
         of_kinds = {kind: _parameters(part) for kind, part in distribution.items()}
         names = dict.fromkeys(name for part in of_kinds.values() for name in part)

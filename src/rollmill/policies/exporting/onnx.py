@@ -73,7 +73,7 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
     runtime = _package("onnxruntime")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's own errors have no common base
+    except Exception as error:  # the errors of ONNX Runtime have no common base class
         raise UsageError(f"ONNX Runtime cannot run the exported policy: {error}") from error
     names, outputs = ([each.name for each in part] for part in (exported.inputs, exported.outputs))
     kept = {each.name for each in session.get_inputs()}
@@ -86,7 +86,7 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
 
 
 def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
-    """Returns the same function of ONE observation with fewer operations.
+    """Returns a function of ONE observation that computes the results of `exported` with fewer operations.
 
     Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them. Calls are
     inlined, and common subexpressions are computed once.
@@ -120,11 +120,11 @@ def _applied(equation: Any, operands: list[Any], known: dict[Any, list[Any]]) ->
     try:
         operation = (equation.primitive, same, tuple(sorted(equation.params.items(), key=lambda item: item[0])))
         hash(operation)
-    except TypeError:  # a parameter that cannot be compared, such as an array
+    except TypeError:  # the parameters include something that cannot be compared, such as an array
         operation = object()
     if operation not in known:
         results = equation.primitive.bind(*operands, **equation.params)
-        # The operands are kept, so that no other object gets their identity.
+        # Storing the operands keeps them alive, so that their ids are not reused.
         known[operation] = [operands, results if equation.primitive.multiple_results else [results]]
     return known[operation][1]
 

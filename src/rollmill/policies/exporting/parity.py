@@ -78,17 +78,19 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
 def _check_close(
     name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float, batch: np.ndarray | None = None
 ) -> float:
-    """Compares numbers up to rounding, and returns the largest difference relative to the batch's largest number.
+    """Compares values up to rounding, and returns the largest difference relative to the largest value of the
+    batch.
 
-    A number near zero may be a sum of larger numbers that cancel, with rounding errors of their size. So
-    differences are relative to the largest number of `batch`, by default of `wanted`.
+    A value near zero may be a sum of larger values that cancel, with rounding errors of their size. Differences
+    are therefore relative to the largest value of `batch`, by default of `wanted`.
     """
     batch = np.abs((wanted if batch is None else batch).astype(np.float64))
-    scale = max(float(batch.max(initial=0, where=batch < 1e30)), 1e-6)  # masked logits are no size of the others
+    # masked logits are huge, and say nothing about the size of the others
+    scale = max(float(batch.max(initial=0, where=batch < 1e30)), 1e-6)
     wanted, got = wanted.astype(np.float64), got.astype(np.float64)
     difference = np.where(wanted == got, 0, np.abs(wanted - got))
     allowed = tolerance * np.maximum(np.abs(wanted), scale)
-    if not (difference <= allowed).all():  # NaN too
+    if not (difference <= allowed).all():  # also fails for NaN
         raise _differs(name, f"by {np.max(difference):.3g}, where at most {tolerance * scale:.3g} is allowed")
     return float(np.max(difference / np.maximum(np.abs(wanted), scale), initial=0))
 
@@ -109,7 +111,7 @@ def _check_equal(name: str, wanted: np.ndarray, got: np.ndarray, outputs: dict[s
 
 def _ties(logits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """True where the two most likely choices are equally likely up to rounding, in the shape of the actions."""
-    if logits.shape == shape:  # one logit for each bit
+    if logits.shape == shape:  # one logit per bit
         return np.abs(logits) <= TIE
     best = np.sort(logits, axis=-1)[..., -2:]
     return best[..., -1] - best[..., 0] <= TIE * np.maximum(np.abs(best[..., -1]), 1)

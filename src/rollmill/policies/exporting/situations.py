@@ -32,11 +32,10 @@ class Situations(NamedTuple):
 
 
 def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
-    """Returns inputs for a comparison: observations from rollouts with random actions, and as many samples of the
-    observation space.
+    """Returns inputs for a comparison. Half of the observations come from rollouts with random actions.
 
-    Sampled observations come with random masks of legal actions, and with memories that follow other sampled
-    observations. For a host environment, all observations are sampled.
+    The other half are samples of the observation space, with random masks of legal actions, and with memories that
+    follow other sampled observations. For a host environment, all observations are sampled.
     """
     graph = loaded.graph
     if graph.outputs.searches:
