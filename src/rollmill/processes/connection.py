@@ -148,7 +148,7 @@ class Acceptor:
         try:
             welcome(peer, admission, **self._settings)
             connection.serve(peer)
-        except (OSError, RuntimeError) as error:  # the latter where no thread can be started
+        except (OSError, RuntimeError) as error:  # a RuntimeError means that no thread could be started
             self._report(f"a connection was lost: {error}")
         finally:
             connection.ended.set()

@@ -66,10 +66,10 @@ def main() -> None:
     close_input()
     for module in filter(None, preload.split(",")):
         importlib.import_module(module)
-    own_code()  # of what was imported just now, whatever becomes of the files
+    own_code()  # digests the imported sources now, even if the files change later
     may_fork = may_fork and ON_LINUX and count_threads() == 1
     gc.collect()
-    gc.freeze()  # what is there now is shared with the workers as long as nobody writes to it
+    gc.freeze()  # objects that exist now stay shared with the workers until they are written to
     server = ForkServer(line, coordinator, may_fork)
     server.notify({"ready": True, "forks": may_fork, "threads": count_threads()})
     assignment = server.serve()
@@ -133,7 +133,7 @@ class ForkServer:
 
     def _start(self, number: int, assignment: dict[str, Any], output: int | None) -> dict[str, Any] | None:
         parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until the child no longer ignores it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # blocked until the child stops ignoring it
         try:
             pid = os.fork()
         except OSError as error:
@@ -175,7 +175,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
         for pid, child in self._children.items():
             kill_family(pid, child.mark)
-        kill_children()  # daemons in sessions of their own, which were adopted and whose environment has no mark
+        kill_children()  # also daemons in other sessions without the mark, which this process has adopted
 
 
 def receive(line: Connection) -> tuple[dict[str, Any], list[int]] | None:
@@ -203,7 +203,7 @@ def _prepare(parent: int, assignment: dict[str, Any], output: int | None, forked
     if not forked:
         _become_fresh(assignment)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # all children would draw the same numbers
+        sys.modules["numpy"].random.seed()  # otherwise all children would draw the same random values
     return assignment
 
 

@@ -37,7 +37,7 @@ MAX_REQUEST_BYTES = 64 * 2**20
 """Maximum bytes of a request, which contains the environment variables of a child."""
 
 HELD = {signal.SIGINT, signal.SIGTERM, *NOTICES}
-"""Signals that the forking process blocks, for itself and for children that are not ready for them."""
+"""Signals that the forking process blocks, for itself and for its children until they can handle them."""
 
 LOOK_SECONDS = 0.1
 """Seconds between two checks for ended children that nobody waits for."""
@@ -102,7 +102,7 @@ class Forks:
     def __init__(self, line: Connection, pid: int) -> None:
         self._line, self._pid = line, pid
         self.is_lost = False
-        """Whether the process is gone, and its children are told to stop."""
+        """Whether the helper process is gone, so that its children have been asked to stop."""
         self._children: dict[int, ForkedChild] = {}
         self._pids: dict[int, int | None] = {}
         self._count = 0
@@ -213,9 +213,11 @@ class _ForkingProcess:
         self._interrupt = signal.getsignal(signal.SIGINT)
 
     def serve(self, preload: Sequence[str]) -> list[str] | None:
-        """Serves until the command is gone, and returns None. Returns its words in a child at once."""
+        """Serves until the command is gone, and returns None. In a child, returns the child's command-line
+        arguments.
+        """
         die_with(self._command)
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # those for the command reach its whole group
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # signals for the command reach its whole process group
         name_process("rollmill forks")
         sources = _state_of_sources()
         try:
@@ -224,7 +226,7 @@ class _ForkingProcess:
         except ImportError:
             return None
         gc.collect()
-        gc.freeze()  # stays shared with the children as long as nobody writes to it
+        gc.freeze()  # objects that exist now stay shared with the children until they are written to
         while True:
             ready, _, _ = select.select([self._line.fileno(), *self._running], [], [])
             for descriptor in self._running.keys() & set(ready):
@@ -275,9 +277,10 @@ class _ForkingProcess:
             signal.signal(number, signal.SIG_DFL)
         is_ignored = self._interrupt == signal.SIG_IGN
         signal.signal(signal.SIGINT, signal.SIG_IGN if is_ignored else signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD - {CHECKPOINT_REQUEST})  # until it can take one
+        # CHECKPOINT_REQUEST stays blocked until the child can handle it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD - {CHECKPOINT_REQUEST})
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # all children would draw the same numbers
+            sys.modules["numpy"].random.seed()  # otherwise all children would draw the same random values
 
     def _reap(self, descriptor: int) -> None:
         number, pid = self._running.pop(descriptor)
@@ -294,14 +297,15 @@ def _state_of_sources() -> list[tuple[str, int, int]]:
     """Returns the sizes and times of change of the package's sources."""
     states = []
     for file in sorted(PACKAGE.rglob("*.py")):
-        with contextlib.suppress(OSError):  # removed meanwhile, or the link by which an editor locks a file
+        # the file has just been removed, or is the link with which an editor locks a file
+        with contextlib.suppress(OSError):
             status = file.stat()
             states.append((str(file), status.st_size, status.st_mtime_ns))
     return states
 
 
 def _as_text(word: str) -> str:
-    """Returns a word of the system, of any bytes, as text that JSON can hold."""
+    """Decodes a command-line argument, which may contain any bytes, to a string that JSON can hold."""
     return os.fsencode(word).decode("latin-1")
 
 

@@ -1,9 +1,9 @@
 """Encodes messages as frames of bytes on a socket. A frame consists of
 
     4 bytes   RMW1
-    4 bytes   length of the JSON
-    8 bytes   length of all arrays together; both little-endian
-    JSON      {"kind": text, "fields": object, "arrays": [[name, dtype, shape], ...]}
+    4 bytes   length of the JSON, little-endian
+    8 bytes   total length of the arrays, little-endian
+    JSON      {"kind": string, "fields": object, "arrays": [[name, dtype, shape], ...]}
     arrays    the elements of each, one array after the other
 
 Incoming frames are checked against limits before memory is allocated.

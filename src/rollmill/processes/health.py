@@ -159,9 +159,9 @@ class WorkerHealth:
         """Returns a `Hung` event if the worker makes no progress or cannot run. It is reported once, until this
         changes.
 
-        Missing heartbeats alone do not count as a hang. A call into C that holds the GIL, for example to load a
-        simulator's assets, silences a healthy worker, and may last as long as any other work. If the operating
-        system reports that the process cannot run, it counts as hung at once.
+        Missing heartbeats are not enough. A call into C that holds the GIL, for example to load a simulator's
+        assets, silences a healthy worker, and may last as long as any other work. If the operating system reports
+        that the process cannot run, it counts as hung at once.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None

@@ -30,10 +30,10 @@ UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(9), *range(
 
 
 class WorkerLog:
-    """Divides the bytes that one worker writes into printable lines, and shows and stores them.
+    """Divides the output of one worker into printable lines, and shows and stores them.
 
-    `show` receives each line, marked with the job's name. A file in the folder, named after the job, receives all
-    lines, those of later attempts after those of earlier ones.
+    `show` receives each line, marked with the job's name. A file in the folder, named after the job, receives the
+    lines of all attempts.
     """
 
     def __init__(self, job: Job, show: Callable[[str], None], folder: Path | Folder | None) -> None:
@@ -57,7 +57,7 @@ class WorkerLog:
         for line in lines:
             self._take(line)
         while len(self._rest) > MAX_LINE:
-            # a progress bar writes over itself and ends no line: what it has written over is dropped
+            # A progress bar overwrites its line without ending it. Text that it has overwritten is dropped.
             bar = self._rest.rpartition(b"\r")[2]
             piece, self._rest = (b"", bar) if len(bar) <= MAX_LINE else (bar[:MAX_LINE], bar[MAX_LINE:])
             self._take(piece)
@@ -76,7 +76,8 @@ class WorkerLog:
             piece = text[start : start + MAX_LINE]
             self.last_lines.append(piece)
             self._keep(piece)
-            with contextlib.suppress(Exception):  # whatever shows lines must not stop the worker that writes them
+            # an error in `show` must not stop the worker that writes the lines
+            with contextlib.suppress(Exception):
                 self._show(f"[{self._name}] {piece}")
 
     def _keep(self, text: str) -> None:
@@ -85,7 +86,7 @@ class WorkerLog:
         try:
             self._file.write(text + "\n")
             self._file.flush()
-        except OSError as error:  # a full disk ends the file, not the training
+        except OSError as error:  # a full disk ends the file, but not the run
             self._show(f"[{self._name}] its log file is no longer written: {error}")
             self._file = None
 

@@ -50,7 +50,7 @@ def size_of(message: WorkerMessage) -> int:
 
 
 def is_numeric(dtype: np.dtype) -> bool:
-    """Returns whether arrays of a dtype can be sent: NumPy or JAX numbers in native byte order."""
+    """Returns whether arrays of a dtype can be sent: numeric dtypes of NumPy and JAX in native byte order."""
     return dtype.kind not in "OSUmM" and dtype.type is not np.void and dtype.isnative
 
 

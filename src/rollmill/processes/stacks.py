@@ -35,7 +35,7 @@ class CodeLine(NamedTuple):
 def current_line(thread: int) -> str:
     """Returns the innermost line of user code that a thread executes, and the library line called from it, if any.
 
-    User code excludes Python's own folders, and the modules of Rollmill that carry messages.
+    User code excludes the folders of Python, and the modules of Rollmill that carry messages.
     """
     places = stack_of(thread)
     if not places:

@@ -31,14 +31,15 @@ class Supervision(Protocol):
         ...
 
     def start(self) -> None:
-        """Requests all workers without waiting for them."""
+        """Requests a start of all workers, and returns without waiting."""
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
         """Returns the events of workers since the last call, in order.
 
-        Waits up to `timeout` seconds for at least one event, or without limit if it is None. Returns at once if
-        all workers are gone. All messages of a worker come before its `Finished` or `Lost` event.
+        Waits up to `timeout` seconds for at least one event, or without limit if it is None. Returns an empty list
+        after the timeout, and returns at once if all workers are gone. All messages of a worker come before its
+        `Finished` or `Lost` event.
         """
         ...
 
@@ -113,8 +114,9 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
 
 
 def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
-    """Returns the names of the jobs that `to` addresses (see `Supervision.send`). Raises a `UsageError` if there
-    is none.
+    """Returns the names of the jobs that `to` addresses (see `Supervision.send`).
+
+    Raises a `UsageError` if it addresses no job.
     """
     jobs = list(jobs)
     to = to.name if isinstance(to, Job) else to

@@ -60,7 +60,7 @@ class Supervisor:
         address: str = "unix:",
     ) -> None:
         self._jobs = by_name(jobs)
-        own_code()  # before anything changes the files
+        own_code()  # digests the sources before anything changes the files
         self._timeouts = Timeouts(heartbeat_seconds, hang_seconds, start_seconds)
         self._launcher = LocalLauncher() if launcher is None else launcher
         self._owns_launcher = launcher is None
@@ -85,7 +85,7 @@ class Supervisor:
         return self._acceptor.address
 
     def start(self) -> None:
-        """Requests all workers without waiting for them."""
+        """Requests a start of all workers, and returns without waiting."""
         for job in self.jobs:
             self._begin(job)
 
@@ -156,7 +156,8 @@ class Supervisor:
         self._send_to(names, WorkerMessage(".stop", {}, {}))
         workers = self._dismiss(names)
         for worker in workers:
-            if worker.link.is_doubtful or not worker.connection.taken:  # it has nothing to put in order yet
+            # the worker has nothing to clean up, or may be unreachable
+            if worker.link.is_doubtful or not worker.connection.taken:
                 self._end(worker)
         left = self._wait(workers, grace_seconds)
         for worker in left:

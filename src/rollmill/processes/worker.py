@@ -159,7 +159,7 @@ def _run(job: Job, control: SocketControl) -> WorkerMessage:
 def _failure(error: BaseException) -> WorkerMessage:
     error = known_device_error(error) or error
     details = "".join(traceback.format_exception(error))
-    if not isinstance(error, FINAL):  # which the coordinator reports in a sentence
+    if not isinstance(error, FINAL):  # the coordinator reports these errors in a sentence, without a traceback
         print(details, file=sys.stderr, flush=True)
     reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({user_frame(error)})"
     fields = {"reason": reason, "details": details[-MAX_DETAILS:]}

@@ -13,10 +13,10 @@ from rollmill.workers.reports import Durations, MetricsRows, Report, Saved, Star
 class ProgramTraining:
     """`Training` by one compiled program, from `state` after the `first` iterations on.
 
-    The state after every multiple of each stride is available, among others. The program pauses for `pauses`. A
-    line of the log covers `span` iterations, whose metrics may be summed. A non-finite number ends training, and
-    `fault` receives what is needed to replay its iteration. If `fault` is None, training continues. Training ends
-    after `until` iterations, by default after all.
+    The state after every multiple of each stride is available. The program pauses for `pauses`. A row of metrics
+    covers `span` iterations, whose metrics may be summed. A non-finite number ends training, and `fault` receives
+    what is needed to replay its iteration. If `fault` is None, training continues. Training ends after `until`
+    iterations, by default after all.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ProgramTraining:
         self._until = graph.loops.iterations if until is None else until
         self._snapshot_requested = False
         self.report_seconds = TARGET_SECONDS
-        """Time between two reports, about; to be changed before `run`."""
+        """Approximate time between two reports, in seconds. Set it before `run`."""
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         """Runs the training and yields reports until it ends. The last report carries the last state."""
@@ -60,10 +60,11 @@ class ProgramTraining:
             yield MetricsRows(window.first, window.metrics, window.counts)
             if self._fault is not None:
                 if self._program.loses_state and not all(map(is_finite, window.metrics)):
-                    windows.close()  # the window that is computed already would take as much memory as the search
+                    # drops the window that is computed ahead, because the search for the fault needs the memory
+                    windows.close()
                 stop_at_fault(self._graph, self._program, window, self._fault)
             if not window.kept:
-                continue  # what is wanted now is the state after the next window
+                continue  # the state of this window was not kept, so that of the next kept window is used
             ends = stopping()
             if ends or self._snapshot_requested:
                 self._snapshot_requested = False
@@ -84,7 +85,7 @@ class ProgramTraining:
 
     @property
     def waited_for(self) -> str:
-        """Names of the workers that delay the end of the run. Empty, because a single program has no workers."""
+        """Workers that delay the end of the run. Always empty, because a single program has no workers."""
         return ""
 
     @property

@@ -37,9 +37,8 @@ class Begin(NamedTuple):
     attempt: int
     """Number of times that this replica has been replaced since the last common start of all replicas."""
     generation: int
-    """Number of earlier common starts of all replicas: 0 for a new run, 1 for a resumed run, and one more for each
-    restart since.
-    """
+    """Number of common starts of all replicas before this one: 0 in a new run, 1 in a resumed run, and one more
+    after each restart."""
     resets_environments: bool
     """True if environments are reset at the common start, because no checkpoint restores them. The environment
     server then sends their first observations.
@@ -95,7 +94,7 @@ class StopRecording(NamedTuple):
     begin: int
     """First nanosecond of the window, on the monotonic clock of the replica's own host."""
     end: int
-    """The nanosecond after the last one of the window, on the same clock."""
+    """End of the window, in nanoseconds on the same clock. It is not part of the window."""
 
 
 # --- from a replica --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class _Recordings:
         return {}
 
     def stop(self, message: WorkerMessage) -> dict[str, Any]:
-        """Ends the recording, and sends the sums of its window."""
+        """Ends the recording, and sends the sums of the window that the coordinator names."""
         request: StopRecording = parse(message)
         self._in_background(lambda: self._send_window(*request))
         return request._asdict()
@@ -51,7 +51,7 @@ class _Recordings:
         self._ending.start()
 
     def _send_window(self, number: int, begin: int, end: int) -> None:
-        # A worker that was started anew after the recording began has nothing to tell.
+        # A worker that started after the recording began has no window to send.
         window = self._recorder.stop(begin, end).to_json() if self._recorder.is_recording else None
         send(self._control, WindowRecorded(number, window))
 

@@ -1,4 +1,4 @@
-"""Reports of a running training, whether it is one program or a coordinator with workers."""
+"""Reports of a run while it trains, as one program or with a coordinator and workers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -42,7 +42,7 @@ class RolledBack(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """Report: a line of text for the user."""
+    """Report: a message for the user, of one line."""
 
     text: str
     failed: Literal["worker", "environment"] | None = None
@@ -119,5 +119,5 @@ class Training(Protocol):
 
     @property
     def waited_for(self) -> str:
-        """Names of the workers that delay the end of the run. Empty if there are none."""
+        """Names of the workers that delay the end of the run. Empty if no worker does."""
         ...

@@ -118,7 +118,7 @@ def work_on_mesh(job: Job, control: Control) -> None:
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
 
         def open_wire(should_stop: Callable[[], bool], restart: int) -> Wire:
-            # Means are taken in a callback of the compiled program, which cannot be abandoned.
+            # Means are computed in a callback of the compiled program, which cannot be interrupted.
             scoped = ScopedBroker(broker, str(restart))
             return TcpWire(scoped, settings.token, host=host) if host else MemoryWire(scoped)
 

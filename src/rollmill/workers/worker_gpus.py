@@ -47,7 +47,7 @@ def gpus_of_workers(
             "reduction=one-shot reads the memory of other GPUs, but no worker has a GPU. hint: reduction=auto."
         )
     if workers <= len(names) or not names:
-        # A process that sees other GPUs, too, is slower on its own.
+        # A process is slower if it also sees GPUs that it does not use.
         own = () if len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
         unused = reduction in ("hierarchical", "host")
         note = (
@@ -81,7 +81,7 @@ def nccl_version() -> tuple[int, int] | None:
 
 
 def _nccl_libraries() -> Iterator[str | None]:
-    yield None  # one that was preloaded
+    yield None  # a library that is already loaded into the process
     with contextlib.suppress(ModuleNotFoundError):
         found = importlib.util.find_spec("nvidia.nccl")
         for folder in (found and found.submodule_search_locations) or ():

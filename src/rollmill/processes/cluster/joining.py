@@ -21,7 +21,7 @@ from rollmill.core.process_tree import MARK, NOBODY, kill_family, start_guard
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100_000_000
-"""Bytes of Ray's object store in a cluster started on this machine, which only stores jobs."""
+"""Size in bytes of the object store of a cluster started on this machine. It only holds jobs."""
 
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable that makes Ray listen only on the loopback address, if it is set to 0 before Ray is
@@ -32,12 +32,11 @@ STARTS = 4
 """Maximum number of attempts to start Ray, if starting takes too long."""
 
 SLOW_SECONDS = 20.0
-"""Seconds after which a failed start of Ray is regarded as too slow. Ray's own limit for its node is 30 s."""
+"""Seconds after which a failed start of Ray is regarded as too slow. Ray gives up on a node after 30 s."""
 
 NICENESS = "RAY_worker_niceness"
-"""Environment variable for the scheduling priority of Ray's workers. By default, they yield to all other processes
-of the machine, and hardly train beside other work.
-"""
+"""Environment variable for the scheduling priority of Ray workers. By default, they yield to all other processes
+of the machine, and hardly progress while it is busy."""
 
 CONNECT_SECONDS = 5.0
 """Seconds to wait for an answer from the address of a cluster."""
@@ -106,12 +105,12 @@ def joined(
     used and stays open.
 
     Args:
-        name: the cluster. `ray` is the cluster that this machine belongs to, or else a new one on this machine,
-            which ends with the connection. `auto` is only the former. `HOST:PORT` is the address of a cluster that
-            this machine belongs to, and `ray://HOST:PORT` connects through a Ray client server.
+        name: the cluster. `ray` is the cluster that this machine belongs to, or otherwise a new cluster on this
+            machine, which ends with the connection. `auto` is only the former. `HOST:PORT` is the address of a
+            cluster that this machine belongs to, and `ray://HOST:PORT` connects through a Ray client server.
         workers: number of workers that a new cluster must have room for.
         host: address of this host, as workers reach it. Default: detected automatically.
-        show: called with lines of text for the user, from any thread.
+        show: called with messages for the user, from any thread.
 
     Raises:
         UsageError: Ray is not installed, there is no such cluster, or the cluster rejects this process.
@@ -128,7 +127,7 @@ def joined(
         with _keeping_signals(), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "os.fork\\(\\) was called", RuntimeWarning
-            )  # an exec follows at once
+            )  # safe, because the child calls exec at once
             _start_alone(ray, workers, mark) if alone else _connect(ray, name, show)
         try:
             yield Cluster(ray, host or _reachable_host(ray))
@@ -181,7 +180,7 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
     os.environ[MARK] = mark
     try:
         _start_patiently(ray, workers, mark)
-    except Exception as error:  # Ray raises bare ones
+    except Exception as error:  # Ray raises plain exceptions
         raise UsageError(
             f"cluster=ray: Ray cannot be started on this machine: {str(error).strip() or type(error).__name__}\n"
             "hint: a busy machine may be too slow to start Ray. Try again, or use place=processes."
@@ -299,7 +298,7 @@ def _keeping_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
-    except SystemExit:  # by which Ray's handler ends, with code 1
+    except SystemExit:  # Ray's handler of SIGTERM exits with code 1
         signal.signal(signal.SIGTERM, before)
         signal.raise_signal(signal.SIGTERM)
         raise StoppedJoining("SIGTERM arrived while Ray was being joined, before training began.") from None

@@ -43,10 +43,10 @@ UNUSUAL_SECONDS = 10.0
 """Seconds after which a worker that has not started may have been placed on an unreachable node."""
 
 MAX_PLACEMENTS = 5
-"""Maximum number of actors that are requested for one worker, if earlier ones never ran."""
+"""Maximum number of actors requested for one worker, if all of them failed before they ran."""
 
 NEVER_RAN = ("never ran", "actor's node")
-"""Phrase in Ray's error for an actor that was placed on a node which no longer exists."""
+"""Phrases in the errors of Ray for an actor whose node no longer exists."""
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class RayHandle:
     stream: OutputStream
     actor: Any = None
     working: Future = field(default_factory=Future)
-    """Future of the worker's exit code, or of Ray's error."""
+    """Future of the worker's exit code, or of an error of Ray."""
     ending: Future = field(default_factory=Future)
     """Future that fails once the actor is dead."""
     placements: int = 0
@@ -66,7 +66,7 @@ class RayHandle:
     """Nodes that were unreachable when the actor was requested."""
     asked_at: float = field(default_factory=time.monotonic)
     waiting_reported: int = 0
-    """Number of times that the user was told that the worker has not started."""
+    """Number of messages so far that the worker has not started."""
     killed: bool = False
     dead_since: float | None = None
     exit: Exit | None = None
@@ -79,7 +79,7 @@ class RayLauncher:
     reserve one core. The resources for all `jobs` are reserved together. If the cluster has room for only some of
     them, it reserves nothing, and the run ends after `room_seconds`. Actors are named after the run and the job,
     such as `rollmill-RUN-actor-2`. Workers receive the user's modules if their hosts lack them. `show` is called
-    with lines of text for the user, from any thread.
+    with messages for the user, from any thread.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RayLauncher:
         handle.ending = handle.actor.__ray_terminate__.remote().future()
 
     def _where(self, job: Job, without: Mapping[str, str]) -> dict[str, Any]:
-        """Returns Ray's options for a place: in the reserved room, or on any node that is not in `without`."""
+        """Returns the options of an actor: in the reserved room, or on any node that is not in `without`."""
         reserved = self._room and self._room.strategy(job.name, without)
         if reserved:
             return {"scheduling_strategy": reserved}

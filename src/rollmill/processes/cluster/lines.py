@@ -1,8 +1,8 @@
 """Sends the standard output and error of workers on other hosts to the coordinator.
 
-A worker's standard output and error are one connection to the coordinator. The kernel therefore still sends what a
-crashing process wrote last, and the end of the connection marks the end of the process. The coordinator passes
-each connection on through a pipe, like the pipe of a process on its own host.
+A worker's standard output and error are one connection to the coordinator. The kernel therefore still sends the
+last output of a crashing process, and the end of the connection marks the end of the process. The coordinator
+passes each connection on through a pipe, as for a process on its own host.
 """
 
 import contextlib

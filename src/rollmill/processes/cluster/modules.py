@@ -23,7 +23,7 @@ LEFT_OUT = ("__pycache__",)
 
 
 class SentModules(NamedTuple):
-    """User modules that are sent to the workers of a cluster."""
+    """User modules sent to the workers of a cluster."""
 
     digests: Mapping[str, str]
     """Digest of the source of each top-level package or module."""
@@ -51,8 +51,9 @@ def missing_here(sent: SentModules) -> list[str]:
 
 
 def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
-    """Makes the named modules importable in this process, before those of this host, and returns the folder that
-    holds them.
+    """Makes the named modules importable in this process, in preference to the host's own modules.
+
+    Returns the folder that holds them.
     """
     folder = TemporaryFolder("modules")
     with zipfile.ZipFile(io.BytesIO(sent.archive)) as archive:

@@ -20,7 +20,7 @@ def unreachable_nodes(ray: Any) -> dict[str, str]:
 
     Returns an empty mapping if no node answers, because this host itself may then be cut off.
     """
-    if ray.util.client.ray.is_connected():  # such a client need not reach the nodes
+    if ray.util.client.ray.is_connected():  # a client of this kind may be unable to reach the nodes
         return {}
     nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
     answers = _answers(nodes.values())
@@ -41,7 +41,7 @@ def draining_nodes(ray: Any) -> dict[str, float]:
     """
     if ray.util.client.ray.is_connected():
         return {}
-    try:  # no public function tells
+    try:  # Ray has no public function for this
         return {node: end / 1000 for node, end in ray._private.state.state.get_draining_nodes().items()}
     except Exception:
         return {}

@@ -92,7 +92,7 @@ class RoomReservation:
         if now - self._looked_at < POLL_SECONDS:
             return
         self._looked_at = now
-        with contextlib.suppress(Exception):  # a cluster that does not answer now
+        with contextlib.suppress(Exception):  # the cluster may not answer at the moment
             table = self._ray.util.placement_group_table(self._group)
             self._nodes = {
                 int(place): str(node) for place, node in (table.get("bundles_to_node_id") or {}).items()

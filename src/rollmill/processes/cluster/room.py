@@ -22,8 +22,8 @@ def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str
     """Returns the demand of each group's workers: one core, and one GPU if the group can use a GPU and there are
     enough.
 
-    Either all groups that may run on any device get GPUs or none does, so that results of all of them are rounded
-    in the same way.
+    Either all groups that may run on any device get GPUs or none does, so that all results are rounded in the same
+    way.
     """
     wanting = sum(group.replicas for group in partition.groups if group.device != "cpu")
     enough = resources.get("GPU", 0.0) >= wanting
@@ -34,7 +34,7 @@ def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str
 
 
 STATUS_KEY = "__autoscaling_status"
-"""Key under which Ray's monitor stores what it knows about the nodes."""
+"""Key under which the monitor of Ray stores the status of the nodes."""
 
 READ_ONLY = "node_"
 """Prefix of node types in clusters whose nodes Ray only counts, where each node has its own type."""
@@ -51,8 +51,8 @@ class Room(NamedTuple):
 
 
 def room_of(nodes: Iterable[Mapping[str, float]]) -> Room:
-    """Counts the workers that fit on nodes with these resources, given in Ray's units. Each worker needs
-    one core.
+    """Counts the workers that fit on nodes with these resources, in the units of Ray. Each worker needs one
+    core.
     """
     counts = [(int(node.get("CPU", 0.0)), int(node.get("GPU", 0.0))) for node in nodes]
     return Room(sum(map(min, counts)), sum(cores for cores, _ in counts))
@@ -81,7 +81,7 @@ def living_nodes(ray: Any) -> list[Mapping[str, float]]:
 
 def autoscales(ray: Any) -> bool:
     """Returns whether a cluster may add nodes for waiting workers. Returns True if this is unknown."""
-    try:  # no public function tells
+    try:  # Ray has no public function for this
         if ray._private.state.state.get_max_resources_from_cluster_config() is not None:
             return True
         status = json.loads(ray.experimental.internal_kv._internal_kv_get(STATUS_KEY) or "{}")

@@ -51,7 +51,7 @@ class Worker:
         sent = SentModules(*modules)
         missing = missing_here(sent)
         unpacked = unpack(sent, missing) if missing else None
-        # Ray's own processes may be killed before they can do that.
+        # The guard cleans up if Ray's processes are killed before they can.
         self._guard = start_guard(os.environ[MARK], folder=str(unpacked.path) if unpacked else "")
         ray = find_ray()
         host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
@@ -63,7 +63,7 @@ class Worker:
             return 1, _unreachable(error, address, host)
         finally:
             if unpacked is not None:
-                unpacked.close()  # Ray kills the guard of a process that ends by itself
+                unpacked.close()  # Ray kills the guard when this process ends normally
 
 
 def _unreachable(error: Any, address: str, host: str) -> str:

@@ -1,6 +1,4 @@
-"""Starts workers on the hosts of a batch job, where each host's own process starts the workers requested
-from it.
-"""
+"""Starts workers on the hosts of a batch job, through the process that the batch system started on each host."""
 
 import contextlib
 import itertools
@@ -53,7 +51,7 @@ class _Host:
         self._sending = threading.Lock()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends a request. Nothing comes of it if the host is gone, which `HostsLauncher` notices."""
+        """Sends a request. If the host is gone, the request is lost, and `HostsLauncher` notices the loss."""
         with contextlib.suppress(OSError), self._sending:
             send_frame(self._peer, encode(WorkerMessage(kind, fields, {})))
 
@@ -63,11 +61,11 @@ class _Host:
 
 
 class HostsLauncher:
-    """A `Launcher` for the processes of a batch job, of which this process is one. As a context manager, it closes
-    itself.
+    """A `Launcher` for the processes of a batch job, to which this process belongs. As a context manager, it
+    closes itself.
 
     The replica number of a worker is the rank of the process that starts it. If a host's process has not connected
-    or has vanished, the worker waits until it connects. `show` is called with lines of text for the user, from any
+    or has vanished, the worker waits until it connects. `show` is called with messages for the user, from any
     thread.
     """
 
@@ -191,7 +189,7 @@ class HostsLauncher:
         with self._changing:
             old = self._hosts.get(rank)
             self._hosts[rank] = host
-            if old is not None:  # it came again before its end was noticed
+            if old is not None:  # the process has reconnected before its end was noticed
                 old.close()
                 self._lose(old)
             for handle in self._handles.values():

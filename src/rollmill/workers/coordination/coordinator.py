@@ -129,14 +129,17 @@ class Coordinator:
             events = self._next_events()
             self._check_stop(stopping)
             for event in events:
-                if event.job in self._workers.jobs and not self._is_due(event.job):  # not of a replaced worker
+                # ignores events of a worker that has been replaced
+                if event.job in self._workers.jobs and not self._is_due(event.job):
                     yield from self._handle(event)
-                    self._check_stop(stopping)  # there may be many events, and replicas run until they are held
+                    # checked after each event, because there may be many, and replicas run until they are held
+                    self._check_stop(stopping)
             self._leave_overdue()
             yield from self._start_due()
             yield from self._report_slow_stop()
             if self._barrier.settle(self._in_step) and self._pace.iteration == self.last:
-                self._request_last_snapshot()  # no more metrics come that would cause it
+                # requested here, because no more metrics will arrive that would trigger the request
+                self._request_last_snapshot()
             if not self._done:
                 self._check_alive()
 
@@ -161,7 +164,9 @@ class Coordinator:
             send_to(self._workers, job, StopRecording(number, begin + ahead, end + ahead))
 
     def abandon_recording(self, number: int) -> None:
-        """Tells all workers to stop recording and to discard the events. Each answers with a `Recorded`."""
+        """Tells all workers to stop recording and to discard the events. Each answers with a `Recorded` that
+        repeats `number`.
+        """
         send_to(self._workers, ALL, AbandonRecording(number))
 
     def stop(self) -> None:
@@ -177,7 +182,7 @@ class Coordinator:
 
     @property
     def out_of_reach(self) -> str:
-        """Names of the workers on unreachable hosts, with these hosts."""
+        """Names of the workers on unreachable hosts, and of these hosts, for messages."""
         return ", ".join(f"{name} on {host}" for name, host in self._workers.out_of_reach().items())
 
     @property
@@ -233,7 +238,7 @@ class Coordinator:
             case Received(job, message):
                 yield from self._receive(job, parse(message))
             case Finished(job):
-                self._finished.add(job.name)  # its part of the state came before
+                self._finished.add(job.name)  # its part of the state arrived earlier
                 self._barrier.finished(job)
             case Lost(job, reason):
                 if event.final is not None:
@@ -257,7 +262,7 @@ class Coordinator:
         yield Notice(text, failed="worker")
         try:
             yield from self._recover(hung.job, f"it hung {hung.where}", "", hung_seconds=hung.seconds)
-        except UsageError as error:  # a thread cannot be replaced
+        except UsageError as error:  # a worker that is a thread cannot be replaced
             raise LostWorker(f"{text}. {error}") from error
 
     def _handle_leaving(self, leaving: Leaving) -> Iterator[Report]:
@@ -363,7 +368,8 @@ class Coordinator:
         Raises `NonFiniteError` for one that is not finite.
         """
         if self._pace.advance(first + len(rows), len(rows)):
-            self._recovery.advanced()  # a deterministic failure recurs, so only new progress resets the counts
+            # reset only by new progress, because a deterministic failure recurs at the same iteration
+            self._recovery.advanced()
         if self._pace.iteration == self.last:
             self._request_last_snapshot()
         counted = self._failures.add_to(rows)
@@ -393,7 +399,7 @@ class Coordinator:
 
     def _begin(self, job: Job) -> None:
         self._finished.discard(job.name)
-        self._barrier.inform(job)  # first, so that it does not begin an iteration after the end
+        self._barrier.inform(job)  # sent first, so that the replica begins no iteration after the end
         send_to(self._workers, job, self._starts.begin(job))
 
     def _recover(self, job: Job, reason: str, details: str, *, hung_seconds: float = 0.0) -> Iterator[Report]:

@@ -24,9 +24,9 @@ def jobs_of(
     """Returns one job for each replica of a partition, which calls `entry` with `settings`.
 
     Processes that compute on CPUs are kept off accelerators. If all replicas share a host with `cores` cores, XLA
-    starts only a share of the threads in each of them. With all cores in every worker, threads would take turns on
-    the cores while they wait for each other. `gpus` contains the environment variables of each replica that may
-    compute on a GPU.
+    starts only a share of the threads in each process. If every worker had a thread for each core, threads that
+    wait for each other would compete for the cores. `gpus` contains the environment variables of each replica that
+    may compute on a GPU.
     """
     replicas = list(partition.replicas)
     shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}

@@ -37,7 +37,7 @@ class FailureLog:
 
     def add(self, worker: str, failures: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
         """Counts failures that a worker has sent (fields of `HostFailure`), and yields notices about some
-        of them.
+        failures.
         """
         for failure in failures:
             self._since_row += 1
@@ -57,8 +57,9 @@ class FailureLog:
             )
 
     def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Returns rows of metrics, to the first of which the number of failures since the previous row
-        is added.
+        """Returns rows of metrics with `episodes/failed`, the number of failures.
+
+        The first row gets all failures since the last call, and other rows get 0.
         """
         counts = [self._since_row, *[0] * (len(rows) - 1)]
         self._since_row = 0

@@ -57,7 +57,7 @@ class SnapshotCollector:
             self.repeat(ALL)
 
     def repeat(self, to: str) -> None:
-        """Sends the pending request, if any, to a replica or to all replicas."""
+        """Sends the pending request, if any, to the replicas that `to` addresses (see `Supervision.send`)."""
         if self._wanted is not None:
             send_to(self._workers, to, SnapshotRequest(self._wanted))
 

@@ -64,7 +64,9 @@ class Starts:
 
     @property
     def can_begin(self) -> bool:
-        """True if replicas can begin. The workers of a mesh first need the address of their rendezvous."""
+        """True if replicas can begin. The workers of a mesh first need the address at which its processes
+        connect.
+        """
         return not self.mesh or self._rendezvous_address != ""
 
     def meet_at(self, address: str) -> None:
@@ -75,7 +77,7 @@ class Starts:
 
     @property
     def launches(self) -> Launches:
-        """The kernel launches of all groups that have chosen, which the run records."""
+        """The kernel launches of all groups that have chosen, to be recorded in the run."""
         return next(iter(self._launches.values())) if self.mesh else {"groups": dict(self._launches)}
 
     def replace(self, job: Job) -> None:
@@ -164,7 +166,7 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is None:
         return jax.jit(lambda key, held: start(graph, key, index, held))(key, inputs_of(graph))
-    learner = begin_learner(graph, key)  # the learner's own program, which its workers cache
+    learner = begin_learner(graph, key)  # compiled as a separate program, so that the workers find it in the cache
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_experience(graph, index))()
     return State(zeros, learner, key, jnp.int32(0), rings)

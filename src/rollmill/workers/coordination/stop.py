@@ -1,7 +1,7 @@
 """Makes all replicas end training after the same iteration, before the planned end. A stop has two phases:
 
     hold    each replica answers at once how many iterations it has begun, and begins no more
-    end     all end after the largest of these numbers, and replicas behind it continue up to it
+    end     all end after the highest of these counts, and replicas behind it continue up to it
 
 Messages may take any time. Replicas answer at any point of their work (`workers.replica.requests`), so others wait
 for data of a held replica only until all have answered. No replica ends before that.

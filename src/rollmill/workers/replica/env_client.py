@@ -21,12 +21,12 @@ from rollmill.workers.replica.memory_watch import MemoryWatch
 from rollmill.workers.replica.progress import ReplicaControl
 
 RESTARTED = 1
-"""Flag of a reply which says that the environments were lost and have been replaced by new ones."""
+"""Flag of a reply: the environments were lost, and new environments have replaced them."""
 
 
 @runtime_checkable
 class Stepper(Protocol):
-    """Interface of environments that are stepped in this process."""
+    """Interface of environments that this process steps."""
 
     def open(self) -> ResetReply:
         """Starts the environments, and returns their first observations."""
@@ -165,7 +165,7 @@ class EnvLink(Protocol):
         ...
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Returns the environments' reply, and whether the environments were lost and replaced by new ones."""
+        """Returns the environments' reply, and whether they were lost and replaced since the last reply."""
         ...
 
 
@@ -185,7 +185,7 @@ class LocalEnvs:
         self._request = request
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Steps the environments with the kept actions, and returns the reply. Local environments are never
+        """Steps the environments with the kept actions. Returns the reply and False, as they are never
         replaced.
         """
         assert self._request is not None
@@ -210,8 +210,8 @@ class RemoteEnvs(NamedTuple):
         self.requests.send(request, iteration=iteration, target=self.target)
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Waits for the environments' reply. Returns it, and whether the environments were lost and replaced by
-        new ones.
+        """Waits for the environments' reply. Returns it, and whether they were lost and replaced since the last
+        reply.
         """
         with self.replies.receive(source=self.target) as message:
             return message.copy(), bool(message.header.flags & RESTARTED)

@@ -89,7 +89,8 @@ class EnvServer(StageRun):
         try:
             with served.requests.receive(source=served.pair.policy) as message:
                 request = message.copy()
-        except ChannelClosed as closed:  # between hosts, a policy that has ended closes what it asked through
+        # between hosts, a policy that has ended closes the channel of its requests
+        except ChannelClosed as closed:
             raise ClientClosed from closed
         control.work("stepping environments")
         if self._restarted[n]:
@@ -112,7 +113,7 @@ class EnvServer(StageRun):
         elif context.begin.attempt:
             self._restarted[n] = True
             if self._count(served) > served.replies.statistics()[target].messages:
-                self._restart(n)  # the lost worker took a request and did not answer it
+                self._restart(n)  # the lost worker had taken a request that it did not answer
 
     def _restart(self, n: int) -> None:
         """Replies that these environments were lost, with the first observations of their replacements."""

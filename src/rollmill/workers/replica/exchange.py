@@ -58,7 +58,7 @@ class PublishWeights(StageRun):
 
 
 class SendTrajectories(StageRun):
-    """Stage that sends each rollout to the replicas that learn from it."""
+    """Stage that sends each rollout to the replicas that learn from its environments."""
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context, self._first = context, context.begin.first
@@ -82,7 +82,7 @@ class SendTrajectories(StageRun):
         parts = [state.trajectory] if len(self._targets) == 1 else _split(state.trajectory, len(self._targets))
         for target, part in zip(self._targets, parts, strict=True):
             if self._context.begin.attempt and self._first + self._delivered(target) > state.iteration:
-                continue  # the replaced worker delivered this one, but not to all targets
+                continue  # the replaced worker had delivered this rollout to some targets, including this one
             tree = jax.tree.map(np.asarray, part)
             self._context.control.at("waiting for space to send a trajectory")
             self._sender.send(tree, version=state.version, iteration=state.iteration, target=target)

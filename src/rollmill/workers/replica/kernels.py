@@ -31,7 +31,8 @@ def replica_kernels(context: ReplicaContext) -> KernelChoice:
     """
     parts = kernel_parts(context.group)
     if not parts:
-        return plain_kernels(unroll=1)  # without asking for a device, which replicas of Python objects do without
+        # does not ask for a device, which replicas of Python environments do not need
+        return plain_kernels(unroll=1)
     unroll = context.spec.unroll or unroll_for(jax.default_backend())
     if context.graph.host is not None or not {*sought_parts(context.spec.kernels.fusion)}.intersection(parts):
         return plain_kernels(unroll)
@@ -61,7 +62,8 @@ def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
     begin, fusion, mine = context.begin, context.spec.kernels.fusion, device_name(jax.devices()[0])
     launches = begin.launches
     if launches is None or (launches.get("device") != mine and not begin.attempt):
-        # Those that the run began with may be for another machine. The first replica then chooses anew.
+        # The launches with which the run began may come from another machine. The first replica then chooses
+        # again.
         context.control.at(
             "waiting for the kernels of the group", expect=3 * context.spec.tolerances.start_seconds
         )

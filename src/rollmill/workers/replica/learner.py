@@ -63,7 +63,7 @@ class CompiledLearner:
     """Learner that computes gradients and updates in one compiled program."""
 
     def __init__(self, graph: Graph, key: Key, index: np.ndarray, make_minibatch_loop: MakeMinibatchLoop) -> None:
-        # A replay memory is changed in its place: a copy would cost more than what is learned from it.
+        # The replay memory is updated in place, because copying it would take longer than learning.
         learn = partial(_learn, graph, key, index, make_minibatch_loop)
         self._program = jax.jit(learn, donate_argnums=0, compiler_options=program_options())
         self._learn: Callable[..., Any] | None = None
@@ -71,7 +71,9 @@ class CompiledLearner:
     def __call__(
         self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
     ) -> tuple[Learner, PyTree[Any], Row]:
-        """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
+        """Learns from a trajectory. Returns the learner, the replay memory and metrics. The given `rings` become
+        invalid.
+        """
         arguments = rings, learner, trajectory, np.int32(iteration)
         self._learn = self._learn or self._compiled(*arguments)
         learner, rings, metrics = self._learn(*arguments)
@@ -152,7 +154,9 @@ class CutLearner:
     def __call__(
         self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
     ) -> tuple[Learner, PyTree[Any], Row]:
-        """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
+        """Learns from a trajectory. Returns the learner, the replay memory and metrics. The given `rings` become
+        invalid.
+        """
         graph, mean, index = self._graph, self._mean, self._index
         if graph.replay is None:
             ready = partial(_ready, graph, self._loop, mean, self._key, index)
@@ -172,7 +176,7 @@ class CutLearner:
     ) -> tuple[Learner, Row]:
         """Runs the epochs of the iteration's batch, minibatch by minibatch."""
         graph, loops = self._graph, self._graph.loops
-        leaves, structure = jax.tree.flatten(carried)  # and not at every minibatch
+        leaves, structure = jax.tree.flatten(carried)  # flattened once, instead of at every minibatch
         step = partial(_learn_one, loop, structure)
         metrics, learned, found = [], [], {}
         for epoch in range(loops.epochs):

@@ -45,7 +45,7 @@ class LearnerState:
         self._context.control.work("learning")
         self.tree, self._rings, row = self._learn(self.tree, self._rings, trajectory, iteration)
         if self._parameters is not None and not self._context.group.synchronous:
-            self._parameters.end(row)  # the parameter server reports them
+            self._parameters.end(row)  # the parameter server reports the metrics
             return None
         return row
 
@@ -77,7 +77,7 @@ class FetchParameters(StageRun):
         self._learner = learner
 
     def run(self, state: IterationState) -> IterationState:
-        """Replaces the learner's parameters by those of the parameter server."""
+        """Replaces the learner's parameters by the parameters of the server."""
         self._learner.fetch(state.iteration)
         return state
 

@@ -65,13 +65,13 @@ class _Replica:
         self._reports = Stage.REPORT in context.role.stages and context.replica == 0
         context.control.start("starting")
         self._stages = _stages(context)
-        # Compiling frees as much memory as many a training needs, so it is returned until all stages have run
-        # once.
+        # Compiling uses more memory than many runs do afterwards, so freed memory is returned until all stages
+        # have run.
         self._compiled = False
         return_freed_memory()
 
     def run(self) -> None:
-        """Runs until the training ends. A replica that others do not wait for runs until the coordinator ends
+        """Runs until training ends. A replica that no other replica waits for runs until the coordinator ends
         it.
         """
         context, iteration = self._context, self._first
@@ -100,12 +100,13 @@ class _Replica:
         if not self._compiled and jax.default_backend() == "cpu":
             keep_freed_memory()
         self._compiled = True
-        self._start_report.send()  # before the first metrics, because it explains their speed
+        self._start_report.send()  # sent before the first metrics, because it explains their speed
         if self._reports and state.metrics is not None:
             send(self._context.control, IterationMetrics(iteration, [state.metrics]))
 
     def _send_snapshot(self, iteration: int) -> None:
-        return_freed_memory()  # its copies are not to come on top of what programs have used
+        # returned first, so that the copies of the snapshot do not add to the memory that programs have freed
+        return_freed_memory()
         arrays: dict[str, np.ndarray] = {}
         for stage in self._stages:
             arrays |= stage.part()

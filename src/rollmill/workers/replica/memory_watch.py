@@ -97,7 +97,8 @@ class MemoryWatch:
         began, now = self._clock(), self._memory()
         self._look_seconds = 2 * (self._clock() - began)
         self._inside, self._looks = self._inside + now - before, self._looks + 1
-        self._next_look += self._draws.randint(1, 2 * self._stride() - 1)  # in step with no period
+        # random, so that measurements do not coincide with a period of the environment
+        self._next_look += self._draws.randint(1, 2 * self._stride() - 1)
         if self._steps < self._next_mark:
             return None
         self._marks = [*self._marks[-INTERVALS:], _Mark(self._steps, now, self._inside, self._looks)]

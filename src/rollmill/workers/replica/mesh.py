@@ -116,7 +116,7 @@ def _connect_gloo_at(host: str) -> None:
     """Lets Gloo listen at this host's address, since its name may have none."""
     make = _jax.make_gloo_tcp_collectives
     if not isinstance(make, partial):
-        _jax.make_gloo_tcp_collectives = partial(make, hostname=host)  # JAX has no option
+        _jax.make_gloo_tcp_collectives = partial(make, hostname=host)  # JAX has no option for the host's address
 
 
 def run_on_mesh(context: ReplicaContext) -> None:
@@ -194,11 +194,11 @@ def _train(context: ReplicaContext, program: CompiledProgram, state: State) -> N
     )
     for window in windows:
         control.at("training")
-        if context.replica == 0:  # all processes have the same metrics
+        if context.replica == 0:  # all processes have the same metrics, so one reports them
             rows = [{name: float(value) for name, value in row.items()} for row in window.metrics]
             send(control, IterationMetrics(window.first, rows))
         first, state = window.last, window.after
-        if window.kept and requests.wants(first):  # a request that came too late is answered at the next window
+        if window.kept and requests.wants(first):  # a request that arrives too late is answered at the next window
             send_part(context, first, state_part(context, _local_part(state)))
             requests.answered()
     send_part(context, first, state_part(context, _local_part(state)))

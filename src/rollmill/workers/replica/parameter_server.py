@@ -29,7 +29,7 @@ POLL_SECONDS = 0.2
 
 
 class Ended(Exception):
-    """Signals inside the parameter server that training is over."""
+    """Signals inside the parameter server that the run is over."""
 
 
 def run_parameter_server(context: ReplicaContext) -> None:
@@ -61,7 +61,7 @@ def _next(gradients: QueueReceiver, server: "_Server") -> RingMessage:
             return gradients.receive(timeout=POLL_SECONDS)
         except TimedOut:
             server.look_around()
-        except ChannelClosed:  # between hosts, workers that have ended close what they sent through
+        except ChannelClosed:  # between hosts, workers that have ended close the channels of their gradients
             server.await_end()
 
 
@@ -81,11 +81,11 @@ class _Server:
         self._absorb = None if absorb is None else jax.jit(partial(absorb, share=self._share))
         self._end_iteration = jax.jit(partial(end_iteration, graph))
         self._settle = jax.jit(partial(settle, graph))
-        self._before: Learner | None = None  # the iteration, while it is settled
+        self._before: Learner | None = None  # learner before the current iteration, while schedules are evaluated
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
-        self._iteration = context.begin.first  # that the learner is before, or in
-        self._whole = True  # whether it is before it
+        self._iteration = context.begin.first  # the iteration that the learner is in, or that comes next
+        self._whole = True  # whether the iteration has not begun
         self.version = 0
         """Updates that the parameters have seen since the last common start."""
 
@@ -94,13 +94,14 @@ class _Server:
         return jax.device_get(self._context.flow.pick_parameters(self._learner))
 
     def apply(self, message: RingMessage) -> None:
-        """Makes one update. Raises `Ended` if the training is over, and its last state was sent."""
+        """Makes one update. Raises `Ended` if the run is over, and its last state was sent."""
         header = message.header
         if not self._asynchronous and header.iteration > self._iteration:
             self._iteration, self._whole = header.iteration, True
-            self._learner = self._end_iteration(self._unsettled())  # the one before ended early
+            self._learner = self._end_iteration(self._unsettled())  # the previous iteration ended early
         if self._whole and not self._ending.admit(self._iteration):
-            self.look_around()  # workers continue sending until they are ended, and may leave no time to wait
+            # requests are served here, because workers keep sending gradients until they are ended
+            self.look_around()
             return
         self._context.control.work("updating")
         if self._whole and self._requests.wants(self._iteration):
@@ -125,7 +126,9 @@ class _Server:
         return self._learner if before is None else unsettle(self._context.graph, self._learner, before)
 
     def _count(self, metrics: np.ndarray) -> None:
-        """Collects metrics of one worker; reports their mean once all workers of an iteration have sent theirs."""
+        """Collects the metrics of one worker. Reports their mean once all workers have sent those of an
+        iteration.
+        """
         if self._absorb is not None:
             row = dict(zip(self._context.flow.metric_names, metrics, strict=True))
             self._learner = self._absorb(self._learner, row)

@@ -1,4 +1,4 @@
-"""Compiles the pieces of a program that is cut at its crossings."""
+"""Compiles the pieces of a program that is divided at its crossings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from rollmill.programs.compiler_options import program_options
 
 
 class CompiledPieces:
-    """A program cut at its crossings, whose pieces are compiled when they first run."""
+    """A program divided at its crossings, whose pieces are compiled when they first run."""
 
     def __init__(self, program: Cut) -> None:
         self._program = program
@@ -30,7 +30,7 @@ class CompiledPieces:
         return walk_leaves(self._program, leaves, run=self._run)
 
     def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:
-        """Runs the program; each crossing is answered by its handler."""
+        """Runs the program, and answers each crossing by its handler."""
         return drive(self.walk(*arguments), handlers)
 
     def _run(self, piece: Piece, values: Sequence[Any]) -> Sequence[Any]:

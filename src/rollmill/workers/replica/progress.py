@@ -27,11 +27,10 @@ UNRECORDED = ("compiling", "training")
 
 
 class ReplicaControl:
-    """`Control` of a replica, which suspends hang detection while the replica waits on a channel, since its peer
-    may be stuck.
+    """`Control` of a replica, which suspends hang detection while the replica waits on a channel.
 
-    It belongs to the thread that creates it. Starting (building, compiling, creating environments) may take
-    `start_seconds`.
+    While it waits, its peer is the process that may be stuck. The object belongs to the thread that creates it.
+    Starting (building, compiling, creating environments) may take `start_seconds`.
     """
 
     def __init__(self, control: Control, *, start_seconds: Seconds) -> None:

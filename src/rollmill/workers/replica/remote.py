@@ -16,7 +16,8 @@ from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import gradients_layout, parameters_layout
 
 LAST, NO_UPDATE = 1, 2
-"""Flags of gradients: the last of an iteration; none at all, of an iteration in which nothing was learned."""
+"""Flags of a message of gradients. `LAST` marks the last message of an iteration, and `NO_UPDATE` a message
+without gradients, because nothing was learned in the iteration."""
 
 
 class MeanOverReplicas:

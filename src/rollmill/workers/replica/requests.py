@@ -50,7 +50,7 @@ class SnapshotRequests:
 
     @property
     def final(self) -> bool:
-        """True if the requested snapshot is the last one of the run."""
+        """True if the requested snapshot is the last snapshot of the run."""
         return self._final
 
     def answered(self) -> None:
@@ -66,8 +66,8 @@ class SnapshotRequests:
 
 
 class StopParticipant:
-    """Decides how many iterations a replica still performs: the planned ones, or fewer if the coordinator ends the
-    run.
+    """Decides how many iterations a replica still performs: as many as planned, or fewer if the coordinator ends
+    the run.
     """
 
     def __init__(self, control: Control, *, begun: int, planned: int) -> None:

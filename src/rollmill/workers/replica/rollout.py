@@ -73,7 +73,7 @@ class RemoteEnvsRollout:
     """
 
     def __init__(self, graph: Graph, key: Key, links: Sequence[EnvLink], collectors: Sequence[Collector]) -> None:
-        """`graph` has a remote environment; all links have equally many environments."""
+        """`graph` has a remote environment. All links must have the same number of environments."""
         self._graph, self._links = graph, links
         self._key = jax.jit(partial(iteration_key, key, use=COLLECT))
         self._collectors = [jax.tree.leaves(collector) for collector in collectors]
@@ -84,7 +84,7 @@ class RemoteEnvsRollout:
     @property
     def collector(self) -> Collector:
         """The collectors of all links, concatenated."""
-        if len(self._collectors) == 1:  # nothing to join, and so nothing to fetch from the device
+        if len(self._collectors) == 1:  # a single collector can stay on the device
             return jax.tree.unflatten(self._structure, self._collectors[0])
         joined = [np.concatenate(leaves) for leaves in zip(*self._collectors, strict=True)]
         return jax.tree.unflatten(self._structure, joined)
@@ -95,7 +95,7 @@ class RemoteEnvsRollout:
         if self._step is None:
             self._step = self._compiled(weights, key)
         pieces, structure = self._step
-        leaves = jax.device_put(jax.tree.leaves(weights))  # once, and not at every step
+        leaves = jax.device_put(jax.tree.leaves(weights))  # transferred once, instead of at every step
         decide = lambda n, t: self._decide(n, pieces, [*leaves, *self._collectors[n], key, np.int32(t)], iteration)
         walks = [decide(n, 0) for n in range(len(self._links))]
         rollout = _Rollout(self._graph.loops.num_steps, len(self._links))
@@ -182,7 +182,8 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:
     """Returns the reply for environments that were lost: their episodes are truncated at the last observation."""
     info = reply.info
-    if last is not None:  # returns and lengths as they stood, or none where an episode had just ended
+    # keeps returns and lengths of running episodes, and resets those of episodes that had just ended
+    if last is not None:
         done = np.asarray(last.terminated) | np.asarray(last.truncated)
         info = {name: jax.tree.map(partial(_unless, done), last.info[name]) for name in reply.info}
     return reply._replace(

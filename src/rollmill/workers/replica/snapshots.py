@@ -74,7 +74,7 @@ def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndar
     """
     owned = context.role.owned
     if context.replica or not owned:
-        return {}  # all replicas hold the same learner, and the first one sends it
+        return {}  # all replicas hold the same learner, and the first replica sends it
     others = frozenset[int]()
     if Owned.PARAMETERS not in owned:
         others |= context.flow.updated
@@ -100,7 +100,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
     gathered: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
     for part in sorted(parts, key=lambda part: part.lowest):
         for name, array in part.arrays.items():
-            if name.startswith((COLLECTOR, RINGS)):  # leaves by environment
+            if name.startswith((COLLECTOR, RINGS)):  # these leaves have an axis of environments
                 gathered.setdefault(name, []).append(array)
             else:
                 gathered[name] = [array]
@@ -125,7 +125,8 @@ def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequenc
                 raise CheckpointError(_unusable(iteration, f"{part.replica} sent no {kind} ({name})"))
     sent = frozenset[str]().union(*(part.arrays for part in parts))
     for name in sorted(whole.keys() - sent):
-        if name.startswith((LEARNER, RINGS)):  # which begin anew under no placement
+        # the learner and the replay memory never begin anew, under any placement
+        if name.startswith((LEARNER, RINGS)):
             kind = f"{Owned.PARAMETERS} or {Owned.STATISTICS}" if name.startswith(LEARNER) else Owned.REPLAY
             raise CheckpointError(_unusable(iteration, f"{_owners(parts, kind)} sent no {kind} ({name})"))
 
