@@ -34,6 +34,6 @@ def own_descent(
         return None
 
 
-unroll_threefry()  # before anything that this package compiles
+unroll_threefry()  # called before this package compiles anything
 order_convolutions(own_convolution)
 compute_descents_by(own_descent)

@@ -22,7 +22,7 @@ WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
 
 
 class AllReduceChoice(NamedTuple):
-    """The all-reduce that was chosen for a mesh, with notes about the choice."""
+    """An all-reduce for a mesh, with notes about how it was chosen."""
 
     mean: MeshAllReduce
     way: AllReduce | None = None
@@ -55,7 +55,8 @@ def choose_all_reduce(
         return AllReduceChoice(_wanted(mesh, wanted, host, num_parameters))
     means = _available_means(mesh, host, num_parameters)
     if len(means) == 1:
-        on_gpus = mesh.devices.flat[0].platform == "gpu"  # where there might be others when the run is resumed
+        # on GPUs, several all-reduces may be available when the run is resumed, so the choice is recorded
+        on_gpus = mesh.devices.flat[0].platform == "gpu"
         return AllReduceChoice(means["flat"], "flat" if on_gpus else None)
     file = _file_of(mesh, num_parameters, means)
     if (known := _stored(file)) is not None:
@@ -64,7 +65,7 @@ def choose_all_reduce(
         )
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
-    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
+    with contextlib.suppress(OSError, CheckpointError):  # if the choice cannot be stored, the next run times again
         from rollmill.fusion.cache import write_once
 
         write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
@@ -88,7 +89,7 @@ def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> di
     for way in algorithms_for(mesh, num_parameters):
         try:
             means[way] = mesh_all_reduce(mesh, way, host, num_parameters=num_parameters)
-        except NoPeerMemory:  # there are other ways
+        except NoPeerMemory:  # other all-reduces remain
             continue
     return means
 

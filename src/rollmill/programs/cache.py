@@ -15,7 +15,8 @@ from rollmill.core.installation import cache_root
 UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """Beginning of the warning that JAX prints for a cache entry that it cannot read."""
 WITH_NAMES = "jax_compilation_cache_include_metadata_in_key"
-"""JAX's setting by which programs that differ in names alone are different ones, and in capitals its variable."""
+"""JAX setting that makes names part of a cached program's key. Its environment variable has the same name in
+capitals."""
 
 
 def cache_directory() -> Path:
@@ -48,8 +49,8 @@ def names_in_cache() -> Iterator[None]:
     """Makes operation names part of the key of cached programs, in this process and in workers started in the
     context.
 
-    Without this, the cache does not distinguish programs that differ only in names, and may return a program with
-    the names of another one.
+    Without this, programs that differ only in names have the same key, and the cache may return a program with the
+    names of another program.
     """
     variable = WITH_NAMES.upper()
     before, configured = os.environ.get(variable), jax.config.values[WITH_NAMES]

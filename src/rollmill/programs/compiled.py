@@ -56,16 +56,14 @@ from rollmill.record.checkpoints import GivenLeaves, LeftOut
 from rollmill.record.leaves import to_host
 
 LARGE_STATE_BYTES = 32 * 2**20
-"""Size of a training state on a device, in bytes, from which an iteration overwrites its input state instead of
-copying it.
-"""
+"""Minimum size in bytes of a training state on a device for which an iteration overwrites its input state instead
+of copying it."""
 
 IN_PLACE = ("gpu",)
-"""Platforms on which iterations are computed in the memory of the state, however small it is.
+"""Platforms on which every iteration overwrites its input state, even a small one.
 
 The addresses of a state then stay the same, and the host need not write them into the CUDA graphs of each
-iteration. A copy of a small state is made before each window of iterations, for whoever looks for a fault in it.
-"""
+iteration. A small state is copied before each window of iterations, for a search for faults in the window."""
 
 DIVIDED = ("collector", "rings")
 """Names of the parts of the training state that are divided among devices. Every device holds a copy of the
@@ -344,7 +342,7 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
 def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Returns the parameters that each copy of an environment holds, as leaves of the training state, by path."""
     copies = (*shape, graph.loops.num_envs)
-    names = graph.parameters.keys() - {"steps_done"}  # which the state counts on
+    names = graph.parameters.keys() - {"steps_done"}  # the state itself counts its steps
     return {f"collector.environment.2.{n}": np.full(copies, graph.parameters[n], np.float32) for n in names}
 
 
@@ -367,12 +365,12 @@ def _copied(state: State) -> State:
 
 
 def reuses_memory(graph: Graph, state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> bool:
-    """Returns whether programs update a training state in place, because it is large or has a replay memory."""
+    """Returns whether programs overwrite a training state, because it is large or has a replay memory."""
     return graph.replay is not None or state_bytes(state, devices=devices) >= LARGE_STATE_BYTES
 
 
 def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
-    """Returns the bytes of a training state on each of `devices` devices that share the environments."""
+    """Returns the bytes of a training state on each of `devices` devices, among which environments are divided."""
     whole, divided = tree_bytes(state), sum(tree_bytes(getattr(state, name)) for name in DIVIDED)
     return divided / devices + whole - divided
 
@@ -455,7 +453,7 @@ def _over_seeds(
 def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameters: Hyperparameters) -> State:
     trace = traces_of(graph).start
     begin = lambda seed, numbers: trace(jax.random.key(seed), numbers)
-    # Mapped, not vmapped: each seed begins with the weights that it would have alone, to the last bit.
+    # `map` instead of `vmap`, so that each seed begins with exactly the weights of a run with this seed
     if len(seeds) > 1:
         return jax.lax.map(lambda inputs: begin(*inputs), (seeds, hyperparameters))
     return begin(*jax.tree.map(lambda leaf: leaf[0], (seeds, hyperparameters)))

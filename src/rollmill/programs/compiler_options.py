@@ -33,8 +33,7 @@ ALL_REDUCES_IN_CUDA_GRAPHS: CompilerOptions = {
 """Records all-reduces between GPUs into CUDA graphs.
 
 By default, XLA leaves all-reduces out. Each of them then divides a CUDA graph in two, and the host has to start
-both parts. XLA's own kernel for small all-reduces cannot be recorded, so these options turn it off.
-"""
+both parts. The kernel of XLA for small all-reduces cannot be recorded, so these options turn it off."""
 
 SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetric_buffers": True}
 """Lets NCCL's kernels for small all-reduces read the buffers of other GPUs directly."""
@@ -51,7 +50,7 @@ def options_for(mesh: Mesh) -> CompilerOptions:
     """Returns the XLA options for training programs on a mesh from `meshes.mesh_of`."""
     platform = mesh.devices.flat[0].platform
     several_gpus = mesh.shape["gpu"] > 1 and platform == "gpu"
-    if not several_gpus or mesh.shape["instance"] > 1:  # untried where processes share a GPU
+    if not several_gpus or mesh.shape["instance"] > 1:  # untested if processes share a GPU
         return program_options(platform)
     return _joined(EXACT_PRECISION, *_known(ALL_REDUCES_IN_CUDA_GRAPHS, SYMMETRIC_BUFFERS))
 

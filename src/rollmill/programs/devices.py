@@ -45,7 +45,7 @@ def _divide_cpu(count: int) -> None:
 
 @contextmanager
 def explain_out_of_memory(loops: Loops) -> Iterator[None]:
-    """Translates JAX errors about devices that are raised in the context.
+    """Translates JAX errors about devices within this context.
 
     If a device is out of memory, the error names the sizes of the run and the processes that hold memory. If a
     device is lost, the error says so.

@@ -97,7 +97,7 @@ def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: Kerne
 
 
 def usable_backend(device: Any, numerics: Numerics) -> Backend | None:
-    """Returns the fusion backend for a device, or None if no backend can make kernels for it."""
+    """Returns the fusion backend for a device, or None if no backend supports the device and `numerics`."""
     try:
         backend = backend_of(device, numerics)
         backend.check(device)
@@ -159,20 +159,22 @@ class _Chooser:
     """Seconds that a kernel saves in an iteration, as it was timed."""
 
     def account(self) -> str:
-        """Returns a note on the seconds that the search took, and on those that its kernels save."""
+        """Returns a note with the seconds that the search took, and the seconds that its kernels save in the
+        run.
+        """
         took = f"the search for kernels took {self.tuner.seconds:.0f} s, once for this device and size"
         saved = sum(self.saved.values()) * self.graph.loops.iterations * self.num_seeds // self.lanes
         return f"{took}; they save about {saved:,.0f} s in this run" if self.saved else took
 
     @property
     def lanes(self) -> int:
-        """Trainings that a kernel computes at once."""
+        """Number of runs that a kernel computes at the same time."""
         at_once = self.backend.has_lanes and seeds_side_by_side(self.graph, self.place.device.platform)
         return self.num_seeds if at_once else 1
 
     @property
     def parts(self) -> Sequence[KernelPart]:
-        """Parts that a kernel may compute here."""
+        """Parts of an iteration that kernels may compute here."""
         sought = sought_parts(self.fusion)
         return [part for part in self.place.parts if part in sought]
 
@@ -242,7 +244,7 @@ class _Chooser:
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
-        if self.lanes > 1 and step.carried:  # never compared on a GPU
+        if self.lanes > 1 and step.carried:  # has not been compared with XLA on a GPU
             raise CannotFuse(
                 f"num_seeds={self.num_seeds} trains several seeds at once, but kernels for sequences support "
                 "only one"
@@ -325,7 +327,7 @@ class _Chooser:
         seconds = ((tuned.unfused_seconds or 0.0) - (tuned.seconds or 0.0)) / self.backend.timed_repeats
         if part == "rollouts":
             return seconds
-        loops = self.graph.loops  # of a replay memory, one minibatch is timed
+        loops = self.graph.loops  # with a replay memory, one minibatch is timed
         return seconds * loops.epochs * (1 if self.graph.replay is None else loops.num_minibatches)
 
     # --- one device's share of a training; several lanes are timed as one that is as large -------------------
@@ -345,12 +347,12 @@ class _Chooser:
 
     def _start(self) -> State:
         state = start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
-        return State(state.collector, state.learner, state.key, state.iteration)  # without a replay memory
+        return State(state.collector, state.learner, state.key, state.iteration)  # leaves the replay memory out
 
     def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
         """Returns a learner, its first batch, and the rows of an epoch."""
         learner, batch = first_batch(self.graph, state)
-        if self.graph.replay is not None:  # the batch is one minibatch
+        if self.graph.replay is not None:  # the batch is a single minibatch
             (count,) = {leaf.shape[1] for leaf in jax.tree.leaves(batch)}
             return learner, batch, jnp.arange(count, dtype=jnp.uint32)[None]
         return learner, batch, shuffled_rows(state.key, state.collector.index, self.graph.loops)

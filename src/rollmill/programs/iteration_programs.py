@@ -57,7 +57,7 @@ DEPTHS: Sequence[Fusion] = ("full", "rollout")
 """Values of `fusion` with kernels, the deepest first."""
 
 MIN_TIMED_SECONDS, MAX_TIMED = 0.2, 20
-"""Iterations are timed for so long, or until so many are done."""
+"""Minimum seconds and maximum number of iterations to time. Timing ends at whichever comes first."""
 
 StepWith: TypeAlias = Callable[[KernelChoice], StorableProgram]
 """Function that returns the program of an iteration with the given kernels."""
@@ -92,7 +92,7 @@ class StepMaker(NamedTuple):
             cost, compiled = self._cost()
             if not cost.pays:
                 kernels = plain_kernels(self.request.unroll).with_note(str(cost))
-                # The run records that it has no kernels, and continues without them.
+                # Records in the choice that the run has no kernels, for later runs.
                 kernels = kernels._replace(device=device_name(self.request.devices[0]))
                 return kernels, compiled or self._made(kernels)
             limit = cost.limit
@@ -109,7 +109,8 @@ class StepMaker(NamedTuple):
         request, alone = self.request, jax.process_count() == 1
         if alone and not (self._on_cpu or may_be_stored(self.mesh)):
             self.before_timing()
-        # Processes of a mesh compile in the same order, the others once they have the kernels of the first.
+        # Processes of a mesh compile in the same order. All but the first wait for the kernels that the first has
+        # chosen.
         kernels = request.choose(self.before_timing if alone else lambda: None, limit)
         self.announce(kernels)
         if not self._on_cpu:
@@ -165,7 +166,7 @@ class StepMaker(NamedTuple):
             stored = self._stored_seconds(known, makers_of_kernels())
             try:
                 seconds = stored.read() or self.seconds_of(compiled)
-            except jax.errors.JaxRuntimeError:  # too little memory for it
+            except jax.errors.JaxRuntimeError:  # there was too little memory for this program
                 continue
             stored.keep(seconds)
             iterations, plain = self._calls, self._seconds_by_xla().read()
@@ -190,7 +191,8 @@ class StepMaker(NamedTuple):
             try:
                 compiled = self._made(kernels)
                 seconds = self.seconds_of(compiled)
-            except jax.errors.JaxRuntimeError:  # too little memory for it, while kernels may do with less
+            # there was too little memory for this program, but kernels may need less
+            except jax.errors.JaxRuntimeError:
                 return SearchCost(device.platform, math.inf), None
             stored.keep(seconds)
         return SearchCost(device.platform, seconds * self._calls), compiled
@@ -202,7 +204,8 @@ class StepMaker(NamedTuple):
     def _store(self, kernels: KernelChoice) -> ProgramStore:
         """Returns the store for an iteration with these kernels.
 
-        On CPUs, programs with kernels are not stored; on GPUs, those with kernels and a replay memory are not.
+        On CPUs, programs with kernels are not stored. On GPUs, programs with kernels and a replay memory are not
+        stored.
         """
         request, device = self.request, self.mesh.devices.flat[0]
         platforms = KERNEL_PLATFORMS if request.graph.replay is None else REPLAY_KERNEL_PLATFORMS

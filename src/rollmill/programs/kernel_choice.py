@@ -60,7 +60,8 @@ def choose_kernels(
         steps = f"{num_env_steps(graph) * num_seeds:,} environment steps"
         note = f"nothing is fused: {steps} are too few to make up for the search for the fastest kernels"
         return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full fuses anyway")
-    from rollmill.programs.fused_kernels import choose_fused  # most trainings do without the compiler
+    # imported here, because most runs do not need the compiler
+    from rollmill.programs.fused_kernels import choose_fused
     from rollmill.programs.tuning import Tuner
 
     place = KernelPlace(device, shares or len(devices), parts)

@@ -1,8 +1,8 @@
 """Divides the time of a rollout kernel into policy and environment, by timing kernels without one of them.
 
-A kernel overlaps its computations, so its parts have no times of their own. The time of the environment is the
-difference from a kernel without the environment. The time of the policy is measured in the same way, and the
-remainder is reported separately.
+A kernel overlaps its computations, so the times of its parts cannot be measured directly. The time of the
+environment is the difference from a kernel without the environment. The time of the policy is measured in the same
+way, and the remainder is reported separately.
 """
 
 from collections.abc import Mapping

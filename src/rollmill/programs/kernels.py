@@ -105,8 +105,8 @@ def seeds_side_by_side(graph: Graph, platform: str) -> bool:
     """Returns whether a program computes several seeds at once instead of one after the other.
 
     On a CPU, seeds usually run one by one, because batched products of small matrices are slower. With a replay
-    memory, seeds run at once, because the memory is too large to be taken out of the stack of all seeds for each
-    iteration.
+    memory, seeds always run at once, because copying each seed's memory out of the common array in every iteration
+    would take too long.
     """
     return platform != "cpu" or graph.replay is not None
 

@@ -188,7 +188,7 @@ def _open(game: Game, key: Key, now: _MatchState) -> _MatchState:
 def _move(
     game: Game, sides: tuple[Player, Player], key: Key, moves_first: Bool[Array, ""], now: _MatchState
 ) -> _MatchState:
-    """Plays one move in every game. A policy is called only if it has to move in one of them."""
+    """Plays one move in every game. A policy is called only if it is to move in at least one game."""
     keys = _keys(key, now)
     own = (jax.vmap(game.to_move)(now.state) == 0) == moves_first
     decisions = []

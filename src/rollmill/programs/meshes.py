@@ -1,4 +1,4 @@
-"""Meshes of devices with the axes of GPUs and their instances, and arrays and functions on them."""
+"""Meshes of devices with two axes, the GPUs and the instances of a GPU, and arrays and functions on them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

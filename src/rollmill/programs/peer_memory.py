@@ -82,9 +82,9 @@ def _address(gpu: Any, peer: int, gpus: Sequence[Any], memory: Mapping[int, int]
 
 
 def agree(do: Callable[[], T]) -> T:
-    """Returns the result of `do` if it succeeds in all processes of the mesh. Each process must call `agree`.
+    """Calls `do` in all processes of the mesh, and returns this process's result if it succeeds everywhere.
 
-    Raises `NoPeerMemory` in all processes if `do` raised it in one of them.
+    Each process must call `agree`. Raises `NoPeerMemory` in all processes if `do` raised it in any process.
     """
     found, reason = None, ""
     try:

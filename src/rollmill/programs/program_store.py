@@ -116,7 +116,7 @@ class ProgramStore:
             taken, returned = jax.tree.structure((tuple(make.arguments), {})), jax.tree.structure(make.result())
             here = {"backend": self.device.client, "execution_devices": [self.device]}
             return deserialize_and_load(zlib.decompress(packed), taken, returned, **here)
-        except Exception:  # whatever a program of another version raises: it is compiled again
+        except Exception:  # a program of another version may raise anything, and is compiled again
             return None
 
     def _kept(
@@ -259,7 +259,7 @@ def surroundings(device: Any) -> list[object]:
 
 
 def calls_of(text: str) -> set[str]:
-    """Returns the names of the foreign functions that a lowered program, given as text, calls."""
+    """Returns the names of the foreign functions that a lowered program calls, given its source."""
     return {name or other for name, other in re.findall(r'custom_call\s*@(?:"([^"]*)"|([\w.$]+))', text)}
 
 
@@ -272,7 +272,7 @@ def _settings() -> dict[str, str]:
 def _flags() -> str:
     """Returns a digest of the flags that XLA has read, which it does once: `XLA_FLAGS` may have changed since."""
     options = xla_client.CompileOptions()
-    # Options hold the flags as soon as they were asked for.
+    # Accessing the options makes XLA fill in the flags.
     assert options.executable_build_options.debug_options is not None
     return hashlib.sha256(options.SerializeAsString()).hexdigest()
 
@@ -286,7 +286,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _gpu(device: Any) -> list[object]:
-    """Returns the chip of a GPU, its driver, and the versions of what compiles for it."""
+    """Returns the chip of a GPU, its driver, and the versions of the packages that compile for it."""
     chip = [device.compute_capability, getattr(device, "core_count", None)]
     return [chip, _driver(), [version_of(name) for name in GPU_PACKAGES]]
 

@@ -24,7 +24,7 @@ TIMED_REDUCTIONS, TIMINGS = 20, 5
 """All-reduces of one timing, and timings of which the shortest counts."""
 
 PERIOD = 7
-"""Places after which the numbers that are timed repeat themselves."""
+"""Length after which the values in a timed vector repeat."""
 
 MAX_ONE_SHOT = 2**18
 """Maximum number of parameters for which the one-shot mean is tried, because it sends all values to all GPUs."""
@@ -50,7 +50,7 @@ def mesh_all_reduce(
     this.
 
     A `flat` mean is one all-reduce over all devices. In a `hierarchical` mean, the instances of a GPU first sum
-    one part each, so that each number crosses between GPUs only once. In a `one-shot` mean, each GPU reads the
+    one part each, so that each value crosses between GPUs only once. In a `one-shot` mean, each GPU reads the
     memory of all others. `host` is the function that computes the mean through the memory of the host.
     `num_parameters` is the length of the longest vector that is reduced often.
 
@@ -95,10 +95,10 @@ def algorithms_for(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
 
 
 def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAllReduce]) -> dict[AllReduce, float]:
-    """Times each all-reduce of `elements` float32 numbers, in seconds. The time of one with wrong results is
-    infinite.
+    """Times each all-reduce of a float32 vector of length `elements`, in seconds.
 
-    All processes of the mesh must call this, and all get the same times. `means` must include `flat`.
+    An all-reduce with wrong results has an infinite time. All processes of the mesh must call this, and all get
+    the same times. `means` must include `flat`.
     """
     ranks, places = np.arange(mesh.size, dtype=np.float32), np.arange(elements, dtype=np.float32) % PERIOD
     numbers = ranks[:, None] + places
@@ -113,10 +113,10 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshAll
 def means_in_a_row(
     mesh: Mesh, mean: MeshAllReduce, numbers: Float[np.ndarray, "devices N"]
 ) -> Callable[[], Array]:
-    """Compiles a program of `TIMED_REDUCTIONS` means, each computed from the result of the one before.
+    """Compiles a program of `TIMED_REDUCTIONS` means, each computed from the previous mean.
 
     The first mean is computed from the rows of `numbers`. Before each mean, every device adds its rank minus the
-    mean of all ranks. No two devices then contribute equal numbers, and the result is still the mean of the rows.
+    mean of all ranks. All devices then contribute different values, and the result is still the mean of the rows.
     """
     operand = on_own_devices(mesh, numbers)
 
@@ -135,7 +135,7 @@ def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -
 
     They are timed all the same, because all processes have to take part in each mean.
     """
-    found = program()  # opens channels and communicators
+    found = program()  # the first call also opens channels and communicators
     is_right = all(np.allclose(shard.data, expected, rtol=1e-3) for shard in found.addressable_shards)
     seconds = []
     for _ in range(TIMINGS):

@@ -22,7 +22,7 @@ SAVED = 0.6
 
 
 class SearchCost(NamedTuple):
-    """Compares the time of a run by XLA with the time of a search for kernels."""
+    """Comparison of the time that a run takes by XLA with the time of a search for kernels."""
 
     platform: str
     """The JAX platform that the run uses, such as `gpu`."""
@@ -99,7 +99,8 @@ class StoredSeconds:
             return
         from rollmill.fusion.cache import write_once
 
-        with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, they are measured again
+        # if the seconds cannot be stored, the next run measures again
+        with contextlib.suppress(OSError, CheckpointError):
             write_once(self._file, json.dumps(seconds))
 
     def _seconds(self, document: Any) -> float:

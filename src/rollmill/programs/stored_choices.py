@@ -48,9 +48,7 @@ class StoredChoices:
         self._file = None if sources is None else _file_of(request, sources)
 
     def read(self) -> KernelChoice | None:
-        """Returns the stored choice of kernels, with which the stored program can be found. None if there
-        is none.
-        """
+        """Returns the stored choice of kernels, or None. With this choice, the stored program can be found."""
         if self._file is None:
             return None
         from rollmill.fusion.cache import read_cached
@@ -73,7 +71,8 @@ class StoredChoices:
         from rollmill.fusion.cache import write_once
 
         choice = StoredChoice(_stored(kernels.rollouts), _stored(kernels.gradients))
-        with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is chosen again
+        # if the choice cannot be stored, the next run searches again
+        with contextlib.suppress(OSError, CheckpointError):
             write_once(self._file, json.dumps(asdict(choice)))
 
 

@@ -48,8 +48,7 @@ class Tuner:
         self._compiling: list[Future[Any]] = []
         self._began: float | None = None
         self.seconds = 0.0
-        """Seconds from the start of the first search to the end of the last, or 0 where all results were
-        stored."""
+        """Seconds from the start of the first search to the end of the last, or 0 if all results were stored."""
         self.was_late = False
         """Whether a search came to its limit."""
         self._closed = False
@@ -60,7 +59,8 @@ class Tuner:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._closed = ends_at_once = kind is not None or self.was_late
         self._kernels.close()
-        # After an interruption nobody waits: whoever interrupts a search wants it to end at once.
+        # After an exception or a timeout, does not wait for compilations, because the caller wants the search to
+        # end.
         self._pool.shutdown(wait=not ends_at_once, cancel_futures=True)
 
     def compile(self, function: Callable[..., Any], *shapes: Any) -> Future[Callable[..., Any]]:
@@ -82,7 +82,7 @@ class Tuner:
         inputs = None if search.alone is None else self.compile(search.inputs, *search.shapes)
 
         def finish() -> Tuned:
-            values = arguments()  # made while candidates are compiled
+            values = arguments()  # created while candidates are compiled
             try:
                 self._wait()
                 self._before_timing()

@@ -87,8 +87,8 @@ def evaluator(
         play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0), parameters)
         return partial(_play_all, graph, play.compile(program_options()), key, batch, episodes)
 
-    # A kernel relies on what holds for every environment that a training starts; those of later batches, and
-    # beyond `num_envs`, are started with the index of another one.
+    # A kernel relies on properties that hold for the environments of a run. Later batches, and environments beyond
+    # `num_envs`, start with the index of another environment.
     if backend is not None and episodes == batch <= graph.loops.num_envs:
         from rollmill.programs.evaluation.fused import fused_steps
 
@@ -186,7 +186,8 @@ def begin(
 
 def _advance_by_steps(graph: Graph, weights: Weights, now: Playing, key: Key) -> Playing:
     step_each = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, now.collector.index)  # as `fused_collect` does
+    # keys are derived as in `fused_collect`
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, now.collector.index)
 
     def step(t: Int[Array, ""], now: Playing) -> Playing:
         collector, steps = step_each(now.collector, keys, t)

@@ -57,7 +57,7 @@ class EvaluationEpisodes(NamedTuple):
     """Results of the finished episodes of an evaluation, with one entry per episode."""
 
     returns: Float[np.ndarray, " N"]
-    """Returns of the episodes. With several agents, each is the mean over all agents."""
+    """Returns of the episodes. In a multi-agent environment, each is the mean over all agents."""
     lengths: Int[np.ndarray, " N"]
     agent_returns: Mapping[str, Float[np.ndarray, " N"]] = MappingProxyType({})
     """Mean returns over the agents of each kind, by the name of the kind. Empty with a single agent."""
@@ -104,8 +104,8 @@ def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
 
 
 def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
-    """Selects whole rows: those of `chosen` if `condition` is true, otherwise those of `other`. Leaves are `[N,
-    ...]`.
+    """Selects whole rows of leaves `[N, ...]`: from `chosen` if `condition` is true, and otherwise from
+    `other`.
     """
     broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)

@@ -20,7 +20,7 @@ def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
     pressure = pressure_of(step.program)
     if reason := backend.hopeless(pressure):
         raise CannotFuse(reason)
-    # The smallest blocks: episodes are few, and each block has a multiprocessor of its own.
+    # Uses the smallest blocks, because there are few episodes, and each block runs on a separate multiprocessor.
     launch = min(backend.rollouts.launches(episodes, pressure.operations))
     run = backend.rollouts.run(launch)
 

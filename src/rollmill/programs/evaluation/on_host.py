@@ -48,8 +48,8 @@ def evaluate_on_host(
     """Plays whole episodes with a policy, in up to `MAX_COPIES` copies of a host environment.
 
     Each copy plays the same number of episodes, fixed in advance, so that short episodes do not count more often.
-    The episodes have other seeds than those of a training run with the same `seed`. See `evaluate` for the
-    arguments. Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, and a `ContractError`
+    The seeds of the environments differ from the seeds in a training run with the same `seed`. See `evaluate` for
+    the arguments. Raises a `UsageError` if an episode does not end within `MAX_STEPS` steps, and a `ContractError`
     with the environment's source line if the environment raises an error.
     """
     return evaluator_on_host(graph, env, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
@@ -79,7 +79,7 @@ def evaluator_on_host(
         try:
             memory = start_memories(graph.start_memory, num_envs)
             return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed, keep)
-        except EnvironmentFailed as error:  # which ends a training, and keeps its checkpoint
+        except EnvironmentFailed as error:  # in training, this error ends the run and keeps its checkpoint
             raise ContractError(str(error)) from error
         finally:
             vector.close()
@@ -106,7 +106,7 @@ def _play_on_host(
         mask = now.info.get("action_mask", ())
         decision = decide(jax.random.split(step_key, quota.size), memory, now.observation, mask)
         before, action = now, jax.device_get(decision.action)
-        if keep is not None:  # a vector may write the next step into the same arrays
+        if keep is not None:  # a vector may write the next step into the same arrays, so they are copied
             before = jax.tree.map(np.copy, before)
         now = vector.step(action)
         _raise_failures(name, vector)

@@ -71,7 +71,7 @@ def record_on_host(
 ) -> Recording:
     """Plays the same episodes as `evaluate_on_host`, and returns their results and transitions.
 
-    The episodes of one copy of the environment follow those of another. See `record_episodes` for the errors.
+    Transitions are sorted by copy of the environment, and then by time. See `record_episodes` for the errors.
     """
     if env.agents:
         raise UsageError(OF_ONE_AGENT)
@@ -98,7 +98,7 @@ def check_size(parts: Any) -> None:
 
 
 def _played(advance: Any, weights: Weights, now: Playing, key: Key, count: int) -> Recording:
-    """Plays a batch to the end; returns its first `count` episodes."""
+    """Plays a batch to the end, and returns its first `count` episodes."""
     chunks = []
     while not now.done[:count].all():
         if len(chunks) == MAX_STEPS // CHUNK:
@@ -114,7 +114,7 @@ def _played(advance: Any, weights: Weights, now: Playing, key: Key, count: int) 
 def _advance(
     graph: Graph, weights: Weights, now: Playing, key: Key
 ) -> tuple[Playing, dict[str, Any], Bool[Array, "T N"]]:
-    """Plays a chunk; returns its transitions `[T, N, ...]`, and which belong to an episode that had not ended."""
+    """Plays a chunk. Returns its transitions `[T, N, ...]`, and which belong to an episode that had not ended."""
     step_each = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, now.collector.index)
 

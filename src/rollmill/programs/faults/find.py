@@ -230,7 +230,8 @@ def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterat
     learner, batch = prepare(state.learner, trajectory)
     learner = settle(graph, learner)
     gather, learn = minibatch_gather(batch, loops), jax.jit(partial(learn_minibatch, graph))
-    take = jax.jit(lambda rows: gather(rows))  # a tree of arrays has no hash, which `jit` needs
+    # the lambda is needed because `jit` hashes its function, and a tree of arrays has no hash
+    take = jax.jit(lambda rows: gather(rows))
     for epoch in range(loops.epochs):
         for number, rows in enumerate(_rows_of_epoch(graph, state, epoch)):
             advanced, metrics = learn(learner, take(rows))
@@ -243,13 +244,13 @@ def _fault_of_rollout(steps: Step, iteration: int) -> Fault | None:
     seen = _bad_steps(steps.observation)
     decided = _bad_steps((steps.action, steps.extras))
     made = _bad_steps((steps.reward, steps.final_observation))
-    stages = np.stack([seen, decided, made], axis=1)  # [T, 3, E], in the order of time
+    stages = np.stack([seen, decided, made], axis=1)  # [T, 3, E], in chronological order
     if not stages.any():
         return None
     first = np.argmax(stages.reshape(-1, stages.shape[-1]).any(axis=1))
     step, stage = divmod(int(first), 3)
     environments = np.flatnonzero(stages[step, stage])
-    step = max(step - 1, 0) if stage == 0 else step  # what is seen was made by the step before
+    step = max(step - 1, 0) if stage == 0 else step  # the previous step produced this observation
     fragment = "policy" if stage == 1 else "environment"
     return Fault(fragment, iteration, tuple(map(int, environments)), step=step)
 

@@ -33,9 +33,8 @@ class Replayed(NamedTuple):
 
     fault: Fault
     line: str | None
-    """`file:line: source` of the operation that produced the non-finite number, or None if it was no single
-    operation.
-    """
+    """`file:line: source` of the operation that produced the non-finite number, or None if no single operation
+    did."""
     inputs: dict[str, PyTree[np.ndarray]]
     """Arguments of the fragment, by name."""
     outputs: PyTree[np.ndarray]
@@ -43,7 +42,7 @@ class Replayed(NamedTuple):
 
 
 def replay_fault(graph: Graph, directory: Folder) -> Replayed:
-    """Replays the fault that is saved in `directory`. Raises a `CheckpointError` if there is none."""
+    """Replays the fault saved in `directory`. Raises a `CheckpointError` if there is no fault."""
     if not has_fault(directory):
         raise CheckpointError(_nothing_to_replay(directory))
     fault = _read_fault(graph, directory)

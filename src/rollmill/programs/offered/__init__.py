@@ -52,7 +52,7 @@ def to_gymnasium(
         The environment. `reset(seed=...)` determines all its random numbers.
 
     Raises:
-        UsageError: it is a host environment, has several agents or two players, or an argument is invalid.
+        UsageError: it is a host environment, is multi-agent, has two players, or an argument is invalid.
 
     Examples:
         >>> env = rollmill.to_gymnasium("CartPole-v1")

@@ -1,4 +1,4 @@
-"""Renders states of an environment as pixels or text, in the render modes of Gymnasium."""
+"""Renders states of an environment as pixels or strings, in the render modes of Gymnasium."""
 
 from typing import Any
 
@@ -30,8 +30,10 @@ def check_render_mode(env: Environment, mode: str | None) -> None:
 
 
 def show(env: Environment, mode: str | None, state: Any) -> Any:
-    """Returns a state as pixels `[height, width, 3]` or as text, by render mode. Returns None if `mode`
-    is None.
+    """Renders a state in one of the modes of Gymnasium: pixels `[height, width, 3]` for `rgb_array`, a string for
+    `ansi`.
+
+    Returns None if `mode` is None.
     """
     with attribute_to_user_code(f"{env.name}: render"):
         if mode == "ansi" and env.render is not None:

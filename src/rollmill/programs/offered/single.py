@@ -112,7 +112,8 @@ def _programs(env: Environment) -> tuple[Any, Any]:
         key, step_key = jax.random.split(jax.random.wrap_key_data(carry[0]))
         action = jax.tree.map(lambda leaf: leaf[0], batch)
         timestep = as_timestep(env.name, env.step(step_key, carry[1], action, env.params))
-        numbers = [timestep.reward, timestep.terminated, timestep.truncated]  # one array, as each costs time
+        # combined in one array, because each transfer takes time
+        numbers = [timestep.reward, timestep.terminated, timestep.truncated]
         result = (timestep.observation, jnp.stack([jnp.asarray(n, jnp.float32) for n in numbers]), timestep.info)
         return (jax.random.key_data(key), timestep.state), result, mask_of(timestep.state)
 

@@ -161,7 +161,7 @@ def _programs(env: Environment, num_envs: int, mode: AutoresetMode) -> tuple[Any
             result = (timestep.reward, *flags, final, info)
             over = jnp.zeros(num_envs, bool)
             return (data, timestep.state, timestep.observation, mask_of(timestep.state), over, first), result
-        # Where an episode ended in the last step, its successor's first observation is shown, and nothing moves.
+        # If an episode ended in the last step, this step only returns the first observation of the next episode.
         state = _select(ended, state, timestep.state)
         observation = _select(ended, first, final)
         reward = jnp.where(ended, jnp.zeros_like(timestep.reward), timestep.reward)
