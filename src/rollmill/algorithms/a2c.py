@@ -58,8 +58,8 @@ def a2c(
             function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: a name, type or size is invalid, A2C does not support the spaces, or the environment has
-            several agents.
+        UsageError: a name, type or size is invalid, A2C does not support the spaces, or the environment is
+            multi-agent.
 
     Examples:
         >>> algorithm = rollmill.a2c("CartPole-v1", total_timesteps=500_000)

@@ -112,8 +112,8 @@ def a3c(
             function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: a name, type or size is invalid, A3C does not support the spaces, or the environment has
-            several agents.
+        UsageError: a name, type or size is invalid, A3C does not support the spaces, or the environment is
+            multi-agent.
 
     Examples:
         >>> algorithm = rollmill.a3c("CartPole-v1", total_timesteps=500_000)

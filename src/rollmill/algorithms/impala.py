@@ -189,8 +189,8 @@ def impala(
             function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: a name, type or size is invalid, IMPALA does not support the spaces, or the environment has
-            several agents.
+        UsageError: a name, type or size is invalid, IMPALA does not support the spaces, or the environment is
+            multi-agent.
 
     Examples:
         >>> algorithm = rollmill.impala("CartPole-v1", total_timesteps=500_000)

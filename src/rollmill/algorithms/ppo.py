@@ -164,8 +164,8 @@ def ppo(
             function of the number of updates and replaces annealing.
 
     Raises:
-        UsageError: a name, type or size is invalid, PPO does not support the spaces, or the environment has
-            several agents.
+        UsageError: a name, type or size is invalid, PPO does not support the spaces, or the environment is
+            multi-agent.
 
     Examples:
         >>> algorithm = rollmill.ppo("CartPole-v1", total_timesteps=500_000, learning_rate=1e-3)

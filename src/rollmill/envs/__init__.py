@@ -1,6 +1,6 @@
 """Defines environments as values, adapters, transforms, running statistics, and the check of the contract."""
 
-# Names are imported at their first use: a training needs one environment, on the device or on the host.
+# A run needs one environment, so each name is imported at its first use.
 from typing import TYPE_CHECKING
 
 from rollmill.core.lazy_names import lazy_names

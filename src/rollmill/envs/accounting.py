@@ -29,10 +29,10 @@ class EpisodeState(eqx.Module):
 def record_episodes(env: Environment) -> Environment:
     """Adds `info["episode_return"]` and `info["episode_length"]`: sums over the episode up to this step.
 
-    With several agents, an agent's return is the sum of its rewards while it was active, and
-    `episode_return` is the mean over all agents of all kinds: the team's return if all get the same rewards, and
-    about zero in a zero-sum game. `info["agent_returns"]` is then a dictionary with the mean over the agents of
-    each kind.
+    In a multi-agent environment, an agent's return is the sum of its rewards while it was active, and
+    `episode_return` is the mean over all agents of all kinds. This is the team's return if all get the same
+    rewards, and about zero in a zero-sum game. `info["agent_returns"]` is then a dictionary with the mean over the
+    agents of each kind.
 
     In a two-player game, the return belongs to player 0, who moves first: the rewards of its own moves minus the
     rewards of the opponent's moves. If a win pays 1, the mean over episodes is the share of games won by the first

@@ -14,7 +14,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Key, State, Timestep
 
 SYMBOLS = {"ConnectFour-v0": "XO", "TicTacToe-v0": "XO"}
-"""Symbols of player 0 and player 1 in boards as text, by environment."""
+"""Symbols of player 0 and player 1 on boards drawn with characters, by environment."""
 NO_PLAYER = -1
 """In the place of a player: nobody has won."""
 

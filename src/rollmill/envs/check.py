@@ -44,7 +44,7 @@ def check_environment(
     The check first traces reset and step to examine types, structures, spaces and side effects. It then plays
     random actions, and continues for up to 10,000 further steps if no episode ends. Every step is checked for
     non-finite numbers and for observations outside their space. A host environment is checked with two copies,
-    which are closed again. The physics of your own robot are compared with C MuJoCo.
+    which are closed afterwards. The physics of your own robot are compared with C MuJoCo.
 
     Args:
         env: one environment, unbatched, without auto-reset, or an id, or a `gymnasium.Env`.
@@ -52,13 +52,13 @@ def check_environment(
         num_steps: number of random actions.
 
     Raises:
-        ContractError: a violation, with the expected value and a hint. For an exception in the environment's own
-            code, it names the line too.
+        ContractError: a violation, with the expected value and a hint. If the environment's own code raises an
+            exception, the message also names the line.
         UsageError: `env` is not an environment.
 
     Warns:
-        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values; no episode
-            ended; or a Gaussian policy hardly reaches the range of the actions.
+        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values, no episode
+            ended, or a Gaussian policy hardly reaches the range of the actions.
 
     Examples:
         >>> rollmill.check_environment("CartPole-v1")

@@ -1,6 +1,6 @@
-"""Checks the contract of a `HostEnvironment` by stepping a few copies of it.
+"""Checks the contract of a `HostEnvironment` by stepping a few of its environments.
 
-Shape letter: `n` copies.
+Shape letter: `n` environments.
 """
 
 from typing import Any

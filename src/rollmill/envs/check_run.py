@@ -61,7 +61,7 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
     """
     key = jax.random.key(seed)
     with attribute_to_user_code(f"{env.name}: a rollout"):
-        # A check runs by itself, outside any program that execution would compile.
+        # The check compiles a program for itself, which is not part of a run.
         play = jax.jit(lambda key, params: _rollout(env, key, params, num_steps))  # noqa: TID251
         return Rollout(*play(key, env.params))
 
@@ -331,7 +331,7 @@ def _check_numbers(name: str, what: str, values: Any, when: str, start: int) -> 
 
 
 def _rows_finite(leaf: Array) -> np.ndarray:
-    """Returns for each row whether all its numbers are finite."""
+    """Returns for each row whether all of its elements are finite."""
     return np.all(np.isfinite(np.asarray(leaf, np.float64)).reshape(len(leaf), -1), axis=1)
 
 

@@ -430,7 +430,7 @@ def _same_types(actual: Any, expected: Any) -> bool:
 
 
 def _equations(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
-    """Yields all equations, including those of inner jaxprs (branches, loop bodies, calls)."""
+    """Yields all equations of a jaxpr and of its inner jaxprs (branches, loop bodies, calls)."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):

@@ -170,7 +170,9 @@ def winner(state: ConnectFourState) -> Int[Array, ""]:
 
 
 def render(state: ConnectFourState) -> str:
-    """Formats a Connect Four board as text with column numbers below: `X` for player 0, `O` for player 1."""
+    """Formats a Connect Four board as a string, with column indices below. Player 0 is `X`, and player 1 is
+    `O`.
+    """
     planes = np.asarray(observe(state))
     board = draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
     return f"{board}\n{' '.join(map(str, range(COLUMNS)))}"

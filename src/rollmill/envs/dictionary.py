@@ -28,7 +28,7 @@ class DictGoalState(eqx.Module):
 
 
 class DictGoalParams(eqx.Module):
-    """Lengths in DictGoal, in units of half the square's side. Each field may hold one value for each
+    """Lengths in DictGoal, relative to half the side of the square. Each field may hold one value per
     environment.
     """
 

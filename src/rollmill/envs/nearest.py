@@ -44,7 +44,7 @@ def nearest(
     considered. For each place, `exclude` is the index of a point that is ignored, such as the place itself.
     `count` is `K`, at most `N`.
     """
-    # Without the barrier, XLA would recompute the coordinates, sines and cosines, for every pair.
+    # Without the barrier, XLA would recompute the coordinates, including sines and cosines, for every pair.
     places, points = jax.lax.optimization_barrier((places, points))
     num_places, num_pairs = places[0].size, places[0].size * points[0].size
     exclude = jnp.full(num_places, -1) if exclude is None else exclude
@@ -72,7 +72,7 @@ def _search(
     if count > MAX_TAKEN:
         closeness, index = jax.lax.top_k(-distance.T, count)
         return Nearest(index, closeness > -jnp.inf, -closeness)
-    # If it were computed in two kernels, a distance might be rounded differently; the barrier makes it one value.
+    # Two kernels might round a distance differently. The barrier makes XLA compute it only once.
     distance = jax.lax.optimization_barrier(distance)
     index, least = _least(distance) if count == 1 else _tournament(distance, count)
     return Nearest(index.T, jnp.isfinite(least.T), least.T)
@@ -109,7 +109,10 @@ def _tournament(distance: Float[Array, "N M"], count: int) -> tuple[Int[Array, "
 
 
 def _grouped(distance: Float[Array, "N M"]) -> Float[Array, "C c M"]:
-    """Distances in groups: about as many groups as members, a power of two, padded with infinite distances."""
+    """Arranges distances in groups, padded with infinite distances.
+
+    The size of a group is a power of two, and there are about as many groups as members of a group.
+    """
     size = 2 ** round(math.log2(distance.shape[0]) / 2)
     missing = -distance.shape[0] % size
     padded = jnp.pad(distance, ((0, missing), (0, 0)), constant_values=jnp.inf)

@@ -59,9 +59,7 @@ def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatist
 
 
 def normalised_struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
-    """Returns the struct of one observation for `initial_statistics`, with floating-point leaves where it is
-    normalised.
-    """
+    """Returns the shapes of one observation for `initial_statistics`. Normalised leaves are floating-point."""
     match space:
         case spaces.Dict():
             return {name: normalised_struct(part) for name, part in space.spaces.items()}

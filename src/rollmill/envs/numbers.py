@@ -78,7 +78,7 @@ def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSched
 
 
 def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
-    """Replaces numbers among an environment's parameters, and casts them to the old types. They may be traced."""
+    """Replaces values of an environment's parameters, cast to the old types. The new values may be traced."""
     types = {name: jnp.asarray(getattr(params, name)).dtype for name in numbers}
     typed = {name: jnp.asarray(value).astype(types[name]) for name, value in numbers.items()}
     return dataclasses.replace(params, **typed) if typed else params
@@ -98,7 +98,9 @@ def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
 
 
 def with_ends(inputs: Mapping[str, NumberSchedule], held: Mapping[str, Any]) -> dict[str, NumberSchedule]:
-    """Replaces the ends of schedules among an environment's inputs by a learner's numbers, which may be traced."""
+    """Replaces the ends of schedules among an environment's inputs by the values of a learner, which may be
+    traced.
+    """
     return {
         name: NumberSchedule(shape, held[name], held.get(f"{name}:{shape}", held[name]))
         for name, (shape, _, _) in inputs.items()

@@ -12,7 +12,7 @@ from rollmill.core.json_data import parse_json
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 NOT_JSON = {"True": "true", "False": "false", "None": "null", "NaN": None, "nan": None, "inf": None}
-"""Python's words for values, with their JSON form, or None if JSON has no such value."""
+"""Python literals with their JSON form, or None if JSON has no such value."""
 
 
 def keyword_names(function: Callable[..., Any]) -> list[str]:
@@ -78,8 +78,8 @@ def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
     """Parses options given as `KEY=VALUE`.
 
     Args:
-        texts: one for each option. True, false, null, numbers, lists and objects are parsed as JSON, and anything
-            else is a string.
+        texts: one string per option. JSON literals, lists and objects are parsed as JSON, and anything else is a
+            string.
         flag: name of the command-line option, for messages.
 
     Raises:

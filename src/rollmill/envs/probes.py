@@ -1,9 +1,10 @@
 """Probe environments: tiny tasks with known values, each of which reveals one kind of mistake in an algorithm.
 
-Use them in order: an algorithm that fails the first has a broken value loss; the second, a broken network or
-observation path; the third, discounting; the fourth, the policy loss; the fifth, credit assignment by observation;
-the sixth, bootstrapping. The idea comes from Andy L. Jones ("Debugging reinforcement learning systems without the
-agonizing pain", 2021). `gamma` is the algorithm's discount factor throughout.
+Use them in order. An algorithm that fails the first probe has a broken value loss. If it fails the second, the
+network or the path of observations is broken, if the third, discounting, if the fourth, the policy loss, if the
+fifth, credit assignment by observation, and if the sixth, bootstrapping. The idea comes from Andy L. Jones
+("Debugging reinforcement learning systems without the agonizing pain", 2021). `gamma` is the algorithm's discount
+factor throughout.
 """
 
 from collections.abc import Callable
@@ -98,12 +99,13 @@ def action_observation() -> Environment:
 def truncation(*, episode_length: int = 4) -> Environment:
     """Probe with reward 1 forever, which is truncated every few steps. The value is 1 / (1 - gamma).
 
-    That is the value of observation 1, from which all steps of an episode but the first start. The first
-    starts from observation 0 and pays -10, so its value is -10 + gamma / (1 - gamma). No episode
-    terminates. An algorithm that treats truncation as termination, or bootstraps from the observation after the
-    reset (0) instead of the final one (1), learns another value of observation 1. For gamma = 0.9 and
-    episodes of 4 steps the right value is 10. The first mistake gives 2.5 from one-step returns (1.9 from
-    whole episodes'), the second -15.4 (-16).
+    All steps of an episode but the first start from observation 1, which has this value. The first step starts
+    from observation 0 and pays -10, so its value is -10 + gamma / (1 - gamma). No episode terminates.
+
+    An algorithm that treats truncation as termination, or bootstraps from the observation after the reset (0)
+    instead of the final observation (1), learns a wrong value of observation 1. For gamma = 0.9 and episodes of 4
+    steps, the right value is 10. The first mistake gives 2.5 with one-step returns (1.9 with returns of whole
+    episodes), and the second mistake gives -15.4 (-16).
 
     Args:
         episode_length: steps until the truncation, at least 2.

@@ -1,10 +1,10 @@
 """Resets only environments whose episode ended, which saves time if resets are expensive.
 
 Under `jax.vmap`, both branches of a condition are computed, so a batch would reset all of its environments in
-every step, although few episodes end. This module resets small groups of environments instead, as many groups as
-needed, which is usually one or none.
+every step, although few episodes end. This module resets small groups of environments instead. One group or none
+is usually enough.
 
-Shape letters: `E` environments, `G` of them in a group.
+Shape letters: `E` environments, `G` environments of a group.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def _in_groups(
 ) -> PyTree[Array]:
     """Returns the rows of `now`, with finished rows replaced."""
     num_groups = -(-done.size // group)
-    # Past the last one that is done the index is E: a row that is read from the end, and not written.
+    # After the last finished environment, the index is `E`: this row is read from the end, and never written.
     finished = jnp.nonzero(done, size=num_groups * group, fill_value=done.size)[0]
     count = jnp.sum(done, dtype=jnp.int32)
 

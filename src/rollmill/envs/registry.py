@@ -110,12 +110,12 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
         >>> env = rollmill.make("CartPole-v1", transforms=["frame-stack:3"])
     """
     names = _parsed(transforms)
-    with asked_memory():  # an adapter may start JAX's backend
+    with asked_memory():  # an adapter may start the backend of JAX
         return _transformed(_made(name, options), names)
 
 
 def check_name(name: str) -> None:
-    """Raises a `UsageError` if no environment has this name. Ids of adapters are not checked here."""
+    """Raises a `UsageError` if `name` is not the name of an environment. Ids of adapters are not checked here."""
     prefix, colon, _ = name.partition(":")
     if colon:
         _adapter(prefix)
@@ -233,7 +233,7 @@ def _size_argument(function: Callable[..., Any]) -> str | None:
     """How a function takes the number of environments: the keyword `num_envs`, "" by position, None not at all."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of a function in C
+    except ValueError:  # functions in C have no signature
         return None
     if any(parameter.name == "num_envs" for parameter in parameters):
         return "num_envs"
@@ -339,7 +339,7 @@ def _prefixes() -> str:
 
 
 def _check_options(name: str, factory: Factory, env: Environment | HostEnvironment, others: Iterable[str]) -> None:
-    """Checks that options which a factory does not accept are numbers among the environment's parameters."""
+    """Checks that options which a factory does not accept are numeric parameters of the environment."""
     numbers = number_names(env.params) if isinstance(env, Environment) else []
     for option in others:
         if option not in numbers:

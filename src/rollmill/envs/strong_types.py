@@ -1,4 +1,4 @@
-"""Casts Python numbers and weakly typed arrays that an environment returns to arrays of fixed dtypes.
+"""Casts Python scalars and weakly typed arrays that an environment returns to arrays of fixed dtypes.
 
 `x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to the other operand. A
 `jax.lax.scan` cannot carry such values. Rollmill therefore casts them when it receives an environment.

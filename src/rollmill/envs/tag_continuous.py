@@ -66,8 +66,7 @@ class TagContinuousState(eqx.Module):
 class TagContinuousParams(eqx.Module):
     """Parameters of TagContinuous: the square, the abilities of the agents, and the rewards.
 
-    Each field may hold one value for each environment. Penalties are added to rewards, so they are negative
-    numbers.
+    Each field may hold one value for each environment. Penalties are added to rewards, so they are negative.
     """
 
     accelerations: Float[Array, "..."] | Float[np.ndarray, "..."]

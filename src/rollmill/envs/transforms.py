@@ -98,7 +98,7 @@ def auto_reset(env: Environment) -> Environment:
 
     Args:
         env: the environment, unbatched. Its reset receives the key of the step, and its step receives a key
-            derived from that key. If the step draws no random numbers, the derived key is not computed.
+            derived from that key. The derived key is only computed if the step uses it.
 
     Returns:
         An environment with a `step` that never returns the state of a finished episode.
@@ -149,7 +149,7 @@ def _reset_always(env: Environment) -> Restart:
 
 
 def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environment:
-    """Draws new parameters for each episode (domain randomisation; Tobin et al. 2017, arXiv:1703.06907).
+    """Draws new parameters for each episode (domain randomisation, Tobin et al. 2017, arXiv:1703.06907).
 
     Args:
         env: the environment, unbatched, without auto-reset.
@@ -229,8 +229,7 @@ def plannable(env: Environment) -> Environment:
     """Declares that a planner can step an environment from any of its states.
 
     Its step should depend only on state and action, not on the key, and its state should contain nothing hidden
-    from the player. Otherwise a planner would know the random numbers, or the opponent's cards, of the copy that
-    it steps.
+    from the player. Otherwise a planner would know random outcomes, or the opponent's cards, in advance.
 
     Args:
         env: the environment as its author wrote it, before transforms that are added around it.

@@ -1,4 +1,4 @@
-"""Adapters for environments of other packages. Each is one file, which is imported when it is first used."""
+"""Adapters for environments of other packages. Each adapter is one file, imported at its first use."""
 
 import contextlib
 import importlib

@@ -83,7 +83,7 @@ def make(
         game,
         num_threads=num_threads,
         autoreset_mode="SameStep",
-        reward_clipping=False,  # clipped here, where whole rewards are known
+        reward_clipping=False,  # ale-py must not clip, because the unclipped rewards are needed for the returns
         **chosen,
     )
     single = build(1)
@@ -156,10 +156,10 @@ class GamesVector(RowVector):
         return out
 
     def _begun(self, frames: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
-        """True where a new game has begun, if an episode ended.
+        """Returns True for each environment in which a new game has begun, if an episode ended.
 
-        After a lost life the game continues. Its last observation is also the new one, because ale-py writes no
-        other.
+        After a lost life, the game continues. Its last observation is then also the first observation of the next
+        episode, because ale-py returns only one.
         """
         before, self._frames = self._frames, frames
         return frames < before if self._by_lives else np.ones(self.num_envs, np.bool_)

@@ -39,7 +39,7 @@ def make(name: str, *, episode_length: int = 1000, reset_ratio: int = RESET_RATI
     try:
         with standard_promotion():
             source = brax.get_environment(name, **options)
-    except (TypeError, ValueError, NotImplementedError) as error:  # of an option's value
+    except (TypeError, ValueError, NotImplementedError) as error:  # an option's value is invalid
         raise UsageError(
             f"brax:{name} cannot be created with {options}: {type(error).__name__}: {error}"
         ) from error

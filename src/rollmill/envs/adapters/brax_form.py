@@ -39,7 +39,7 @@ def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: 
         return state.obs, state
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        # Some steps write into the dictionaries of the state that they get, so they get a copy.
+        # Some steps write into the dictionaries of the given state, so they get a copy.
         after = source.step(jax.tree.map(lambda leaf: leaf, state), action)
         return Timestep(after.obs, after, after.reward, after.done > 0.5, jnp.asarray(False), dict(after.metrics))
 

@@ -90,7 +90,7 @@ def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any
     known: dict[str, Any] = {}
     for part in defaults:
         known |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    known.pop("fractal_noise_angles", None)  # angles or None, whose types no default tells
+    known.pop("fractal_noise_angles", None)  # angles or None, which have no default of their type
     for option in options:
         if option not in known:
             raise unknown_option(f"craftax:{name}", option, [*known, "reset_ratio"])

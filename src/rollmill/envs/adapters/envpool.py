@@ -83,7 +83,8 @@ class PoolVector(RowVector):
         super().__init__(env, indices, seed=seed, generation=generation, gamma=gamma)
         with _quiet():
             self._pool = build(num_envs=self.num_envs, seed=list(self.seeds))
-            _ = self._pool.observation_space  # created, with warnings, at the first access
+            # accessed now, because the first access creates the space, with warnings
+            _ = self._pool.observation_space
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
         """Starts an episode in each environment of the pool."""
@@ -97,7 +98,7 @@ class PoolVector(RowVector):
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
         """Applies one action to each environment of the pool, and resets those whose episode ended."""
         out = allocate(self._struct) if out is None else out
-        # Also checks the batch size: EnvPool would end the process for another one.
+        # Also checks the batch size, because a wrong size would make EnvPool end the process.
         fitted = fit_to_space(self._action_space, actions, self.num_envs)
         observation, out.reward[:], out.terminated[:], out.truncated[:], _ = self._pool.step(fitted)
         copy_batch(self._observation_space, observation, out.info["final_observation"])
@@ -159,7 +160,7 @@ def _space(space: spaces.Space) -> spaces.Space:
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         return space
     limits = np.finfo(np.dtype(space.dtype).name)
-    # Some environments of EnvPool give C++'s smallest positive number for the lowest one.
+    # Some environments of EnvPool give the smallest positive float of C++ as their lowest value.
     low = np.where((space.low == limits.min) | (space.low == limits.tiny), -np.inf, space.low)
     high = np.where(space.high == limits.max, np.inf, space.high)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)

@@ -68,7 +68,7 @@ def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, 
     """Returns the gymnax environment and its parameters, updated by `options`."""
     try:
         source, params = gymnax.make(name)
-    except OSError as error:  # for example urllib's, if its data cannot be downloaded
+    except OSError as error:  # raised by urllib, for example, if the environment's data cannot be downloaded
         raise UsageError(
             f"gymnax:{name} needs data that could not be read or downloaded: {type(error).__name__}: {error}. "
             "hint: connect this machine to the network once; gymnax stores the download."

@@ -22,7 +22,8 @@ from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 
 BATTLES = ("SMAX", "HeuristicEnemySMAX")
-"""Battles of two armies. In the first one both learn, in the second the enemies follow JaxMARL's rules."""
+"""Battles of two armies. In `SMAX`, both armies learn. In `HeuristicEnemySMAX`, the enemies follow the rules of
+JaxMARL."""
 
 Members = dict[str, list[str]]
 """JaxMARL's names of the agents of each kind."""
@@ -78,7 +79,7 @@ def _source(jaxmarl: Any, name: str, options: dict[str, Any]) -> Any:
             raise unknown_option(f"jaxmarl:{name}", option, dict.fromkeys(known))
     try:
         return jaxmarl.make(name, **options) if options else default
-    except (AssertionError, TypeError, ValueError, NotImplementedError) as error:  # of an option's value
+    except (AssertionError, TypeError, ValueError, NotImplementedError) as error:  # an option's value is invalid
         raise UsageError(
             f"jaxmarl:{name} cannot be created with {options}: {type(error).__name__}: {error}"
         ) from error

@@ -1,5 +1,5 @@
-"""`pettingzoo:FAMILY/NAME`: parallel environments of PettingZoo, Python objects of several agents on the host CPU
-(Terry et al., "PettingZoo: Gym for Multi-Agent Reinforcement Learning", NeurIPS 2021), version 1.27, with mpe2.
+"""`pettingzoo:FAMILY/NAME`: parallel multi-agent environments of PettingZoo, Python objects on the host CPU (Terry
+et al., "PettingZoo: Gym for Multi-Agent Reinforcement Learning", NeurIPS 2021), version 1.27, with mpe2.
 """
 
 import functools
@@ -30,7 +30,7 @@ def make(name: str, **options: Any) -> HostEnvironment:
     """Makes the PettingZoo environment of an id.
 
     Args:
-        name: `mpe/simple_spread_v3`, `butterfly/pistonball_v6` or another id of PettingZoo; or `module:id`, which
+        name: `mpe/simple_spread_v3`, `butterfly/pistonball_v6` or another id of PettingZoo, or `module:id`, which
             first imports the module that registers it (`pettingzoo.register("parallel", ...)`).
         **options: arguments of the environment, such as `max_cycles=50`.
 
@@ -106,7 +106,7 @@ def _registered(name: str, spec: Any) -> _Source:
             raise _missing(name, error) from None
         create, beside = getattr(module, attribute), getattr(module, "raw_env", None)
     limit = {} if spec.max_cycles in (None, -1) else {"max_cycles": spec.max_cycles}
-    # PettingZoo's wrappers take any arguments, and pass them on to the class beside them.
+    # The wrappers of PettingZoo take any arguments, and pass them on to the class next to them.
     takes = beside if takes_any(create) else create
     return _Source(functools.partial(create, **{**limit, **spec.kwargs}), takes)
 

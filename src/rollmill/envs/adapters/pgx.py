@@ -43,7 +43,7 @@ PLANNABLE = frozenset(
 cards or have random steps."""
 
 PRESETS = {"go_9x9": {"size": 9}, "go_19x19": {"size": 19}}
-"""Options of Pgx's classes that an id stands for."""
+"""Options of the Pgx classes that an id implies."""
 
 
 class PgxState(eqx.Module):
@@ -62,7 +62,7 @@ def make(name: str, **options: Any) -> Environment:
 
     Returns:
         The environment, with its legal actions as `action_mask` and observations in float32. Player 0 moves first,
-        whereas Pgx numbers the players at random. An illegal action ends the episode with the penalty defined by
+        whereas Pgx assigns the players at random. An illegal action ends the episode with the penalty defined by
         Pgx. Planners can step the games without chance or hidden information.
 
     Raises:
@@ -109,7 +109,7 @@ def _first_state(source: Any, name: str, options: dict[str, Any]) -> Any:
     """Types of the first Pgx state."""
     try:
         return jax.eval_shape(source.init, jax.random.key(0))
-    except (TypeError, ValueError) as error:  # Pgx's own, of an option that it does not support
+    except (TypeError, ValueError) as error:  # errors of Pgx about an unsupported option
         reason = str(error).partition("\n")[0]
         raise UsageError(f"pgx:{name} with {options} cannot be reset by Pgx: {reason}") from error
 

@@ -31,7 +31,7 @@ def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: An
     Args:
         name: an id of XLand-MiniGrid, such as `MiniGrid-DoorKey-8x8`.
         one_hot: observe a plane of zeros and ones for each tile and each colour, `[view, view, tiles + colours]`,
-            instead of their numbers, `[view, view, 2]`.
+            instead of their indices, `[view, view, 2]`.
         reset_ratio: see `rollmill.Environment`.
         **options: values of the parameters `max_steps`, `view_size`, `height` and `width`.
 

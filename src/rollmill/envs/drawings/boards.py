@@ -55,7 +55,7 @@ def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) 
 def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
     """Draws a coloured square for each place of an image with channels.
 
-    Each channel has its own colour. If several channels of a place are not 0, the last one is on top.
+    Each channel has its own colour. If several channels of a place are not 0, the last channel is on top.
     """
     rows, columns, channels = planes.shape
     squares = [

@@ -1,4 +1,4 @@
-"""Draws classic control problems. The functions take plain numbers, so adapters can use them too."""
+"""Draws classic control problems. The functions take plain Python scalars, so adapters can use them too."""
 
 import math
 from typing import Any

@@ -37,7 +37,7 @@ def draw_square(
     size = length * max(0.008, min(0.02, 0.14 / np.sqrt(len(x))))
     radius = {False: size, True: 1.35 * size}
     colours = np.where(in_game, np.where(np.arange(len(x)) < num_taggers, RED, BLUE), SOFT)
-    order = np.argsort(in_game, kind="stable")  # those that have left lie below
+    order = np.argsort(in_game, kind="stable")  # agents that have left are drawn first, below the others
     reaches = range(num_taggers) if reach > size else ()
     shapes: list[Shape] = [Circle((float(x[i]), float(y[i])), reach, REACH) for i in reaches]
     for i in order:
@@ -69,13 +69,14 @@ def draw_grid(
     """Draws the taggers and runners of TagGridWorld in their cells.
 
     Taggers are red circles, runners blue squares, and tagged runners grey squares. Agents in the same cell are
-    drawn smaller, beside each other. `x` are columns and `y` are rows, counted upwards. There are `cells` of each.
+    drawn smaller, side by side. `x` are columns and `y` are rows, counted upwards, from 0 to `cells` - 1.
     """
     width = 0.02 if cells <= MAX_CELLS else 0.05
     lines = [Line(((at, 0), (at, cells)), width, FAINT) for at in range(cells + 1)]
     lines += [Line(((0, at), (cells, at)), width, FAINT) for at in range(cells + 1)]
     frame = Line(((0, 0), (cells, 0), (cells, cells), (0, cells), (0, 0)), 0.006 * cells, INK)
-    grow = max(1.0, cells / 25)  # agents on large grids are larger than their cells, to be seen
+    # on large grids, agents are drawn larger than their cells, so that they can be seen
+    grow = max(1.0, cells / 25)
     shapes: list[Shape] = []
     for i in (*range(num_taggers, len(x)), *range(num_taggers)):
         (across, up), share = _place_in_cell(x, y, i)

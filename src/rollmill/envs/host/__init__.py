@@ -1,6 +1,6 @@
 """Steps batches of host environments, which are Python objects, in one process, and stores results in arrays."""
 
-# Names are imported at their first use: most processes need few of them.
+# Most processes need few of these names, so each is imported at its first use.
 from typing import TYPE_CHECKING
 
 from rollmill.core.lazy_names import lazy_names

@@ -86,8 +86,8 @@ def batch_environment(
 def made_batch(name: str, make: MakeBatch, num_envs: int) -> VectorEnv:
     """Makes a vector environment of `num_envs` rows.
 
-    Raises a `UsageError` if the result is not a vector environment with this number of rows, and a `ContractError`
-    if creating it raised an exception.
+    Raises a `UsageError` if the result is not a vector environment or has another number of rows, and a
+    `ContractError` if creating it raised an exception.
     """
     with attribute_to_user_code(f"{name}: making {num_envs} environments"):
         batch = make(num_envs)

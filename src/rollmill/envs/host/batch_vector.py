@@ -101,8 +101,9 @@ class BatchVector(RowVector):
         return self._reset(self._seeds[0], self._options)[1]
 
     def check_partial_reset(self) -> None:
-        """Checks that the vector environment can reset its first row only. Raises a `ContractError` if it resets
-        others.
+        """Checks that the vector environment can reset its first row separately.
+
+        Raises a `ContractError` if it resets other rows, too.
         """
         actions = batch_space(self._action_space, self.num_envs)
         actions.seed(0)

@@ -20,7 +20,7 @@ NUM_SEEDS = 2**31
 """Upper bound of seeds: environments in C++ take signed 32-bit integers."""
 
 EVALUATION = 2**32
-"""Generation of environments that a policy is evaluated in, which no start in a training has."""
+"""Value of `generation` for environments in which a policy is evaluated. No start in training has this value."""
 
 
 def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int = 0) -> int:
@@ -71,7 +71,8 @@ class Copies(Generic[Single]):
         self._strikes = [(0, 0)] * len(self._indices)
         """For each environment, the step of its last failure, and the number of failures in a row."""
         self.objects: list[Single | None] = [None] * len(self._indices)
-        """The objects, or None where none was made yet, or the last one raised."""
+        """The copies. An entry is None if no copy has been created yet, or if the last copy raised an
+        exception."""
 
     def index(self, i: int) -> int:
         """Returns the global index of environment `i` of this process."""

@@ -102,7 +102,7 @@ def evaluation_start(start: StartHost) -> StartHost:
     """Returns the start of the environments that a host environment's policies are evaluated on
     (`HasEvaluationForm`).
     """
-    if isinstance(start, partial):  # with the gamma of a training, which evaluations do not need
+    if isinstance(start, partial):  # a partial contains the `gamma` of training, which evaluations do not need
         return evaluation_start(start.func)
     return start.for_evaluation if isinstance(start, HasEvaluationForm) else start
 

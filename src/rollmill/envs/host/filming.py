@@ -89,7 +89,7 @@ def _look(env: Any, film: Film) -> None:
         return
     try:
         picture = np.asarray(env.render())
-    except (Exception, SystemExit) as error:  # what fails to draw depends on the environment's library
+    except (Exception, SystemExit) as error:  # the errors of a failed drawing depend on the environment's library
         film.problems.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
@@ -102,8 +102,8 @@ def _look(env: Any, film: Film) -> None:
 def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
     """Returns a host environment whose copies record a picture after every reset and step.
 
-    Pygame, with which many environments draw, then opens no audio device, unless `SDL_AUDIODRIVER` is set: without
-    one, it would print warnings of ALSA.
+    Many environments draw with Pygame. Unless `SDL_AUDIODRIVER` is set, Pygame is kept from opening an audio
+    device, because it would print warnings of ALSA if there is none.
 
     Raises:
         UsageError: its copies do not have the interface of Gymnasium or PettingZoo.

@@ -30,7 +30,8 @@ def check_wrappers(name: str, env: Any) -> None:
             if kind.__name__ in REMEDIES and getattr(layer, "update_running_mean", True):
                 raise _refused(name, kind.__name__)
         inner = vars(layer) if hasattr(layer, "__dict__") else {}
-        layer = inner.get("env") or next(iter(inner.get("envs") or ()), None)  # of a SyncVectorEnv, the first
+        # for a SyncVectorEnv, checks the first environment
+        layer = inner.get("env") or next(iter(inner.get("envs") or ()), None)
 
 
 def _refused(name: str, wrapper: str) -> UsageError:

@@ -83,7 +83,7 @@ class CastError(ContractError):
 
 
 def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
-    """Casts a value to a dtype. Floating-point numbers are rounded, but integers must fit exactly.
+    """Casts a value to a dtype. Floating-point values are rounded, but integers must fit exactly.
 
     Raises a `CastError` with the first integer that the dtype cannot hold.
     """
@@ -93,7 +93,7 @@ def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
     try:
         with np.errstate(invalid="ignore"):
             cast = array.astype(dtype)
-    except OverflowError:  # of Python's integers beyond 64 bits
+    except OverflowError:  # Python integers beyond 64 bits
         raise _not_held(array.reshape(-1)[0], dtype) from None
     kept = np.asarray(cast == array)
     if not kept.all():

@@ -1,4 +1,4 @@
-"""Base class of host environments that consist of Python objects, which are stepped one after the other.
+"""Base class of host environments that consist of Python objects, stepped one after the other.
 
 Shape letter: `n` environments.
 """
@@ -95,7 +95,7 @@ class OneByOne(ABC):
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Applies one action to each environment, and starts the next episode where one ended.
+        """Applies one action to each environment, and resets each environment whose episode ends.
 
         The observations of the previous step must not have been changed.
         """
@@ -110,7 +110,7 @@ class OneByOne(ABC):
         other = out.observation if self._in_place else out.info["final_observation"]
         copy_batch(self._observation_space, self._current, other)
         if self._in_place:
-            self._current = other  # in which the next episodes begin
+            self._current = other  # the next episodes begin in the other set of arrays
         self._copy_final(out)
         done = out.terminated | out.truncated
         for i in done.nonzero()[0]:

@@ -20,7 +20,7 @@ from rollmill.envs.host.observations import Write, writer
 from rollmill.envs.host.one_by_one import OneByOne
 
 Agent = Hashable
-"""PettingZoo's name of an agent, usually text."""
+"""Name of an agent in PettingZoo, usually a string."""
 
 ByAgent = Mapping[Agent, Any]
 

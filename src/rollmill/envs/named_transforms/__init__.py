@@ -1,6 +1,6 @@
 """Transforms that have names. Each works for environments written in JAX and for Python objects."""
 
-# Names are imported at their first use: most trainings have no transform.
+# Most runs have no transforms, so each name is imported at its first use.
 from typing import TYPE_CHECKING
 
 from rollmill.core.lazy_names import lazy_names

@@ -80,7 +80,7 @@ def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str)
 
 
 def number_of(text: str) -> float | None:
-    """Parses a finite number. Returns None if the string is not one."""
+    """Parses a finite number. Returns None for any other string."""
     try:
         value = float(text)
     except ValueError:
@@ -89,7 +89,7 @@ def number_of(text: str) -> float | None:
 
 
 def count_of(text: str) -> int | None:
-    """Parses a positive integer. Returns None if the string is not one."""
+    """Parses a positive integer. Returns None for any other string."""
     return int(text) if text.isascii() and text.isdigit() and int(text) >= 1 else None
 
 

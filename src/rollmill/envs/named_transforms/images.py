@@ -63,7 +63,7 @@ def resize(argument: str, spaces: Spaces) -> Transform:
     def resized(xp: Any, image: Any) -> Any:
         channels_first = image if axis is None else xp.moveaxis(image, axis, 0)
         product = _matmul(xp, _matmul(xp, rows, channels_first.astype(np.float32)), columns.T)
-        if exact:  # whole numbers below 2^24, which float32 holds
+        if exact:  # all values are integers below 2^24, which float32 represents exactly
             product = xp.floor((product + np.float32(2**15)) * np.float32(2**-16))
         pixels = xp.clip(product.astype(image.dtype), low, high)
         return pixels if axis is None else xp.moveaxis(pixels, 0, axis)

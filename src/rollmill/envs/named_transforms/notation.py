@@ -37,7 +37,7 @@ OF_REWARDS = ("reward-scale", "reward-clip")
 
 
 class TransformName(NamedTuple):
-    """A transform as it is written, `NAME` or `NAME:ARGUMENT`."""
+    """A transform in the notation `NAME` or `NAME:ARGUMENT`."""
 
     name: str
     argument: str
@@ -59,7 +59,7 @@ def parse_transforms(texts: Any) -> list[TransformName]:
     """Parses transforms written as `NAME` or `NAME:ARGUMENT`, and keeps their order.
 
     Raises:
-        UsageError: an element is not a string, or there is no transform with that name.
+        UsageError: an element is not a string, or the transform does not exist.
     """
     given = [texts] if isinstance(texts, str) else texts
     if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):

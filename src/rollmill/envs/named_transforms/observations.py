@@ -41,7 +41,7 @@ def frame_stack(argument: str, spaces: Spaces) -> Transform:
 
 
 def flatten(argument: str, spaces: Spaces) -> Transform:
-    """Flattens an observation to one vector: numbers as float32, and categories as one-hot.
+    """Flattens an observation to one vector: numeric parts as float32, and categories as one-hot vectors.
 
     A single `Box` keeps its dtype.
     """

@@ -15,8 +15,7 @@ from rollmill.envs.named_transforms.definition import Transform
 class TransformedObject(gymnasium.Wrapper):
     """A Gymnasium environment to which a named transform is applied.
 
-    `number` is the index of the transform. It makes sure that two transforms of an environment draw different
-    random numbers.
+    `number` is the index of the transform. It makes two transforms of one environment use different random keys.
     """
 
     def __init__(self, env: gymnasium.Env, transform: Transform, number: int) -> None:

@@ -25,8 +25,7 @@ class TransformedState(eqx.Module):
 def on_environment(env: Environment, transform: Transform, number: int) -> Environment:
     """Applies a named transform to an unbatched environment without auto-reset.
 
-    `number` is the index of the transform. It makes sure that two transforms of an environment draw different
-    random numbers.
+    `number` is the index of the transform. It makes two transforms of one environment use different random keys.
     """
     env = strongly_typed(env)
     inner_step = env.step if transform.repeats == 1 else _repeated(env, transform.repeats)

@@ -42,7 +42,7 @@ _LEG = """
 
 
 def model_text() -> str:
-    """Returns the MJCF model of the ant, with the proportions of Isaac Gym's.
+    """Returns the MJCF model of the ant, with the proportions of the ant of Isaac Gym.
 
     Its parts do not touch each other. Only knees and feet touch the floor, because the episode ends before other
     parts could reach it. A hip is never below its knee.

@@ -185,7 +185,7 @@ class _Anymal:
         return self.observe(state), state
 
     def step(self, key: Key, state: AnymalState, action: Float[Array, "12"], params: AnymalParams) -> Timestep:
-        """Advances the physics twice; terminates if the base or a knee comes to the floor."""
+        """Advances the physics twice. Terminates if the base or a knee reaches the floor."""
         action = clipped(action)
         targets = jnp.asarray(self.defaults) + params.reach * action
         robot = advance(physics.Model(self.structure, params.robot), state.robot, targets, SUBSTEPS)

@@ -45,7 +45,7 @@ LOWEST, HIGHEST = math.radians(-70), math.radians(90)
 """Range (rad) of the knees."""
 
 _UPPER, _KNEES = (7, 9, 11), (8, 10, 12)
-"""Places of hips and knees among the coordinates; those among velocities are one less."""
+"""Indices of hips and knees among the positions. Indices among velocities are lower by one."""
 
 _LEG_TEXT = """
 <body name="upper_leg_{i}" pos="{x} {y} {hip}" euler="0 0 {angle}">

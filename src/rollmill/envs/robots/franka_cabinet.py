@@ -32,7 +32,7 @@ POSE = (1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035)
 LOW = (-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973, 0.0, 0.0)
 HIGH = (2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973, 0.04, 0.04)
 SPEEDS = (1.0,) * 7 + (0.1,) * 2
-"""Speeds of the targets of the servos, as shares of that of the arm."""
+"""Speeds at which the targets of the servos move, relative to the arm."""
 HANDLE = (0.3, 0.01, 0.0)
 """Grasping point on the drawer (m)."""
 GRASP = (0.0, 0.04, 0.107 + 0.0584)
@@ -47,7 +47,7 @@ _LINKS = (
     ("0 0 0", "1 1 0 0", 1.666555, "0.060149 -0.014117 -0.010517"),
     ("0.088 0 0", "1 1 0 0", 0.735522, "0.010517 -0.004252 0.061597"),
 )
-"""Place and orientation of each link on the one before, its mass and centre: those of the Panda."""
+"""Position and orientation of each link on the previous link, its mass and its centre, as for the Panda."""
 _INERTIAS = (
     "0.70337 0.70661 0.009117 -0.000139 0.006772 0.019169",
     "0.007962 0.02811 0.025995 -0.003925 0.010254 0.000704",
@@ -222,7 +222,7 @@ class _FrankaCabinet:
         parts = ("link_7", "left_finger", "right_finger", "drawer")
         self.link, self.left, self.right, self.drawer = (names.index(name) for name in parts)
         self.order = np.argsort([joint.name == "drawer" for joint in structure.joints], kind="stable")
-        """Coordinates of the arm and the fingers, then that of the drawer."""
+        """Order of the coordinates: arm and fingers first, then the drawer."""
 
     def reset(self, key: Key, params: FrankaParams) -> tuple[Float[Array, "23"], FrankaState]:
         """Starts at rest near one pose, with a closed drawer."""
@@ -276,7 +276,7 @@ def _reward(
     squared = dot(grip.to_handle, grip.to_handle)
     near = 1.0 / (1.0 + squared) ** 2
     near = jnp.where(squared <= 0.02**2, 2.0 * near, near)
-    ahead, upwards = -grip.hand[0, 2], grip.hand[2, 1]  # along -x, and z
+    ahead, upwards = -grip.hand[0, 2], grip.hand[2, 1]  # the directions -x and z
     oriented = 0.5 * (jnp.abs(ahead) * ahead + jnp.abs(upwards) * upwards)
     over, under = grip.left[2] - grip.handle[2], grip.handle[2] - grip.right[2]
     is_around = (over > 0.0) & (under > 0.0)

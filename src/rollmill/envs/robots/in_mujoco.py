@@ -138,7 +138,7 @@ class _CSteps:
         self._mujoco, m = compile_source(source)
         self._compiled = m
         self._scalar = [int(m.jnt_dofadr[joint]) for joint in range(m.njnt) if m.jnt_type[joint] >= 2]
-        self._mujoco.set_mju_user_warning(lambda message: None)  # MuJoCo would write it to a file
+        self._mujoco.set_mju_user_warning(lambda message: None)  # otherwise MuJoCo writes warnings to a file
         warnings = self._mujoco.mjtWarning
         self._full = {"contacts": warnings.mjWARN_CONTACTFULL, "constraints": warnings.mjWARN_CNSTRFULL}
         """Warnings of buffers that are too small: MuJoCo leaves out what does not fit."""
@@ -154,7 +154,7 @@ class _CSteps:
     def advanced(
         self, robots: physics.RobotState, controls: Float[np.ndarray, "E actuators"], steps: int
     ) -> physics.RobotState:
-        """Returns robots after some steps. Velocities of those that MuJoCo reset as unstable are NaN."""
+        """Returns the robots after some steps. If MuJoCo has reset a robot as unstable, its velocities are NaN."""
         before = jax.tree.map(np.asarray, robots)
         after = jax.tree.map(np.zeros_like, before)
 
@@ -184,7 +184,8 @@ class _CSteps:
         after.positions[row], after.velocities[row], after.accelerations[row] = data.qpos, data.qvel, data.qacc
         readings = after.sensors[row]
         readings[: data.sensordata.size] = data.sensordata
-        if readings.size > data.sensordata.size:  # the forces on hinges and slides, too
+        # more readings than the sensors have, because the forces on hinges and slides are included
+        if readings.size > data.sensordata.size:
             readings[data.sensordata.size :] = (data.qfrc_actuator + data.qfrc_constraint)[self._scalar]
         if any(warning.number for warning in data.warning):
             after.velocities[row] = np.nan

@@ -123,7 +123,7 @@ class _Ingenuity:
         is_due = (age.astype(jnp.float32) % params.target_steps) == 0
         target = jnp.where(is_due, _target(key, params), state.target)
         observation = observe_flight(robot.positions, robot.velocities, target)
-        # The reward of the step is about the target that it was flown to.
+        # The reward depends on the target to which the robot flew in this step, not on a new target.
         flown = observe_flight(robot.positions, robot.velocities, state.target)
         distance = distance_of(flown)
         return Timestep(

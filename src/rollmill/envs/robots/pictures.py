@@ -31,7 +31,7 @@ class ViewAngle:
     """Distance of the camera, in metres."""
     azimuth: float = 90.0
     elevation: float = -20.0
-    """In degrees, as MuJoCo's: at an azimuth of 90 it looks along the y axis."""
+    """Angle in degrees, as in MuJoCo. At an azimuth of 90, the camera looks along the y axis."""
     height: float | None = None
     """Height of the point that the camera looks at (m). Default: the height of the body."""
     follows: bool = True
@@ -55,7 +55,7 @@ def drawing_of(
 
 
 def robot_of(state: Any) -> RobotState:
-    """Returns the state of the robot that is contained in the state of a task."""
+    """Returns the state of the robot within the state of a task."""
     return state if isinstance(state, RobotState) else state.robot
 
 
@@ -93,7 +93,8 @@ class RobotCamera:
         for platform in PLATFORMS if chosen in ("", "glfw") else (chosen,):
             try:
                 return _Renderer(mujoco, compiled, platform)
-            except Exception:  # no driver, no library, or another kind of context: each of its own exceptions
+            # there is no driver, no library, or another kind of context, each with its own exceptions
+            except Exception:
                 continue
         return None
 
@@ -123,7 +124,8 @@ def _painted(mujoco: Any, source: str | Path) -> Any:
     for geom in spec.geoms:
         if geom.type == plane:
             geom.material = "tiles"
-    spec.visual.quality.shadowsize, spec.visual.quality.offsamples = 1024, 2  # for renderers without a GPU
+    # small values, for renderers without a GPU
+    spec.visual.quality.shadowsize, spec.visual.quality.offsamples = 1024, 2
     compiled = spec.compile()
     roots = sorted({int(root) for root in compiled.body_rootid[1:]})
     for index in range(compiled.ngeom):

@@ -17,10 +17,10 @@ MAX_SPEED = 1000.0
 """Greatest velocity (m/s or rad/s) of a stable simulation of the tasks' robots."""
 
 MAX_NUMBER = 1e10
-"""Greatest number that a stable step returns: MuJoCo's `mjMAXVAL`, beyond which it starts a robot anew."""
+"""Largest value that a stable step returns. It is `mjMAXVAL` of MuJoCo, beyond which MuJoCo resets a robot."""
 
 itself: Callable[[State], physics.RobotState] = lambda state: state
-"""Returns the robot of a state that consists of a robot alone."""
+"""Returns the state itself, for tasks whose state is only that of the robot."""
 
 the_robot: Callable[[State], physics.RobotState] = attrgetter("robot")
 """Returns the robot of a task's state."""
@@ -57,7 +57,7 @@ def end_unstable(
 
 
 def _is_stable(robot: physics.RobotState, timestep: Timestep, max_speed: float) -> Bool[Array, ""]:
-    """Returns whether all numbers of a step are within their limits; NaN is within none."""
+    """Returns whether all values of a step are within their limits. NaN never is."""
     numbers = (robot.positions, robot.accelerations, timestep.observation, timestep.reward)
     within = [jnp.all(jnp.abs(part) <= MAX_NUMBER) for part in numbers]
     return jnp.all(jnp.stack([jnp.all(jnp.abs(robot.velocities) <= max_speed), *within]))

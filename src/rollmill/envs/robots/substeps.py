@@ -56,5 +56,5 @@ def checked_count(name: str, value: int) -> int:
 
 
 def uniform(key: Array, size: int, bound: Float[Array, ""] | float) -> Float[Array, " size"]:
-    """Draws an array of numbers uniformly between `-bound` and `bound`."""
+    """Draws an array of values uniformly between `-bound` and `bound`."""
     return bound * jax.random.uniform(key, (size,), jnp.float32, -1.0, 1.0)
