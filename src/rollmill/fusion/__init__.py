@@ -5,7 +5,7 @@ scalar or a vector (a *row*) for every environment of a block. A program is a va
 kernels of a run, and `evaluate` runs it with JAX functions on any device as the reference.
 """
 
-# Names are imported at their first use: most trainings need few of them.
+# Most runs need few of these names, so each is imported at its first use.
 from typing import TYPE_CHECKING
 
 from rollmill.core.lazy_names import lazy_names

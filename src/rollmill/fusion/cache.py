@@ -60,7 +60,8 @@ def stored_code(known: Sequence[object], compile: Callable[[], bytes], *, packag
         if digest == _digest(code):
             return code
     code = compile()
-    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is compiled again
+    # if the code cannot be stored, it is compiled again in the next run
+    with contextlib.suppress(OSError, CheckpointError):
         folder.make()
         with folder.replacing(name, shared=True) as whole:
             whole.write(_digest(code) + b"\n" + code)

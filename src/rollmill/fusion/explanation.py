@@ -110,7 +110,7 @@ def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
-        # The loader would say so too, but it needs a GPU of that kind.
+        # The loader would report the same, but it needs a GPU of this kind.
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = run_program(*command, capture_output=True, text=True, check=True).stdout
     number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
@@ -119,7 +119,7 @@ def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
 
 
 class CompilerStage(NamedTuple):
-    """The text of a program after one of the compiler's stages."""
+    """A program in printed form after one of the compiler's stages."""
 
     name: str
     text: str
@@ -139,7 +139,7 @@ def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
 
 def _state_of(step: RolloutStep) -> int:
     """Returns the bytes that one environment hands from step to step."""
-    # What is known, or another number again, takes no register of its own.
+    # Constants, and values equal to another value, take no register.
     each = [(leaf, place) for leaf in step.carried for place in leaf.places if step.carries(place)]
     return sum((leaf.width or 1) * leaf.dtype.itemsize for leaf, _ in each)
 

@@ -36,12 +36,12 @@ class KernelKind(NamedTuple):
     """Returns the function that runs the kernel with a launch: `run(launch, lanes=1)`. With several lanes, call it
     inside `jax.vmap`."""
     share: Callable[[AnyLaunch, int], AnyLaunch]
-    """Returns the launch for runs that share a device: `share(launch, count)`, where `launch` was tuned for one
-    run alone."""
+    """Returns the launch for runs that share a device: `share(launch, count)`. `launch` was tuned for a run that
+    has the device to itself."""
     text: Callable[..., str]
     """Returns the source of the kernel, which identifies its timing in the cache: `text(launch, *task)`."""
     describe: Callable[[AnyLaunch], str]
-    """Returns a launch as text for the user."""
+    """Describes a launch in words, for the user."""
     compile_ahead: Callable[..., CompilingAhead]
     """Compiles the kernels of several launches in parallel, before they are called: `compile_ahead(launches,
     *task)`."""
@@ -81,8 +81,9 @@ def check_package(backend: Backend) -> None:
 
 
 def many_products(pressure: Pressure) -> str | None:
-    """Returns a warning if a program has so many matrix products that compiling it takes minutes,
-    otherwise None.
+    """Returns a warning if a program has so many matrix products that compiling it takes minutes.
+
+    Returns None for other programs.
     """
     if pressure.products <= MAX_PRODUCTS:
         return None

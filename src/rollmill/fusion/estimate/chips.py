@@ -1,4 +1,4 @@
-"""Peak rates of GPUs from NVIDIA white papers, and the speed limits that follow from them."""
+"""Peak rates of GPUs from NVIDIA white papers, and the speed limits that result."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     bandwidth: float
     """Memory bandwidth in bytes per second."""
     tensor: float
-    """Tensor-core operations on 16-bit floats with float32 accumulation. The rate for tf32 is half of it."""
+    """Tensor-core operations on 16-bit floats with float32 accumulation. The rate for tf32 is half as high."""
     floats: float = 128.0
     integers: float = 64.0
     special: float = 16.0

@@ -60,7 +60,9 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Operations of one environment step: those of every step, and those that only some steps need."""
+    """Operations of one environment step, split into operations of every step and operations that only some steps
+    need.
+    """
 
     always: Cost
     sometimes: Cost
@@ -96,7 +98,8 @@ def _cost(node: Node) -> Cost:
 
 def _arithmetic(node: Node) -> Cost:
     """Returns the cost of one number."""
-    # By the operands' type: comparisons of floats give booleans. The last one, for a select's first is a boolean.
+    # Uses the type of the last operand, because comparisons of floats give booleans, and the first operand of a
+    # select is a boolean.
     kind = (node.operands[-1] if node.operands else node).dtype
     if kind.kind != "f" or node.op == "table":
         return Cost(integers=1)

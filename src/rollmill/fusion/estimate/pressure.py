@@ -13,7 +13,7 @@ from rollmill.fusion.opt.branches import guarded_regions
 from rollmill.fusion.opt.segments import segments_of
 
 IN_MEMORY = ("constant", "uniform")
-"""Operations whose results are read from memory where they are needed, and so occupy no registers in between."""
+"""Operations whose results are read from memory when they are needed, and so occupy no registers in between."""
 
 LANES_OF_A_NUMBER = 2
 """Threads of a warp for each of its 16 environments."""
@@ -49,10 +49,10 @@ def pressure_of(program: Program) -> Pressure:
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
     """Returns the maximum of live registers. Inputs live from the start, outputs to the end."""
-    # Later entries win, so this is the last place at which each is read.
+    # Later entries win, so these are the last uses.
     last = {operand: at for at, node in enumerate(nodes) for operand in node.operands}
     last |= dict.fromkeys(outputs, len(nodes))
-    # By the place of the last user, behind which a register is free again.
+    # Grouped by last use, after which a register is free again.
     freed: list[list[Node]] = [[] for _ in range(len(nodes) + 1)]
     for node in nodes:
         if node in last:

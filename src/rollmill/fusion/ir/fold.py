@@ -114,7 +114,7 @@ def _simplified(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dt
             return _selected(*operands)
         case (("not" | "neg"), (inner,)) if inner.op == op:
             return inner.operands[0]
-        # From a boolean over one number to another: zero and one are exact in every type, so that one step
+        # A boolean converted through a numeric type: zero and one are exact in every type, so one conversion
         # suffices.
         case "convert", (inner,) if inner.op == "convert" and inner.operands[0].dtype == np.bool_:
             return region.emit("convert", inner.operands[0], dtype=dtype, width=inner.width)
@@ -130,7 +130,7 @@ def _of_two(region: Maker, op: str, left: Node, right: Node, dtype: np.dtype) ->
         return region.constant(OF_ITSELF[op], dtype)
     if op in COMPARISONS and left.op == "convert" and right.op == "constant":
         return _compared(region, op, left, right)
-    # A product takes a fraction of a division's time, and here it is rounded to the same number.
+    # A product takes a fraction of a division's time, and is rounded to the same result here.
     if op == "div" and is_float(dtype) and (inverse := _inverse(region, right)) is not None:
         return region.emit("mul", left, inverse, dtype=dtype, width=left.width or right.width)
     if op in ABSORBING and not is_float(dtype):
@@ -141,9 +141,10 @@ def _of_two(region: Maker, op: str, left: Node, right: Node, dtype: np.dtype) ->
 
 
 def _inverse(region: Maker, divisor: Node) -> Node | None:
-    """One over a power of two, or over one of two of them: such a product is exactly the quotient.
+    """Returns the inverse of a power of two, or of a selection between two powers of two, or None.
 
-    The derivative of the greater of two numbers divides by one or two, as both may be equal.
+    Multiplying by it gives exactly the quotient. For example, the derivative of a maximum divides by one or two,
+    because both operands may be equal.
     """
     if divisor.dtype != np.float32:
         return None
@@ -163,7 +164,7 @@ def _selected(condition: Node, chosen: Node, other: Node) -> Node | None:
         return chosen
     if condition.op == "constant":
         return chosen if condition.value else other
-    # The two are different constants, or they were one node: so this is the condition or its opposite.
+    # The sides differ, so they are the constants True and False, and the result is the condition or its opposite.
     if chosen.dtype == np.bool_ and chosen.op == other.op == "constant":
         return condition if chosen.value else None
     return None
@@ -178,9 +179,10 @@ def _neutral(op: str, left: Node, right: Node) -> Node | None:
         return None
     if is_float(left.dtype) and not of_floats:
         return None
-    # The extremes are commutative as far as neutral numbers go.
+    # For neutral elements, maximum and minimum count as commutative.
     for changed, by in ((left, right), (right, left)) if op in COMMUTATIVE | {"max", "min"} else ((left, right),):
-        if by.op == "constant" and repr(by.value) == repr(_in(number, by.dtype)):  # 0 is not -0
+        # compares by `repr`, because 0 is not -0
+        if by.op == "constant" and repr(by.value) == repr(_in(number, by.dtype)):
             return changed
     return None
 
@@ -225,10 +227,10 @@ def is_short_float(dtype: np.dtype) -> bool:
 def _computed(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node:
     arrays = [np.asarray(operand.value, operand.dtype) for operand in operands]
     if op in EXACT:
-        # Overflow and division by zero are results like others, as they are in a kernel.
+        # Overflow and division by zero give the same results as in a kernel.
         with np.errstate(all="ignore"):
             return region.constant(np.asarray(EXACT[op](*arrays)).item(), dtype)
-    # The caller may be in the midst of a trace, in which this must not become an equation.
+    # The caller may be tracing, and this must not become an equation.
     with jax.ensure_compile_time_eval():
         if op == "convert":
             result = jax.lax.convert_element_type(arrays[0], dtype)

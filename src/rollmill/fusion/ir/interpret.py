@@ -57,7 +57,7 @@ def _value(node: Node, operands: list[Any], arrays: Arrays, precision: Any):
 
 def _operation(node: Node, operands: list[Any]) -> Array:
     """Floats of 16 bits are computed with in float32, and rounded after each operation, as in kernels."""
-    # A select hands on one of its operands as it is, and its condition is no float.
+    # A select returns one of its operands unchanged, and its condition is not a float.
     if node.op == "select" or not any(is_short_float(x.dtype) for x in operands):
         return OPERATIONS[node.op](*operands)
     result = OPERATIONS[node.op](*(x.astype(jnp.float32) for x in operands))
@@ -98,7 +98,7 @@ def _uniform(node: Node, uniforms: Sequence[Array]) -> Array:
 def _alike(node: Node, operands: list[Any]) -> list[Any]:
     """Operands of one shape: scalars become columns where the result is a row."""
     if node.width is not None:
-        # A trailing axis of one: `[block]` would otherwise be broadcast along the columns.
+        # Adds a trailing axis of length one, because `[block]` would otherwise be broadcast along the columns.
         pairs = zip(node.operands, operands, strict=True)
         operands = [x[..., None] if operand.width is None else x for operand, x in pairs]
     shape = np.broadcast_shapes(*(jnp.shape(x) for x in operands))
@@ -149,7 +149,8 @@ def _loop(node: Node, operands: list[Any], arrays: Arrays, precision: Any) -> li
     goes_on = lambda now: evaluate(condition, asked(now), uniforms, block=block, memories=memories)[0]
 
     def masked(now: list[Array]) -> list[Array]:
-        # A block continues while any environment does. The others compute with it, and keep what they had.
+        # A block continues as long as any environment does. The other environments compute as well, but keep their
+        # values.
         going = goes_on(now)
         keep = lambda new, old: jnp.where(going if new.ndim == 1 else going[:, None], new, old)
         return [keep(new, old) for new, old in zip(turn(now), now, strict=True)]

@@ -115,6 +115,6 @@ def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Nod
             yield node
         elif node not in seen and node not in known:
             seen.add(node)
-            # Once more behind its operands: when it is met again, all of them have been handed out.
+            # Pushed again behind its operands, so that it is yielded after all of them.
             pending.append((node, True))
             pending.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 lax = jax.lax
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    # arithmetic; integers wrap around, and divide towards zero
+    # arithmetic, in which integers wrap around and divide towards zero
     "add": lax.add,
     "sub": lax.sub,
     "mul": lax.mul,
@@ -56,7 +56,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erf_inv": lax.erf_inv,
-    # comparisons; `and`, `or`, `xor` and `not` are of bits, and of booleans
+    # comparisons, and bitwise operations on integers and booleans
     "eq": lax.eq,
     "ne": lax.ne,
     "lt": lax.lt,
@@ -74,7 +74,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "shift_right_arithmetic": lax.shift_right_arithmetic,
     "population_count": lax.population_count,
     "clz": lax.clz,
-    # choice: `select(condition, where True, where False)`
+    # selection: `select(condition, where True, where False)`
     "select": lambda condition, chosen, other: jnp.where(condition, chosen, other),
 }
 """JAX functions of operations whose operands have one type. The result has the dtype of the node."""

@@ -34,7 +34,8 @@ class Region:
             return self.outer.constant(value, dtype)
         dtype = np.dtype(dtype)
         number = np.asarray(value).astype(dtype).item()
-        # By its text: 0.0 and -0.0 are equal and yet two constants, NaN is one and not equal to itself.
+        # The key is the `repr`, because 0.0 and -0.0 are equal but different constants, and NaN does not equal
+        # itself.
         key = ("constant", repr(number), dtype)
         return self._once(key, lambda: Node("constant", (), (number,), dtype))
 
@@ -43,7 +44,7 @@ class Region:
         if self.outer is not None:
             return self.outer.uniform(slot, place, dtype, width)
         dtype = np.dtype(dtype)
-        # The type is the slot's, and need not be part of the key.
+        # The slot determines the dtype, which is therefore not part of the key.
         key = ("uniform", slot, place, width)
         return self._once(key, lambda: Node("uniform", (), (slot, place), dtype, width))
 
@@ -51,12 +52,12 @@ class Region:
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
         """Returns a node for the result of an operation, hoisted out of loops that it does not depend on."""
-        # An element of a large array is computed where it is read, which may be inside a loop that began later.
+        # An element of a large array is computed by its reader, possibly inside a loop that began later.
         for operand in operands:
             if operand.region is not self and operand.region is not None and operand.region.is_inside(self):
                 return operand.region.emit(op, *operands, dtype=dtype, width=width, attributes=attributes)
-        # Loop-invariant code motion, as a side effect of where nodes are made: an operation none of whose operands
-        # was made in this loop's body is made in the region around it, and so on outwards.
+        # Loop-invariant code motion: if no operand was created in this loop's body, the operation is created in
+        # the enclosing region, and so on outwards.
         if self.outer is not None and all(operand.region is not self for operand in operands):
             return self.outer.emit(op, *operands, dtype=dtype, width=width, attributes=attributes)
         dtype = np.dtype(dtype)
@@ -64,7 +65,8 @@ class Region:
         simpler = folded(self, op, inside, attributes, dtype, width)
         if simpler is not None:
             return simpler if simpler.width == width else self.emit("splat", simpler, dtype=dtype, width=width)
-        # The exchanged operands are looked up, not sorted: nodes have no order that is the same in each process.
+        # Looks up the exchanged operands instead of sorting them, because nodes have no order that all processes
+        # share.
         if op in COMMUTATIVE and (found := self._made.get((op, inside[::-1], attributes, dtype, width))):
             return found
         key = (op, inside, attributes, dtype, width)
@@ -81,14 +83,14 @@ class Region:
         """Returns the node that stands for a node in this region. A node from outside becomes an input."""
         if node.region is None or node.region is self:
             return node
-        # The outer node itself stays unknown here; a loop's program reads it through an input of its own.
+        # The outer node stays unchanged. The loop's program reads it through an input.
         if node not in self._captured:
             self._captured[node] = self.input(node.dtype, node.width)
         return self._captured[node]
 
     @property
     def captures(self) -> list[Node]:
-        """Nodes of outer regions used in this region, in the order of the inputs that stand for them."""
+        """Nodes of outer regions used in this region, in the order of the inputs that represent them."""
         return list(self._captured)
 
     @property
@@ -102,7 +104,7 @@ class Region:
 
     def program(self, outputs: Sequence[Node]) -> Program:
         """Returns the program that computes these nodes from the region's inputs."""
-        inside = tuple(self.inside(node) for node in outputs)  # may take more from outside
+        inside = tuple(self.inside(node) for node in outputs)  # may capture further nodes from outside
         return Program(tuple(self.inputs), inside)
 
     def _once(self, key: Any, make: Callable[[], Node]) -> Node:

@@ -29,7 +29,7 @@ class NodeNames:
                 self._names[node], count = f"v{count}", count + 1
 
     def of(self, node: Node) -> str:
-        """Returns the text of a node as an operand: its name, or its value if it is written inline."""
+        """Returns a node as an operand in printed form: its name, or its value if it is written inline."""
         match node.op:
             case "constant":
                 return str(node.value)
@@ -39,7 +39,7 @@ class NodeNames:
                     f"slot{slot}[{place}]" if node.width is None else f"slot{slot}[{place}:{place + node.width}]"
                 )
             case "input" if node not in self._names:
-                return f"in{node.attributes[0]}"  # is not read
+                return f"in{node.attributes[0]}"  # an input that nothing reads
         return self._names[node]
 
     def all_of(self, nodes: Sequence[Node]) -> str:
@@ -53,7 +53,7 @@ class NodeNames:
 
 
 def program_text(program: Program) -> str:
-    """Returns the text of a program, with its inputs first and its outputs last."""
+    """Prints a program, with its inputs first and its outputs last, and returns the string."""
     return "\n".join(_program_lines(program))
 
 
@@ -89,8 +89,8 @@ def inputs_line(program: Program, names: NodeNames) -> str:
 
 
 def type_text(node: Node) -> str:
-    """Returns the type of a node as text, such as `f32` or `i32[4]`, or the types of the values that a loop
-    carries.
+    """Returns the type of a node in printed form, such as `f32` or `i32[4]`, or the types of the values that a
+    loop carries.
     """
     if node.op == "loop":
         return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"

@@ -86,7 +86,7 @@ def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulator
     """Returns the accumulators for sums over samples of a program's outputs."""
     offsets, size = [], 0
     for each in sums:
-        # In the order of the results. Those that nothing computes take no place in the vector.
+        # In the order of the results. Results that no program computes take no space in the vector.
         offsets.append(size)
         size += each.size if each.is_computed else 0
     tiles, numbers = _Tiles(), []
@@ -100,8 +100,8 @@ def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulator
             if leaf.width is None:
                 numbers += [(offset + n, node) for n, node in enumerate(nodes)]
             for n, node in enumerate(nodes if leaf.width is not None else ()):
-                # After all products: by then there may be a tile with this row on its right, which a one is added
-                # to.
+                # After all products, because a tile may then already have this row on its right, to which a one
+                # can be added.
                 tiles.add_row(offset + n * (leaf.width or 0), node)
             offset += math.prod(leaf.shape)
     return Accumulators(tiles.tiles, numbers, size)
@@ -144,15 +144,14 @@ class _Tiles:
 
         `stride` is the distance between two rows of the result.
         """
-        # Numbers go to the left, where they can share a tile with others; the result is then transposed when
-        # stored.
+        # Scalars go to the left, where they can share a tile. The result is then transposed when it is stored.
         turned = any(is_row(left) for left, _ in terms) and not any(is_row(right) for _, right in terms)
         if turned:
             terms = [TileTerm(right, left) for left, right in terms]
         rows, columns = width_of(terms[0].left), width_of(terms[0].right)
         for n, tile in enumerate(self.tiles):
-            # The same rows on the right, such as the gradient of a layer for its weights and its bias: one product
-            # does both.
+            # If the rows on the right are equal, as for the gradients of a layer's weights and bias, one product
+            # computes both.
             alike = [own.right for own in tile.terms] == [term.right for term in terms]
             if alike and all(_fits(own.left, term.left) for own, term in zip(tile.terms, terms, strict=True)):
                 part = TilePart(offset, tile.rows, rows, columns, stride, turned)

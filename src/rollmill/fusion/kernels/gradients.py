@@ -1,7 +1,7 @@
 """Gradients of a minibatch as one kernel.
 
-The kernel computes forward pass, loss and backward pass sample by sample, and keeps the sums on the chip. Its
-results are those of the algorithm's `gradients` fragment, from the same loss of one sample. Samples are read in
+The kernel computes forward pass, loss and backward pass sample by sample, and keeps the sums on the chip. It
+returns the results of the algorithm's `gradients` fragment, from the same loss of one sample. Samples are read in
 place, in shuffled order, so no shuffled batch is written.
 
 Losses of sequences are sums over steps. Memories of a recurrent policy, and constants such as V-trace targets, are
@@ -151,7 +151,7 @@ def lower_gradients(graph: Graph) -> GradientStep:
     Raises:
         CannotFuse: an operation is not supported. The message gives its source line.
     """
-    kernel_gradients(graph)  # refuses what has no batch
+    kernel_gradients(graph)  # raises an error if the graph has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
     begin = lambda key, index: first_batch(graph, start(graph, key, index))
     learner, batch = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), index)
@@ -268,7 +268,7 @@ def _made_up_leaf(key: Key, like: jax.ShapeDtypeStruct) -> Array:
         return jax.random.split(key, like.shape)
     if jnp.issubdtype(like.dtype, jnp.floating):
         return jax.random.normal(key, like.shape, like.dtype)
-    return jnp.ones(like.shape, like.dtype)  # legal actions, where it is a mask
+    return jnp.ones(like.shape, like.dtype)  # for a mask, all actions are legal
 
 
 Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
@@ -356,7 +356,7 @@ def results_of(
             first += each.size
         else:
             results.append(each.leaves[0].repeated(uniforms))
-    # Outputs are in the structure of the function's results, so that it need not be traced again for it.
+    # Outputs have the structure of the function's results, so it need not be traced again.
     structure = jax.tree.structure(step.results, is_leaf=is_output)
     return jax.tree.unflatten(structure, results)
 
@@ -364,7 +364,7 @@ def results_of(
 def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " size"]) -> PyTree[Array]:
     """Returns all gradients as one flat vector, a slice of the kernel's results.
 
-    Returns `gradients` unchanged if the kernel does not compute all of them.
+    Returns `gradients` unchanged if the kernel computes only some of the gradients.
     """
     if not begin_with_gradients(step, gradients):
         return gradients
@@ -390,8 +390,8 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
             "batch."
         )
     pairs = zip(jax.tree.leaves(taken), jax.tree.leaves(conditioned), strict=True)
-    # By identity: conditioning hands on the leaves that it does not change as they are. What was gathered for
-    # those is dead code, and never computed.
+    # Compares identities, because `condition` returns unchanged leaves as the same objects. Gathers of those are
+    # dead code, and never computed.
     changed = {place: after for place, (before, after) in enumerate(pairs) if after is not before}
     return _swapped(changed) if by_sequence else changed
 

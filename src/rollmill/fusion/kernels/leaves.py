@@ -68,7 +68,7 @@ class Leaf(NamedTuple):
 
     def split(self, array: Array) -> list[Array]:
         """Splits an array `[E, *shape]` into the inputs of a program."""
-        # Row-major: the places of a leaf follow each other as its numbers, or rows, do.
+        # In row-major order, elements or rows of a leaf are consecutive inputs.
         if self.memory is not None:
             return []
         tail = () if self.width is None else (self.width,)
@@ -163,7 +163,7 @@ def _writes(value: MemoryArray, first: int) -> tuple[LeafWrite, ...]:
 
 
 def to_raw(tree: PyTree) -> list[Any]:
-    """Returns the leaves of a pytree of arrays or shapes, with random keys as their data and complex numbers as
+    """Returns the leaves of a pytree of arrays or shapes, with random keys as their data and complex leaves as
     pairs.
     """
     return [_raw(leaf) for leaf in jax.tree.leaves(tree)]
@@ -206,8 +206,7 @@ class KernelArguments:
 
     def index_of(self, array: Any) -> int:
         """Adds an array unless it is already an argument, and returns its position."""
-        # By identity, for tracers cannot be compared; each array is one pointer of the kernel, however often it is
-        # used.
+        # Compares identities, because tracers cannot be compared. Each array becomes one pointer of the kernel.
         for number, known in enumerate(self.arrays):
             if known is array:
                 return number

@@ -37,7 +37,7 @@ class SampleLoop(NamedTuple):
     """One loop over the samples, and the sums that it accumulates."""
 
     tiles: dict[int, Tile]
-    """Matrix sums, by their numbers among the kernel's tiles."""
+    """Matrix sums, by the index of their tile in the kernel."""
     numbers: list[Node]
     carried: list[int]
     """Positions of the inputs that each iteration hands to the next."""
@@ -59,9 +59,9 @@ def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int
 
     `carried` maps the index of an input to the node that becomes this input in the next iteration.
     """
-    # Integers as sets of bits: programs have tens of rows and tens of thousands of nodes.
+    # Sets are bits of an integer, because programs have tens of rows and tens of thousands of nodes.
     depends = _products(program, [program.inputs[place] for place in carried])
-    # Sets of rows, as bits, that are disjoint: sums that need a row of the same set are gathered in one loop.
+    # Disjoint sets of rows, as bits. Sums that need a row of the same set share a loop.
     parts: list[int] = []
     handed = {place: depends[program.inputs[place]] | depends[node] for place, node in carried.items()}
     for bits in handed.values():
@@ -91,8 +91,8 @@ def _products(program: Program, carried: Sequence[Node]) -> dict[Node, int]:
         bits = 0
         for operand in node.operands:
             bits |= rows[operand]
-        # Only rows matter: they are what fills the registers. Scalars that several loops need are computed in
-        # each.
+        # Only rows count, because they fill the registers. Scalars that several loops need are computed in each
+        # loop.
         if node in first or (node.width is not None and node.op not in CHEAP):
             bits |= 1 << count
             count += 1
@@ -126,7 +126,7 @@ def _part(parts: Sequence[int], bits: int) -> int:
 def _terms(term: Term, parts: Sequence[int], depends: dict[Node, int]) -> list[Term]:
     """Splits a sum into terms that each belong to one part, as far as possible."""
     factor, node = term
-    # It belongs to one part already, or to none; taken apart, it would only be more terms.
+    # The node belongs to one part or to none, so splitting it would only give more terms.
     if sum(1 for part in parts if part & depends[node]) < 2:
         return [term]
     match node.op, node.operands:
@@ -136,7 +136,7 @@ def _terms(term: Term, parts: Sequence[int], depends: dict[Node, int]) -> list[T
             terms = [Term(factor, one), Term(-factor, other)]
         case ("neg", (one,)):
             terms = [Term(-factor, one)]
-        # A constant factor moves out of the sum over samples. Sums are linear, so nothing else is allowed here.
+        # A constant factor moves out of the sum over samples. Sums are linear, so no other operation may move out.
         case ("mul", (one, other)) if "constant" in (one.op, other.op):
             one, other = (one, other) if one.op == "constant" else (other, one)
             terms = [Term(factor * one.value, other)]

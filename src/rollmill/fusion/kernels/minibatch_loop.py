@@ -57,7 +57,7 @@ launch."""
 
 
 DescendByKernel: TypeAlias = Callable[..., Descended | None]
-"""A kernel for a step of the optimiser on a network that is one vector. Its arguments are those of
+"""A kernel for an optimiser step on a network that is one vector. It takes the arguments of
 `core.flat_descent.Descend`, and a vector that begins with the gradients, or None."""
 
 
@@ -73,8 +73,8 @@ def fused_minibatch_loop(
     """Returns the loop over minibatches, with gradients computed by a kernel.
 
     `run` calls the kernel. `step` is the graph's lowered program, lowered here by default. Up to `unroll`
-    minibatches are compiled into one iteration of the loop. `descend` computes the optimiser's steps by a kernel.
-    Where it is None or has no kernel for a step, XLA computes the step.
+    minibatches are compiled into one iteration of the loop. `descend` computes optimiser steps by a kernel. If it
+    is None, or returns None, XLA computes the step.
     """
     own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph), descend)
     return MinibatchLoop(
@@ -149,7 +149,7 @@ class _OneVector(_Carried):
         return self._with_network(learner, as_vector(self._network(learner)))
 
     def learner(self, carried: Any) -> tuple[Learner, Vector | None]:
-        # Slices of the vector: the kernel recognises them, and reads its weights from the vector itself.
+        # The kernel recognises the leaves as slices of the vector, and reads its weights from the vector itself.
         network, vector = cut(self._network(carried), _network_shapes(self.graph))
         return self._with_network(carried, network), vector
 
@@ -175,7 +175,7 @@ def _carried(graph: Graph) -> _Carried:
 
 
 class _Descents:
-    """Steps of the optimiser by a kernel, where they are steps on these gradients."""
+    """Optimiser steps by a kernel, if it supports the step and its gradients."""
 
     def __init__(self, descend: DescendByKernel | None, gradients: Any, means: Array | None) -> None:
         self._descend, self._gradients, self._means = descend, gradients, means
@@ -189,7 +189,7 @@ class _Descents:
     def _computed(self, operands: Any, program: Any, count: int) -> Any:
         assert self._descend is not None
         is_whole = count == 1 and operands[1] is self._gradients
-        # The gradients are the first of the means: the kernel reads them there, and nothing is copied.
+        # The gradients come first in the vector of means, from which the kernel reads them without a copy.
         descended = self._descend(operands, program, count, self._means if is_whole else None)
         if descended is None:
             return None
@@ -229,7 +229,7 @@ class _FusedLoop:
             advanced = self._graph.update(adapted(self._graph, carried, metrics), gradients)
         if (squares := descents.squares) is not None:
             return advanced, {**metrics, **gradient_metrics_by_norm(jnp.sqrt(squares), metrics)}
-        # Of one vector they are a few operations of a GPU, and of a tree some for each leaf.
+        # For one vector, these are a few GPU operations. For a tree, they are several operations per leaf.
         return advanced, {**metrics, **gradient_metrics(in_one_vector(self._step, tree, means), metrics)}
 
     def epoch(self, carried: Any, packed: PackedBatch, shuffled: Shuffled) -> tuple[Any, Metrics]:
@@ -237,7 +237,7 @@ class _FusedLoop:
 
         def minibatch_step(carried: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " metrics"]]:
             advanced, metrics = self.minibatch(carried, packed, shuffled, number)
-            # Set while the body is traced; a scan can only hand out arrays.
+            # The names are stored while the body is traced, because a scan can only return arrays.
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 

@@ -21,7 +21,7 @@ class PartsDiffer(Exception):
 
 
 def reroll(plan: FissionPlan, program: Program, leaves: Sequence[Leaf]) -> FissionPlan:
-    """Returns the plan of a kernel with as many repeated computations as possible turned into loops.
+    """Returns the plan of a kernel in which repeated computations are loops if possible.
 
     `leaves` are the leaves of a sample.
     """
@@ -50,7 +50,7 @@ class _Sums(NamedTuple):
 def _in_turns(
     loop: SampleLoop, numbers: Mapping[int, Sequence[Term]], program: Program, positions: Positions
 ) -> tuple[SampleLoop, dict[int, list[Term]]]:
-    """Returns a loop in turns, and its terms in each sum of single numbers.
+    """Returns a loop over the parts, and its terms in each scalar sum.
 
     Raises `PartsDiffer` if there is no such loop.
     """
@@ -63,7 +63,7 @@ def _in_turns(
     nodes = [*loop.numbers, *(node for tile in loop.tiles.values() for term in tile.terms for node in term.nodes)]
     whole, inputs = Program(program.inputs, tuple(nodes)), -1
     first = _Sums({}, {})
-    while inputs != len(parts.strides):  # more inputs of the parts are met while sums are taken apart
+    while inputs != len(parts.strides):  # splitting sums may reveal more inputs of the parts
         inputs, depends = len(parts.strides), parts.dependences(whole)
         tiles = {n: parts.first_of_tile(tile, depends) for n, tile in loop.tiles.items()}
         first = _Sums(tiles, {offset: parts.first_of_sum(terms, depends) for offset, terms in numbers.items()})
@@ -78,13 +78,13 @@ class _Parts:
     def __init__(self, count: int, positions: Positions) -> None:
         self.count = count
         self.strides: dict[int, int] = {}
-        """Positions from an input of the first part to that of the next, by its place."""
+        """Distances from an input of the first part to the same input of the next part, by position."""
         self._positions = positions
         self._owners: dict[int, int] = {}
         """The part that an input belongs to, by its place."""
         self._matched: set[tuple[Node, ...]] = set()
         self._shared: set[Node] = set()
-        """Nodes that are the same for all parts."""
+        """Nodes that all parts share."""
 
     def match_terms(self, terms: Sequence[TileTerm]) -> None:
         """Checks that the terms of a tile, one of each part, correspond to each other."""
@@ -170,7 +170,7 @@ class _Parts:
                 raise PartsDiffer
             self.match(term.node for term in alike)
         self._shared.update(term.node for term in shared)
-        # A number of the whole sample is added in each turn.
+        # A scalar of the whole sample is added in every iteration, so each iteration adds only its share.
         return [*of_parts[0], *(Term(term.factor / self.count, term.node) for term in shared)]
 
 

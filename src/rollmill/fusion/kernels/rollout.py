@@ -140,7 +140,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
 
 def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
     """Labels the numbers of an environment's first state, or returns none if its reset cannot be lowered."""
-    # Nothing is said of large arrays, which may lie in memory, so that they need not be lowered here.
+    # Large arrays, which may stay in memory, get no labels, so they are left out here.
     few = lambda leaf: jnp.zeros(0, leaf.dtype) if is_too_large(leaf.shape) else leaf
     begin = lambda key, index: [few(x) for x in to_raw(start_one(graph, jax.random.wrap_key_data(key), index))]
     try:
@@ -154,15 +154,15 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
     """Returns a step's program under the largest invariant part of an assumption, or under none if that takes
     long.
     """
-    # From the strongest assumption downwards, until a step keeps what was assumed of it. It holds then before the
-    # first step, and behind each, by induction.
+    # From the strongest assumption to weaker ones, until a step preserves its assumption. By induction, the
+    # assumption then holds before the first step and after every step.
     for _ in range(MAX_LOWERINGS):
         lowered = lower_traced(step, labels)
         left = meet(labels, lowered.outputs[0][: len(labels)])
         if left == labels:
             return lowered
         labels = left
-    # Always sound: nothing is assumed, and everything carried.
+    # Always correct, because nothing is assumed and everything is carried.
     return lower_traced(step)
 
 
@@ -220,7 +220,7 @@ def rollout_inputs(
     step: RolloutStep, weights: Weights, collector: Collector, key: Key
 ) -> tuple[UniformArrays, list[Array], Array]:
     """Computes the arguments of a rollout kernel: uniform arrays, the collector's leaves, and random keys."""
-    # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
+    # Keys depend on the global index, as in `dataflow.collect`, so the random values do not depend on the devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     return step.prologue(weights), to_raw(collector), jax.random.key_data(keys)
 

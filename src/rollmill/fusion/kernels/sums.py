@@ -75,7 +75,7 @@ def _sum(value: Output, first: int) -> Sum:
     if not isinstance(value, OuterProducts):
         return Sum(_side_by_side(value, first))
     pairs = []
-    # Outputs follow each other: the left side of a product, then its right one.
+    # Consecutive outputs: the left side of a product, then its right side.
     for pair in value.pairs:
         sides = []
         for side in pair:
@@ -86,7 +86,7 @@ def _sum(value: Output, first: int) -> Sum:
 
 
 def _side_by_side(value: Any, first: int) -> tuple[Leaf, ...]:
-    # Parts were given a layout when they became outputs: they are nodes, or constants.
+    # Parts got their layout when they became outputs, so they are nodes or constants.
     return tuple(leaves_of_outputs(value.parts if isinstance(value, Concat) else [value], first))
 
 

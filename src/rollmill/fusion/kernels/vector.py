@@ -18,7 +18,7 @@ class Vector(NamedTuple):
         """Returns the index of a leaf's first element in the vector, or None for any other array."""
         first = 0
         for leaf in self.leaves:
-            # By identity: a prologue hands on an argument that it does not change as the same object.
+            # Compares identities, because a prologue returns an unchanged argument as the same object.
             if leaf is array:
                 return first
             first += leaf.size

@@ -12,7 +12,7 @@ def slice_row(region: Region, row: Node, first: int, width: int) -> Node:
     """
     cuts: dict[Node, Node] = {}
     pending = [row]
-    while pending:  # without recursion, and each node once: rows are read more than once
+    while pending:  # iterative, and each node only once, because rows may have several readers
         node = pending[-1]
         before = [operand for operand in _parts(node) if operand not in cuts]
         if before and node not in cuts:
@@ -31,13 +31,13 @@ def _parts(node: Node) -> tuple[Node, ...]:
 
 def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) -> Node:
     if node.width is None or (first == 0 and width == node.width):
-        return node  # a scalar is the same in all columns
+        return node  # a scalar is equal in all columns
     if parts:
         return region.emit(node.op, *parts, dtype=node.dtype, width=width, attributes=node.attributes)
     match node.op:
         case "dot":
             slot, rows, columns, start, transposed = node.attributes
-            # Fewer columns of the matrix: the product itself gets cheaper by the cut.
+            # Fewer columns of the matrix, so the product itself becomes cheaper.
             attributes = (slot, rows, columns, start + first, transposed)
             return region.emit("dot", *node.operands, dtype=node.dtype, width=width, attributes=attributes)
         case "uniform":

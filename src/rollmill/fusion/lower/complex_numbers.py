@@ -1,4 +1,4 @@
-"""Replaces complex numbers in a jaxpr with pairs of floats, because kernels have no complex type.
+"""Replaces complex values in a jaxpr with pairs of floats, because kernels have no complex type.
 
 Arguments and results keep their types. Outside of the program, `kernels.leaves.to_raw` represents complex state as
 floats with a last axis of length two.
@@ -37,10 +37,10 @@ Operand: TypeAlias = Any
 
 
 def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Returns an equivalent jaxpr that computes with pairs of floats instead of complex numbers.
+    """Returns an equivalent jaxpr that computes with pairs of floats instead of complex values.
 
     Raises:
-        CannotFuse: an operation on complex numbers is not supported.
+        CannotFuse: an operation on complex values is not supported.
     """
     if not has_complex_numbers(closed.jaxpr):
         return closed
@@ -57,7 +57,7 @@ def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def has_complex_numbers(jaxpr: core.Jaxpr) -> bool:
-    """Returns whether a jaxpr, or one that it calls, computes with complex numbers."""
+    """Returns whether a jaxpr, or a jaxpr that it calls, computes with complex values."""
     for equation in jaxpr.eqns:
         if _is_complex(equation) or any(map(has_complex_numbers, _within(equation))):
             return True
@@ -119,7 +119,8 @@ def _results(equation: core.JaxprEqn, values: list[Operand]) -> Sequence[Operand
     except CannotFuse as error:
         if not error.line.startswith(JAX):
             raise
-        raise CannotFuse(error.reason, user_frame_of(equation)) from error  # the line that called JAX's function
+        # names the line that called the JAX function
+        raise CannotFuse(error.reason, user_frame_of(equation)) from error
 
 
 def _results_by_rule(equation: core.JaxprEqn, values: list[Operand]) -> Sequence[Operand]:
@@ -143,7 +144,7 @@ def _bound(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 
 def _by_parts(equation: core.JaxprEqn, values: Sequence[Operand]) -> list[Operand]:
-    """Applies what moves or adds numbers to the real parts, and then to the imaginary ones."""
+    """Applies an operation that moves or adds elements to the real parts, and then to the imaginary parts."""
     part = lambda value, n: value[n] if isinstance(value, ComplexPair) else value
     real, imag = (_bound(equation, [part(value, n) for value in values]) for n in (0, 1))
     return [ComplexPair(*pair) for pair in zip(real, imag, strict=True)]
@@ -273,7 +274,7 @@ def _tanh(x: ComplexPair) -> ComplexPair:
     """
     t, s, c = jnp.tanh(x.real), jnp.sin(x.imag), jnp.cos(x.imag)
     decay = jnp.exp(-2 * jnp.abs(x.real))
-    rest = 4 * decay / jnp.square(1 + decay)  # 1 - t², without its cancellation
+    rest = 4 * decay / jnp.square(1 + decay)  # 1 - t², computed without cancellation
     size = c * c + s * s * t * t
     return ComplexPair(t / size, s * c * rest / size)
 

@@ -45,7 +45,7 @@ class Lowering(NamedTuple):
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
         """Returns the node of an operation in `operations.OPERATIONS`. It is a row if an operand is a row."""
         width = next((node.width for node in nodes if node.width is not None), None)
-        # A bias beside what is known of a product: two uniform rows in a row of additions become one.
+        # Merges a bias with an earlier uniform addend, so that two uniform rows become one.
         if op == "add" and width is not None:
             nodes = self._with_one_uniform(*nodes)
         if dtype is None:
@@ -53,9 +53,9 @@ class Lowering(NamedTuple):
         return self.region.emit(op, *nodes, dtype=dtype, width=width)
 
     def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
-        """The operands of a sum; uniform rows that are added to a row one after the other become their sum.
+        """Returns the operands of a sum, with two uniform rows that are added in succession replaced by their sum.
 
-        It is rounded at another place than by XLA, as sums of products are.
+        The sum is then rounded at another place than by XLA, as sums of products are.
         """
         for last, before in ((one, other), (other, one)):
             if before.op != "add" or not _is_uniform_row(last):
@@ -180,7 +180,8 @@ class Lowering(NamedTuple):
         first = positions(array.shape)[..., 0]
 
         def row(at: tuple[int, ...]) -> Node:
-            # A row of one number is that number, unless its zeros differ in sign, which compare as equal.
+            # A row with equal elements is a scalar, unless its zeros differ in sign, because 0 and -0 compare as
+            # equal.
             if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
                 return self.region.constant(array[at][0].item(), array.dtype)
             return self.region.uniform(self.prologue.slot(array), int(first[at]), array.dtype, array.shape[-1])
@@ -191,7 +192,8 @@ class Lowering(NamedTuple):
         width = value.shape[-1]
         places = positions(value.shape) if value.places is None else value.places
         alike, ordered = np.all(places == places[..., :1]), np.all(places == places[..., :1] + np.arange(width))
-        # A row is read as neighbours in memory; columns in any other order are put beside each other first.
+        # A row is read from adjacent elements of memory. Columns in another order are first copied next to each
+        # other.
         if not alike and not ordered:
             return self._uniform_rows(Uniform(self.prologue.picked(value)))
         slot = self.prologue.slot(value.array)
@@ -201,7 +203,7 @@ class Lowering(NamedTuple):
     def _stacked_rows(self, parts: ScalarArray) -> NodeArray:
         def row(at: tuple[int, ...]) -> Node:
             nodes: Sequence[Node] = parts.nodes[at]
-            # One number in all columns: operations repeat a scalar in the columns of a row by themselves.
+            # All columns are one node, and operations broadcast a scalar to the columns of a row.
             if all(node is nodes[0] for node in nodes):
                 return nodes[0]
             return self.region.emit("stack", *nodes, dtype=parts.dtype, width=len(nodes))

@@ -44,8 +44,7 @@ def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Sta
     wide = np.dtype(np.uint32 if index.dtype.kind == "u" else np.int32)
     number = index if index.dtype == wide else ctx.apply("convert", index, dtype=wide)
     limits = ctx.constant(0, wide), ctx.constant(most, wide)
-    # Clamped in any case: an access out of bounds must not read other memory, even where its result is thrown
-    # away.
+    # Always clamped, because an access out of bounds must not read other memory, even if its result is dropped.
     held = ctx.apply("min", number, limits[1])
     if wide.kind == "i":
         held = ctx.apply("max", held, limits[0])
@@ -63,7 +62,7 @@ def dynamic_slice_by_select(
         if isinstance(start, int):
             block = moved[start : start + size]
         else:
-            # Counted before they are made: a large array would give millions of nodes.
+            # Checked before the selects are created, because a large array would give millions of nodes.
             check_selects((len(moved) - size) * size * int(np.prod(moved.shape[1:])))
             windows = [moved[first : first + size] for first in range(len(moved) - size + 1)]
             block = _one_of(ctx, windows, start)
@@ -73,8 +72,8 @@ def dynamic_slice_by_select(
 
 def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
     """Halves the choices with each bit of the start, with the selects of a chain but fewer comparisons."""
-    # After `bit` halvings, `windows[i]` is the choice where `start >> bit == i`. One without a pair stays as it
-    # is: its sibling would begin out of bounds, where `start` never is.
+    # After `bit` halvings, `windows[i]` is the selection for `start >> bit == i`. A window without a partner
+    # stays, because its partner would begin out of bounds.
     bit = 0
     while len(windows) > 1:
         mask = ctx.constant(1 << bit, np.int32)

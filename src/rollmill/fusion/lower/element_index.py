@@ -13,9 +13,7 @@ INDEX = np.dtype(np.int32)
 
 
 class ElementIndex:
-    """Index of an element of an array, in row-major order or along each axis. Each form is computed when
-    needed.
-    """
+    """Index of an element of an array, in row-major order or along each axis. Each form is computed on demand."""
 
     def __init__(
         self, shape: Sequence[int], *, flat: Start | None = None, axes: Sequence[Start] | None = None

@@ -73,7 +73,7 @@ class LoweredFunction:
     Constants and `PrologueOutput`s are not among them."""
 
     def __repr__(self) -> str:
-        # Short: JAX prints the arguments of each partial function that it traces.
+        # Kept short, because JAX prints the arguments of each partial function that it traces.
         return f"LoweredFunction of {len(self.program.nodes())} nodes"
 
 
@@ -129,7 +129,7 @@ def trace_function(
     results over environments are needed. Outer products of vectors, such as gradients of matrices, then remain
     `OuterProducts`.
     """
-    # Weak types are kept: they decide to which type JAX promotes an operand.
+    # Weak types are kept, because they determine how JAX promotes operands.
     shapes = jax.tree.map(_shape_of, tuple(uniform))
     closed, results = jax.make_jaxpr(function, return_shape=True)(*shapes, *each)
     if any(map(is_traced, closed.consts)):
@@ -154,9 +154,9 @@ def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredF
 
     Raises `CannotFuse` if a primitive is not supported or an array is too large.
     """
-    # Rows that are handed in cannot be cut, which some functions need; scalars can be, and large arrays can lie in
-    # memory. Where all fail, the first error is told, with large arrays in memory: it names the operation that the
-    # caller wrote.
+    # Input rows cannot be sliced, which some functions need. Scalars can be sliced, and large arrays can stay in
+    # memory. If all layouts fail, the first error with large arrays in memory is raised, because it names the
+    # caller's operation.
     errors: list[tuple[bool, CannotFuse]] = []
     for layouts in _layouts_worth_trying(traced):
         try:
@@ -173,7 +173,7 @@ Layouts: TypeAlias = list[str]
 
 def _layouts_worth_trying(traced: TracedFunction) -> list[Layouts]:
     """Returns the layouts in which a function may be lowered, the best first."""
-    # Sums over samples have no memory: nothing of theirs is written in place.
+    # Sums over samples have no state that could be written in place.
     count = 0 if traced.summed else traced.carried
     is_memory = [n < count and _fits_memory(leaf) for n, leaf in enumerate(traced.each)]
     is_row = [_is_row(leaf) for leaf in traced.each]
@@ -211,8 +211,8 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, layouts: Layouts
         lowered.append((program._replace(inputs=taken), inputs, outputs))
         return UniformArrays(_read_by([program, *_fills(outputs)], ctx.prologue.arrays), arrays)
 
-    # All lowering happens within this trace: what rules compute of uniform arrays is recorded as the prologue, and
-    # only nodes, which hold no arrays, leave it.
+    # All lowering happens within this trace. Computations of rules on uniform arrays become the prologue, and only
+    # nodes, which hold no arrays, leave the trace.
     prologue = trace_prologue(make, traced.uniform)
     program, inputs, outputs = lowered[0]
     unflatten = jax.tree.unflatten
@@ -250,7 +250,7 @@ def _fills(outputs: Sequence[Output]) -> list[Program]:
 
 def _read_by(programs: Sequence[Program], arrays: Sequence[Array]) -> list[Array]:
     """Uniform arrays, of which those that nothing reads need not be computed."""
-    # Slots keep their numbers, which nodes have as attributes, so an unread array is replaced and not removed.
+    # Slots keep their indices, which are attributes of nodes, so an unread array is replaced instead of removed.
     read = set[int]().union(*(program.slots() for program in programs))
     return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
 
@@ -305,7 +305,7 @@ def _input(
         return RowArray(rows.nodes, width, dtype)
     check_size(leaf.shape, "an argument: the state")
     numbers = filled(leaf.shape, dtype, lambda at: region.input(dtype))
-    # The first number with a label stands for all that have it; the others stay inputs that nothing reads.
+    # The first element with a label represents all others with this label, which remain inputs without readers.
     for at, label in zip(np.ndindex(*leaf.shape), labels or (), strict=bool(labels)):
         known = isinstance(label, ConstLabel)
         numbers.nodes[at] = (
@@ -348,9 +348,9 @@ def _output(ctx: Lowering, value: Value, layout: str | None, uniform: list[Array
 
 
 def _sides_of(ctx: Lowering, value: OuterProducts) -> OuterProducts:
-    """Returns a sum of products as it leaves the program: vectors of rows, numbers, or of both side by side."""
+    """Returns a sum of products in the form of an output: vectors of rows, of scalars, or of both."""
     pairs = [VectorPair(*map(partial(_side, ctx), pair)) for pair in value.pairs]
-    # A result is stored block by block, and the same blocks are added up for all pairs.
+    # A result is stored in blocks, and the blocks must be equal for all pairs.
     if len({(_widths(left), _widths(right)) for left, right in pairs}) > 1:
         whole = lambda side: ctx.scalars(side) if isinstance(side, Concat) else side
         pairs = [VectorPair(whole(left), whole(right)) for left, right in pairs]

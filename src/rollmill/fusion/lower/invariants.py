@@ -24,7 +24,7 @@ class ConstLabel:
     value: bool | int | float = field(compare=False)
     dtype: np.dtype
     text: str = field(init=False, repr=False)
-    """The value as text for comparisons, in which zeros have signs and NaN equals itself."""
+    """The value as a string for comparisons, in which zeros have signs and NaN equals itself."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", repr(self.value))
@@ -70,8 +70,8 @@ def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] 
     after = _labels(value)
     if before is None or after is None:
         return None
-    # Pairs of labels split classes: two numbers stay equal where they were assumed equal and come out equal.
-    # A number may become known that was not assumed to be: that holds after this step and not before the first.
+    # Pairs of labels split classes: two elements stay equal if they were assumed equal and are equal after the
+    # step. A constant that was not assumed holds after this step, but not before the first.
     is_known = lambda one, other: isinstance(one, ConstLabel) and one == other
     return [one if is_known(one, other) else (one, other) for one, other in zip(before, after, strict=True)]
 
@@ -83,5 +83,5 @@ def _numbered(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
     def number(label: Hashable) -> Hashable:
         return label if isinstance(label, ConstLabel) else numbers.setdefault(label, len(numbers))
 
-    # In the order in which labels are met, so that equal partitions have equal numbers and can be compared.
+    # Numbered in the order of first appearance, so that equal partitions can be compared.
     return tuple(None if labels is None else tuple(map(number, labels)) for labels in leaves)

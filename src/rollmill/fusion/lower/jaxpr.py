@@ -97,7 +97,7 @@ def lower_jaxpr(
     for equation, outputs in _live(jaxpr, wanted):
         results = _results(equation, outputs, [value_of(atom) for atom in equation.invars], ctx)
         known.update(zip(equation.outvars, results, strict=True))
-        # Checked while nodes are made: an unrolled loop would otherwise fill the memory before anyone counts.
+        # Checked while nodes are created, because an unrolled loop could otherwise exhaust memory.
         if ctx.region.size > MAX_NODES:
             too_long = f"a program of more than {MAX_NODES} operations is too long."
             raise CannotFuse(too_long, user_frame_of(equation))
@@ -115,7 +115,7 @@ def _live(jaxpr: core.Jaxpr, wanted: Sequence[Any]) -> list[tuple[core.JaxprEqn,
     """Equations that something wanted depends on, or that have effects, and which of their results are read."""
     read_later = {atom for atom in wanted if not isinstance(atom, core.Literal)}
     live = []
-    # From the end, so that one pass finds all: an equation is live if something behind it reads its results.
+    # Backwards, so that one pass suffices: an equation is live if a later live equation reads its results.
     for equation in reversed(jaxpr.eqns):
         outputs = tuple(var in read_later for var in equation.outvars)
         if any(outputs) or equation.effects:
@@ -129,7 +129,8 @@ def _results(
 ) -> Sequence[Value]:
     name = equation.primitive.name
     try:
-        # Calls are entered even where all operands are shared: inside, some results may be known and others not.
+        # Calls are entered even if all operands are shared, because some results may be constant and others
+        # uniform.
         alike = name not in calls.RULES and all(map(is_shared, values))
         if equation.effects and (alike or name not in RULES):
             raise LoweringError("it has side effects")
@@ -148,10 +149,11 @@ def _results(
             f"{name} cannot be fused: {error}.", user_frame_of(equation), ADVICE.get(name, "")
         ) from error
     except CannotFuse as error:
-        # The line is JAX's own where one of its functions is a jaxpr by itself; the caller's says more.
+        # If the line belongs to a JAX function with a jaxpr of its own, the line of its caller is more useful.
         if not error.line.startswith(JAX):
             raise
-        raise CannotFuse(error.reason, user_frame_of(equation), error.advice) from error  # JAX's own function
+        # the line that called the JAX function
+        raise CannotFuse(error.reason, user_frame_of(equation), error.advice) from error
 
 
 def _operand(ctx: Lowering, name: str, value: Value) -> Value:
@@ -192,7 +194,7 @@ def _by_numpy(equation: core.JaxprEqn, arrays: Sequence[Any]) -> np.ndarray | No
     """
     avals: list[Any] = [var.aval for var in equation.outvars]
     (result, *others), name = avals, equation.primitive.name
-    if jnp.issubdtype(result.dtype, jax.dtypes.extended):  # keys
+    if jnp.issubdtype(result.dtype, jax.dtypes.extended):  # typed random keys
         return None
     dtypes = [np.dtype(result.dtype), *(getattr(array, "dtype", None) for array in arrays)]
     if others or any(map(is_traced, arrays)) or not all(dtype in EXACT_TYPES for dtype in dtypes):
@@ -223,7 +225,7 @@ def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> 
         return [shared(known)]
     params = equation.primitive.get_bind_params(equation.params)
     bind = lambda: equation.primitive.bind(*arrays, **params)
-    # Known arrays alone give a known result at once, which later equations are folded by.
+    # If all arrays are constant, the result is computed now, so that later equations can be folded.
     if any(map(is_traced, arrays)):
         results = bind()
     else:

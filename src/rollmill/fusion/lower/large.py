@@ -1,4 +1,4 @@
-"""Arrays with too many elements for one node each. Elements are computed or loaded where they are read.
+"""Arrays with too many elements for one node each. Elements are computed or loaded by their readers.
 
 An operation on a whole array returns a `ComputedArray`, which knows how to compute one element. A large leaf of
 the environment state is a `MemoryArray`: reading an element is a load, and writing one records a write, which is
@@ -48,7 +48,7 @@ MAX_NODES = 60_000
 """Maximum number of nodes of a step, beyond which no more elements of large arrays are computed."""
 
 MIN_TURNS, MAX_TURNS = 8, 128
-"""Elements that a loop may compute one after the other, holding all of them."""
+"""Minimum and maximum number of elements that a loop computes one after the other and holds at once."""
 
 MAX_WRITTEN_OUT = 1_000
 """Maximum number of nodes for the elements of a small array that is computed without a loop."""
@@ -70,8 +70,8 @@ def computed(
 ) -> Value:
     """Returns an array whose elements the function `element` computes.
 
-    The elements of a small array are computed at once, and those of a large one where they are read. `by_loops`
-    says that each element takes a loop of its own.
+    The elements of a small array are computed at once, and the elements of a large array by their readers.
+    `by_loops` means that each element needs a separate loop.
     """
     if is_too_large(shape):
         return ComputedArray(tuple(shape), dtype, element, everywhere)
@@ -184,7 +184,7 @@ def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
 
 def _computed_element(ctx: Lowering, value: ComputedArray, index: ElementIndex) -> Any:
     """Returns an element, which may read elements of other arrays, and these of others."""
-    # An array made of neighbours in another one, which is made of neighbours again, is ever more reads.
+    # An array computed from adjacent elements of an array that is computed in this way multiplies the reads.
     if _nodes_made(ctx) > MAX_NODES:
         raise LoweringError(
             f"an element of an array of shape {value.shape} takes more than {MAX_NODES:,} operations; compute the "
@@ -255,7 +255,7 @@ def _along(axis: int, ndim: int) -> tuple[int, ...]:
 def _after_writes(ctx: Lowering, value: MemoryArray, index: ElementIndex) -> Node:
     """Returns an element as it was when the step began, or as it has been written since."""
     flat = index.flat(ctx)
-    # From the last unconditional write of all elements on: what was before is not read.
+    # Starts at the last unconditional write of all elements, because earlier writes are never read.
     writes, begin = list(value.writes), None
     for n, write in enumerate(value.writes):
         if isinstance(write, WholeWrite) and write.condition is None:
@@ -331,7 +331,7 @@ def chosen_whole(ctx: Lowering, condition: Node, one: Value, other: Value) -> Va
 
 
 def _merged(ctx: Lowering, condition: Node, opposite: Node, one: MemoryArray, other: MemoryArray) -> MemoryArray:
-    # Writes that both have had happen in any case.
+    # Writes that both arrays have in common are unconditional.
     pairs = zip(one.writes, other.writes, strict=False)
     common = next((n for n, (a, b) in enumerate(pairs) if a is not b), min(len(one.writes), len(other.writes)))
     rest = [_under(ctx, write, opposite) for write in other.writes[common:]]
@@ -363,7 +363,7 @@ def stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
     programs = [
         _fill(ctx, memory, write, value.shape) if isinstance(write, WholeWrite) else _placed(ctx, write)
         for write in writes[first:]
-        if not isinstance(write, FillWrite)  # made here alone
+        if not isinstance(write, FillWrite)  # created only here
     ]
     return value._replace(writes=tuple(programs))
 

@@ -64,7 +64,7 @@ IN_ORDER = ("squeeze", "expand_dims")
 
 
 def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], params: Mapping[str, Any]) -> Value:
-    """Lowers a primitive that rearranges a large array. Elements are computed where they are read."""
+    """Lowers a primitive that rearranges a large array. Elements are computed by their readers."""
     if primitive in IN_ORDER or (primitive == "reshape" and params["dimensions"] is None):
         return reshaped_elements(ctx, value, shape)
     if primitive not in SOURCES:
@@ -79,7 +79,7 @@ def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], p
 
 
 def reshaped_elements(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """Reshapes a large array, whose elements are computed where they are read."""
+    """Reshapes a large array, whose elements are computed by their readers."""
     element = lambda at, index: element_of(at, value, index.reshaped(at, value.shape))
     return computed(ctx, shape, value.dtype, element, everywhere(ctx, value))
 
@@ -112,7 +112,7 @@ def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: 
 
 
 def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
-    """Concatenates large arrays along an axis. Elements are computed where they are read."""
+    """Concatenates large arrays along an axis. Elements are computed by their readers."""
     firsts = np.cumsum([0, *(value.shape[axis] for value in values)]).tolist()
 
     def element(at: Lowering, index: ElementIndex) -> Any:
@@ -163,5 +163,6 @@ def _spread(ctx: Lowering, place: Start, step: int) -> tuple[Start, Start]:
         return divmod(place, step)
     number = lambda n: ctx.constant(n, np.int32)
     whole, rest = ctx.apply("div", place, number(step)), ctx.apply("rem", place, number(step))
-    # Towards zero: of a negative place that is no multiple, the remainder is not zero, and all else is unread.
+    # Division truncates towards zero, but a negative position that is not a multiple has a nonzero remainder and
+    # is not read.
     return whole, rest

@@ -40,11 +40,11 @@ def emit_loop(
     held, inside, after = _turn(ctx, body, start)
     changing = [n for n, how in enumerate(held) if how.changes]
     if not changing:
-        return list(start)  # every turn does the same
+        return list(start)  # no iteration changes anything
     outputs = [_held(inside, after[n], held[n]) for n in changing]
     program = inside.region.program([node for value in outputs for node in flat_nodes(value)])
     asking, asked = (None, []) if condition is None else _asking(ctx, condition, start, held)
-    # Outside of the body, in the form that the body settled on: scalars where `start` was known, for example.
+    # Outside of the body, in the form that the body needs, such as scalars for a constant start value.
     carried = [_held(ctx, start[n], held[n]) for n in changing]
     first = [node for value in carried for node in flat_nodes(value)]
     loop = ctx.region.emit(
@@ -70,8 +70,8 @@ def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[Carry
         inside = ctx.inside()
         before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
         after = body(inside, list(before))
-        # A fixed point: what a turn changes must be carried, and what is computed from that may change as well.
-        # Forms only ever grow, from not carried over scalars to rows, so this ends.
+        # A fixed point: changed values must be carried, and values computed from them may change, too. Forms only
+        # grow, from not carried over scalars to rows, so the loop ends.
         wider = [_as_needed(inside, *each) for each in zip(held, before, after, strict=True)]
         if wider == held:
             return held, inside, after
@@ -109,7 +109,7 @@ def _like(value: ScalarArray | RowArray, make: Callable[[], Node]) -> ScalarArra
 
 
 def _as_needed(inside: Lowering, how: CarryForm, before: Value, after: Value) -> CarryForm:
-    """Returns how an array must be held for what a turn made of it."""
+    """Returns how a loop must carry an array, given its value after an iteration."""
     if not how.changes and is_same(before, after, inside.region.is_same):
         return how
     return CarryForm(True, how.in_rows or isinstance(after, RowArray) or isinstance(before, RowArray))

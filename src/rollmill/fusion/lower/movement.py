@@ -42,7 +42,7 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
     if isinstance(value, RowArray | Concat):
         return _of_rows(ctx, value, places, fill)
     if filling:
-        # The fill is put behind the numbers, so that place -1, NumPy's last, is the fill.
+        # The fill value is appended, so that index -1 selects it.
         numbers = ctx.scalars(value).nodes.reshape(-1)
         nodes = no_nodes(numbers.size + 1)
         nodes[:-1], nodes[-1] = numbers, fill
@@ -90,7 +90,7 @@ def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
 def joined(ctx: Lowering, values: list[Value]) -> Value:
     """Concatenates values along their last axis during lowering."""
     parts = [part for value in values for part in (value.parts if isinstance(value, Concat) else (value,))]
-    # Empty parts are left out, but for one where there is nothing else: a shape is needed.
+    # Empty parts are left out, unless all are empty, because a shape is needed.
     parts = [part for part in parts if part.shape[-1]] or parts[:1]
     if len(parts) == 1:
         return parts[0]
@@ -106,19 +106,20 @@ class _Piece(NamedTuple):
     """Source of a run of columns."""
 
     part: int
-    """The number of the part, of those side by side; -1 for the fill."""
+    """Index of the part among the concatenated parts, or -1 for the fill value."""
     row: int
     first: int
 
 
 def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: Node | None) -> Value:
-    # A single number, or none, is no row.
+    # A zero-dimensional or empty result is not a row.
     if places.ndim == 0 or places.shape[-1] == 0:
         return _as_scalars(ctx, value, places, fill)
     lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
-    # All rows of the result are cut at the same columns, so that each piece is rows, or scalars, throughout.
+    # All rows of the result are cut at the same columns, so that each piece consists of rows or of scalars.
     cuts = _cuts(value, table)
-    # Many short runs, as a transposition along columns gives: taking rows apart is cheaper than so many pieces.
+    # If there are many short runs, as after a transposition along columns, splitting rows is cheaper than so many
+    # pieces.
     if len(cuts) - 1 > max(MAX_PIECES, places.shape[-1] // NARROW):
         check_columns(value.shape)
         return _as_scalars(ctx, value, places, fill)
@@ -127,10 +128,12 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
 
 
 def _cuts(value: RowArray | Concat, table: np.ndarray) -> list[int]:
-    """Columns of a table of places at which, in some row, a run of consecutive places begins; and its end."""
+    """Returns the columns of a table of indices at which a run of consecutive indices begins in some row, and the
+    end.
+    """
     width = value.shape[-1]
-    # A run continues where the next place is the next column of the same part and row, or another fill. A place is
-    # `row * width + column`; `part` is the number of the part that the column is in.
+    # A run continues if the next index is the next column of the same part and row, or another fill. An index is
+    # `row * width + column`.
     ends = np.cumsum([part.shape[-1] for part in _parts(value)])
     part = np.where(table < 0, -1, np.searchsorted(ends, table % width, side="right"))
     row = np.where(table < 0, -1, table // width)
@@ -153,7 +156,7 @@ def _piece(
 ) -> Value:
     """Returns the run of columns that begins, in each row, in one of these places."""
     sources = [_source(value, int(place)) for place in begins]
-    # A tile for fewer columns would be mostly padding, and scalars side by side are scalars still.
+    # A tile for fewer columns would be mostly padding, and adjacent scalars remain scalars.
     if width <= NARROW or all(_is_scalars(value, source) for source in sources):
         nodes = no_nodes((len(begins), width))
         for n, place in enumerate(begins):
@@ -169,7 +172,7 @@ def _source(value: RowArray | Concat, place: int) -> _Piece:
     if place < 0:
         return _Piece(-1, -1, -1)
     row, column = divmod(place, value.shape[-1])
-    # Parts have all rows in common and follow each other along the columns.
+    # All parts have the same rows, and follow each other along the columns.
     for number, part in enumerate(_parts(value)):
         if column < part.shape[-1]:
             return _Piece(number, row, column)
@@ -203,7 +206,7 @@ def _run(ctx: Lowering, value: RowArray | Concat, source: _Piece, width: int, fi
         own = ScalarArray(nodes[source.first : source.first + width], value.dtype)
         return ctx.rows(own).nodes[()]
     row = part.nodes.reshape(-1)[source.row]
-    # Cutting a row anew, from the operation that made it, costs less than taking it apart and together again.
+    # Slicing a row where it is computed costs less than splitting and assembling it.
     try:
         return slice_row(ctx.region, row, source.first, width)
     except LoweringError:

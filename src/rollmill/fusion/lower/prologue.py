@@ -24,7 +24,7 @@ class UniformArrays(NamedTuple):
     slots: list[Any]
     """Arrays that nodes read, by slot."""
     outputs: list[Any]
-    """Results of the function that all environments share. A `PrologueOutput` refers to one of them."""
+    """Results of the function that all environments share. Each `PrologueOutput` refers to one of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +91,7 @@ def _without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     live = []
     for equation in reversed(jaxpr.eqns):
-        # Backwards: by the time that an equation is reached, all that read its results have been.
+        # Backwards, so that all readers of an equation's results have been seen before the equation.
         if equation.effects or not read.isdisjoint(equation.outvars):
             read.update(atom for atom in equation.invars if not isinstance(atom, core.Literal))
             live.append(equation)
@@ -123,7 +123,7 @@ class PrologueBuilder:
         """Returns a key for an array: by value for constants, by identity otherwise."""
         if isinstance(array, np.ndarray):
             return array.shape, array.dtype.name, array.tobytes()
-        self._held[id(array)] = array  # so that no other array gets its id
+        self._held[id(array)] = array  # keeps the array alive, so that its id is not reused
         return id(array)
 
     def picked(self, value: Uniform) -> Array:
@@ -132,7 +132,7 @@ class PrologueBuilder:
         if places is None:
             return value.array
         key = ("picked", places.shape, places.tobytes())
-        # By places, so that two rules that ask for the same part of an array get one slot.
+        # Keyed by indices, so that two rules that select the same part of an array get one slot.
         return self._once(value.array, key, lambda: _pick(value.array, places))
 
     def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
@@ -146,7 +146,7 @@ class PrologueBuilder:
 
     def added(self, one: Node, other: Node) -> Array:
         """Returns the sum of two uniform rows, computed only once."""
-        # Nodes are unique in their region, and `one` and `other` thus say which rows these are.
+        # Nodes are unique in their region, so `one` and `other` identify the rows.
         whole = self.arrays[one.attributes[0]]
         return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
 
@@ -164,7 +164,7 @@ class PrologueBuilder:
 
 def _pick(array: Array, places: np.ndarray) -> Array:
     flat, wanted = array.reshape(-1), places.reshape(-1)
-    # Neighbours are a slice, which XLA need not compute where it can hand on a part of the buffer.
+    # Adjacent elements are a slice, which XLA need not copy if it can return a part of the buffer.
     if wanted.size and np.array_equal(wanted, wanted[0] + np.arange(wanted.size)):
         return jax.lax.slice(flat, (int(wanted[0]),), (int(wanted[-1]) + 1,)).reshape(places.shape)
     return flat[jnp.asarray(places, jnp.int32)]

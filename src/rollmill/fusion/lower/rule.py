@@ -38,5 +38,5 @@ class Rule(Protocol):
     """
 
     def __call__(self, ctx: Lowering, equation: Equation, values: Sequence[Value], /) -> list[Value]:
-        """One value for each output; those that nobody needs may be anything."""
+        """Returns one value for each output. Values of outputs that are not needed may be anything."""
         ...

@@ -2,8 +2,7 @@
 large.
 
 An array of nodes is a NumPy array, so slicing, reshaping, transposing and concatenating it costs nothing in the
-program. Elements of large arrays are computed where they are read, or loaded from memory. Shape letters: `n`
-columns of rows.
+program. Elements of large arrays are computed or loaded by their readers. Shape letters: `n` columns of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ class KeyPair:
 
 
 NodeArray: TypeAlias = Any
-"""A NumPy array of nodes or `KeyPair`s. NumPy's type annotations cannot express this."""
+"""A NumPy array of nodes or `KeyPair`s, which type annotations of NumPy cannot express."""
 
 
 class Const(NamedTuple):
@@ -174,7 +173,7 @@ Start: TypeAlias = int | Node
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class ComputedArray:
-    """A large array whose elements are computed where they are read."""
+    """A large array whose elements are computed by their readers."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -197,7 +196,7 @@ class CellWrite(NamedTuple):
 
 
 class WholeWrite(NamedTuple):
-    """A write that replaces all elements of a large array by those of another value."""
+    """A write that replaces all elements of a large array by the elements of another value."""
 
     value: Any
     """The new elements, as a `Value` of the same shape."""
@@ -268,7 +267,7 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
 
 
 def is_large(value: Value) -> bool:
-    """Returns whether an array's elements are computed or loaded where they are read."""
+    """Returns whether an array's elements are computed or loaded by their readers."""
     return isinstance(value, ComputedArray | MemoryArray)
 
 
@@ -278,7 +277,7 @@ def is_traced(array: Any) -> bool:
 
 
 def is_key(dtype: Any) -> bool:
-    """Returns whether a dtype is that of random keys."""
+    """Returns whether a dtype belongs to random keys."""
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 

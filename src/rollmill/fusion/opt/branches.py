@@ -32,15 +32,16 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
     users, needed = _users(nodes), set(outputs)
     regions = []
     for condition, selects in _decisions(nodes).items():
-        if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):  # most are not, which is soon seen
+        # most regions are not, which is quickly determined
+        if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):
             continue
-        # The region is computed before the first of its selects. So nothing in it may come from any of them: where
+        # The region is computed before the first of its selects, so no node in it may depend on any of them. If
         # one select of a condition feeds the chosen side of another, that side stays outside.
         inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
         if _is_worth_a_branch(inside):
             regions.append(_region(condition, inside, nodes, users))
-            # No two regions share a node: what one holds is taken for the others. Nor does one hold the condition
-            # of another that comes before it: each would have to be computed before the other.
+            # Regions do not overlap: nodes of one region count as needed for the others. Nor does a region contain
+            # the condition of an earlier region, because each would have to precede the other.
             needed |= inside | {condition}
     return regions
 
@@ -65,17 +66,20 @@ def _users(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int]]]:
 def _read_by_chosen(
     selects: Sequence[Node], users: dict[Node, list[tuple[Node, int]]], needed: set[Node]
 ) -> set[Node]:
-    """Nodes that only the chosen sides of these selects read, directly or not; none that is needed anyway."""
+    """Returns the nodes that only the chosen sides of these selects read, directly or indirectly.
+
+    Nodes that are needed in any case are left out.
+    """
     inside: set[Node] = set()
-    # Only the side that is chosen where the condition holds: a branch is taken if any environment needs it, so the
-    # other side is nearly always computed anyway.
+    # Only the side for a true condition: a branch is taken if any environment needs it, so the other side is
+    # nearly always computed.
     pending = [select.operands[1] for select in selects]
     while pending:
         node = pending.pop()
         if node in inside or node in needed or node.op in ANYWHERE:
             continue
-        # A node belongs to the region once all of its users do; operands are looked at again after each user that
-        # has joined, so that the order in which they are met does not matter.
+        # A node belongs to the region once all of its users do. Operands are visited again after each user that
+        # joins, so the order of visits does not matter.
         if all(user in inside or _chooses(selects[0].operands[0], user, place) for user, place in users[node]):
             inside.add(node)
             pending.extend(node.operands)
@@ -87,7 +91,7 @@ def _chooses(condition: Node, user: Node, place: int) -> bool:
 
 
 def _decided(selects: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
-    """These selects, and what is computed from them: it comes after what they choose from."""
+    """Returns these selects and all nodes computed from them, which come after the nodes that they select from."""
     after = set(selects)
     for node in nodes:
         if not after.isdisjoint(node.operands):

@@ -1,4 +1,4 @@
-"""Lists the passes over programs, with their results as text for `rollmill explain --ir`."""
+"""Lists the passes over programs, and prints their results for `rollmill explain --ir`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ class Pass(NamedTuple):
     name: str
     run: Callable[[Program], Any]
     lines: Callable[[Any, NodeNames], Iterator[str]]
-    """Formats the result of `run` as lines of text."""
+    """Formats the result of `run` in lines."""
 
     def text(self, program: Program) -> str:
-        """Runs the pass on a program, and returns its result as text."""
+        """Runs the pass on a program, and returns its result in printed form."""
         return "\n".join(self.lines(self.run(program), NodeNames(program))) or "none"
 
 
 def schedule_lines(schedule: Schedule, names: NodeNames) -> Iterator[str]:
-    """Yields the text of a schedule, one line per node, indented by branches and loops."""
+    """Yields a schedule in printed form, one line per node, indented by branches and loops."""
     yield inputs_line(schedule.program, names)
     yield from (INDENT + line for item in schedule.items for line in _item_lines(item, names))
     yield f"return {names.all_of(schedule.program.outputs)}"

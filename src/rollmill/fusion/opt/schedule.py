@@ -88,7 +88,7 @@ class _Scheduler:
         self.items: list[Item] = []
         self._nodes, self._outputs = program.nodes(), program.outputs
         self._segmented, self._sums = segmented, dict(enumerate(sums))
-        # In the order in which they became available, which is the order in which branches hand them out.
+        # In the order in which they become available, which is also the order of a branch's results.
         self._available = dict.fromkeys(node for node in self._nodes if node.op == "input")
         self._waiting = {
             node: region for region in guarded_regions(self._nodes, program.outputs) for node in region.nodes
@@ -140,7 +140,7 @@ class _Scheduler:
     # --- branches ----------------------------------------------------------------------------------------
 
     def _emit_region(self, region: GuardedRegion) -> None:
-        # Emitted already; of its nodes, only results are available behind its branch.
+        # The region has been emitted. Of its nodes, only the results are available after its branch.
         if not self._available.keys().isdisjoint(region.results):
             return
         inside = set(region.nodes)
@@ -152,7 +152,7 @@ class _Scheduler:
 
     def _emit_tree(self, root: Node) -> None:
         """A node, and all that it needs."""
-        # As a list: emitting a region makes nodes available, and the walk must not depend on that.
+        # A list, because emitting a region makes nodes available, and the walk must not depend on that.
         for node in list(toposort([root], self._available)):
             if node in self._waiting:
                 self._emit_region(self._waiting[node])
@@ -167,7 +167,7 @@ class _Scheduler:
         """Emits the nodes of a segment, and returns those that later nodes read."""
         outside = set(self._available)
         self._emit_each(nodes)
-        # Nodes of regions that are not emitted yet are among them, and what those read has to be handed out too.
+        # This includes nodes of regions that are not emitted yet, whose operands must be results as well.
         left = [node for node in self._nodes if node not in self._available]
         read = {operand for node in left for operand in node.operands}.union(self._outputs)
         return [node for node in self._available if node in read and node not in outside]

@@ -24,7 +24,7 @@ class ProgramSegment(NamedTuple):
 
 
 def needs_segments(num_nodes: int) -> bool:
-    """Returns whether Triton's dependence analysis of a program with `num_nodes` nodes would take hours."""
+    """Returns whether the dependence analysis of Triton would take hours for a program with `num_nodes` nodes."""
     return num_nodes > MAX_NODES
 
 
@@ -35,18 +35,19 @@ def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
     """
     if not needs_segments(total_of(nodes)):
         return [ProgramSegment(True, nodes)]
-    # Sorting is stable and an operand's level is never above its user's: operands still come first.
+    # Sorting is stable, and an operand's level is never above its user's level, so operands still come first.
     level = _levels(nodes).__getitem__
     return [ProgramSegment(n % 2 == 0, tuple(own)) for n, own in groupby(sorted(nodes, key=level), key=level)]
 
 
 def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Returns the number of changes between rows and scalars before each node; even for rows."""
+    """Returns the number of changes between rows and scalars before each node. Rows have even levels."""
     levels: dict[Node, int] = {}
     for node in nodes:
-        # As early as its operands allow: the first levels then hold as many nodes as can be.
+        # As early as the operands allow, so that the first levels contain as many nodes as possible.
         before = max((levels[operand] for operand in node.operands), default=0)
-        # Inputs, constants and uniforms cost nothing and are there from the start: they end no segment.
+        # Inputs, constants and uniform values cost nothing and are available from the start, so they end no
+        # segment.
         stays = node.op in ANYWHERE or _is_of_rows(node) == (before % 2 == 0)
         levels[node] = before if stays else before + 1
     return levels

@@ -88,7 +88,7 @@ def find_skinny_matmuls(
 
 def _find_first(product: Node, only_user: Mapping[Node, Node], products: SkinnyMatmuls) -> None:
     """Notes a product of stacked scalars, and what is added to it."""
-    # A bias becomes one more row, which must fit beside the others into the tile.
+    # A bias becomes an additional row, which must fit into the tile next to the others.
     user, has_room = only_user.get(product), product.attributes[1] < MAX_SKINNY
     addend = _addend(user, product, only_user) if user is not None and has_room else None
     products.first[product] = addend
@@ -104,7 +104,7 @@ def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, No
     for node in nodes:
         for operand in node.operands:
             users.setdefault(operand, []).append(node)
-    # An output is read by the kernel as well, and cannot be absorbed.
+    # The kernel reads outputs as well, so they cannot be absorbed.
     return {node: readers[0] for node, readers in users.items() if len(readers) == 1 and node not in outputs}
 
 
@@ -114,7 +114,7 @@ def _heads(
     sums: dict[Node, list[tuple[Node, Node]]] = {}
     absorbed: dict[Node, Node] = {}
     for node in nodes:
-        # Where something else reads the product of row and weights, it has to be computed anyway.
+        # If another node reads the product of row and weights, it must be computed anyway.
         if node.op != "row_sum" or node.operands[0] not in only_user:
             continue
         if weighted_row := _weighted(node.operands[0]):
@@ -123,7 +123,7 @@ def _heads(
             sums.setdefault(row, []).append((node, weight))
     heads = {}
     for row, weighted in sums.items():
-        # All sums over the same row share a product, of at most as many columns as a tile has.
+        # All sums over one row share a product, up to the number of columns of a tile.
         for n in range(0, len(weighted), MAX_SKINNY):
             head = ColumnDots(row, tuple(weight for _, weight in weighted[n : n + MAX_SKINNY]))
             heads |= {node: (head, column) for column, (node, _) in enumerate(weighted[n : n + MAX_SKINNY])}
@@ -140,7 +140,7 @@ def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias |
     if user.op != "add":
         return None
     other = _other(user, product)
-    # A scalar in all columns is no row of a matrix.
+    # a scalar in all columns is not a row of a matrix
     if other.width != product.width:
         return None
     if other.op == "uniform":

@@ -54,7 +54,7 @@ def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
 
 
 def structure_text(tree: PyTree[Any]) -> str:
-    """Returns a pytree's structure as a string that is the same in every process."""
+    """Returns a pytree's structure as a string, which is equal in every process."""
     return without_addresses(str(jax.tree.structure(tree)))
 
 
@@ -74,7 +74,7 @@ def rollout_search(
     one iteration.
     """
     kind, collector = backend.rollouts, state.collector
-    # A task of shapes is enough to write and to compile kernels; only their times need arrays.
+    # Shapes are enough to generate and compile kernels. Only timing needs arrays.
     keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
     task = step, step.prologue.shapes, to_raw(collector), keys, graph.loops.num_steps
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
@@ -137,7 +137,7 @@ def minibatch_loop_search(
 ) -> Search:
     """Returns the search for a graph's fastest gradient launch on a device.
 
-    `shapes` are those of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
+    `shapes` are the shapes of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
     """
     kind, (learner, _, rows) = backend.gradients, shapes
 
@@ -148,7 +148,7 @@ def minibatch_loop_search(
     def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
         loop = make(graph, identity)
         samples = loop.samples(batch)
-        # Several epochs in a row, so that the device never waits for the host.
+        # Several consecutive epochs, so that the device never waits for the host.
         shuffled = loop.shuffled(samples, jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
         epoch = lambda carried, shuffled: loop.epoch(carried, samples, shuffled)
         after, metrics = jax.lax.scan(epoch, loop.begin(settle(graph, learner)), shuffled)

@@ -88,7 +88,8 @@ class Search(NamedTuple):
     """Returns a function that runs only the kernel with a given launch, which compiles faster than the whole
     function. None to compare whole functions."""
     inputs: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
-    """Computes the arguments of the kernel alone, from the arguments of the whole function."""
+    """Computes the arguments of the kernel from the arguments of the whole function, to time the kernel
+    separately."""
 
     def stored(self) -> Tuned | None:
         """Returns the stored result of an earlier search, or None."""
@@ -131,11 +132,11 @@ def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[.
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
     """Compiles the kernels of all launches in parallel, followed by the unfused function if there is one.
 
-    Kernels are compiled alone or as part of whole functions. Each result is a function that returns the compiled
-    function or raises its error.
+    Kernels are compiled as part of whole functions, or separately if the search allows it. Each result is a
+    function that returns the compiled function or raises its error.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # First the largest, which takes longest.
+        # The largest first, because it takes longest.
         unfused = [] if search.unfused is None else [pool.submit(_compiled, search.unfused, search.shapes)]
         shapes = search.shapes if search.alone is None else jax.eval_shape(search.inputs, *search.shapes)
         candidates = map(search.alone or search.fused, search.launches)
@@ -160,7 +161,7 @@ def fastest(
     """
     runs: dict[Any, _Timed] = {}
     last = None
-    # Errors are kept, each with its launch: one that does not fit the chip does not end the search.
+    # Errors are stored with their launch, because a launch that does not fit the chip does not end the search.
     fused, unfused = candidates[: len(search.launches)], candidates[len(search.launches) :]
     if search.alone is not None and inputs is None:
         inputs = jax.jit(search.inputs)(*arguments)
@@ -174,7 +175,7 @@ def fastest(
             CannotFuse,
             RuntimeError,
             ValueError,
-        ) as error:  # too many registers or too much memory on the chip
+        ) as error:  # needs too many registers or too much memory on the chip
             last = error
     if not runs:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
@@ -185,14 +186,14 @@ def fastest(
     best = next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
     plain = [_Timed(function(), arguments) for function in unfused]
     whole = near[best]
-    if plain and search.alone is not None:  # its kernel alone is no match for a whole function
+    if plain and search.alone is not None:  # the separate kernel cannot be compared with a whole function
         whole = _whole(search, best, arguments, compile_whole)
         _time_in_turns([whole], UNFUSED_REPEATS)
     _time_in_turns(plain, UNFUSED_REPEATS)
     tuned = Tuned(tuple(best), whole.seconds, *(run.seconds for run in plain))
     if is_late():
         return tuned
-    with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, it is timed again
+    with contextlib.suppress(OSError, CheckpointError):  # if the result cannot be stored, the next run times again
         write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
 
@@ -229,7 +230,7 @@ def _time_in_turns(runs: Sequence[_Timed], repeats: int) -> None:
 def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     """Returns the median duration of a call in seconds, over several timings of consecutive calls."""
     jax.block_until_ready(function(*arguments))
-    # Calls in a row hide the time between two of them, in which a device would wait for the host.
+    # Consecutive calls hide the time between calls, in which the device would wait for the host.
     calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))
     return median(_seconds_of(calls, function, arguments) for _ in range(REPEATS))
 

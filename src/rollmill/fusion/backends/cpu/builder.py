@@ -175,7 +175,8 @@ class Emitter:
             return builder.bitcast(builder.fptrunc(x, _with_element(x.type, ir.HalfType())), short)
         words = builder.bitcast(x, _with_element(x.type, INT32))
         number = lambda n: _constant_like(words, n)
-        # half a unit of the last bit that stays, less one where that bit is even; NaN could overflow into infinity
+        # Adds half a unit of the last remaining bit, minus one if this bit is even. NaN could overflow to
+        # infinity.
         last = builder.and_(builder.lshr(words, number(16)), number(1))
         nearest = builder.add(words, builder.add(last, number(0x7FFF)))
         quiet = builder.or_(words, number(0x0040_0000))
@@ -186,7 +187,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """Context manager that emits code at the start of the function, where it runs only once."""
+        """Context manager for code that is emitted at the start of the function, so that it runs only once."""
         with self.builder.goto_block(self._entry):
             yield
 
@@ -255,7 +256,7 @@ class Emitter:
 def variable(builder: ir.IRBuilder, kind: Any) -> Value:
     """Allocates stack memory for a value of an LLVM type, and returns its address."""
     pointer = builder.alloca(kind)
-    pointer.type = POINTER  # as all pointers are
+    pointer.type = POINTER  # as for every pointer
     return pointer
 
 

@@ -59,10 +59,10 @@ class CodeWriter:
         self.groups = block // emit.lanes
         self._slots = slots
         self.cells: list[MemoryCells] = []
-        """Large arrays of the state, by their numbers."""
-        self._uniform: dict[Any, Any] = {}  # what is read once
+        """Large arrays of the state, by index."""
+        self._uniform: dict[Any, Any] = {}  # values that are read only once
         self._held: dict[Node, BlockValue] = {}
-        self._beside: dict[Node, Placed] = {}  # single numbers as they lie in memory
+        self._beside: dict[Node, Placed] = {}  # scalars by their place in memory
         self._stored: set[Node] = set()
 
     def write(
@@ -93,7 +93,7 @@ class CodeWriter:
                 case If(condition, body, results):
                     self._write_branch(condition, body, results)
                 case Segment(body):
-                    self._write_items(body)  # LLVM needs none
+                    self._write_items(body)  # LLVM has no use for segments
                 case Accumulate(number):
                     assert add_sum is not None
                     add_sum(number)
@@ -101,7 +101,7 @@ class CodeWriter:
     def _write_branch(self, condition: Node, body: Sequence[Item], results: Sequence[Node]) -> None:
         variables = {node: new_variable(self, node) for node in results}
         needed = self.anywhere(self.vectors(condition))
-        # Values of the branch are not known behind it: they are not even computed where it is not taken.
+        # Values of the branch are unknown after it, because they are not even computed if the branch is not taken.
         held, beside = dict(self._held), dict(self._beside)
         with self.emit.builder.if_then(needed):
             self._write_items(body)
@@ -141,7 +141,7 @@ class CodeWriter:
         return [cells.load(self.emit, group, own) for group, own in enumerate(self.vectors(places))]
 
     def _item(self, node: Node) -> BlockValue:
-        carried: Any = self._held[node.operands[0]]  # what a loop has left
+        carried: Any = self._held[node.operands[0]]  # final value that a loop has carried
         return carried[node.attributes[0]]
 
     def _stack(self, node: Node) -> Placed:
@@ -268,7 +268,7 @@ class CodeWriter:
             total = None
             for n in range(0, width, lanes):
                 vector = self._elements(row, sample, n, {})
-                # The last vector reaches beyond the row; what is computed there, of padding, must not count.
+                # The last vector extends beyond the row. Values computed from its padding must not count.
                 if n + lanes > width:
                     vector = self._without_padding(vector, width - n, node.op, node.dtype)
                 pair = None if total is None else (total, vector)
@@ -302,7 +302,7 @@ class CodeWriter:
         for operand in row.operands:
             if operand.width is None:
                 self._placed(operand)
-            # A row that is computed where it is read: what it is made of has to be in memory in its place.
+            # The row is computed by its reader, so its operands must be in memory instead.
             elif self._held[operand] is None:
                 self._ready(operand)
             else:
@@ -373,6 +373,6 @@ def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
                 if node.op in STORED:
                     stored.add(operand)
     computed = lambda node: node.op in OPERATIONS or node.op in TYPED
-    # Rows that several nodes read are computed once; booleans, which are cheap, each time.
+    # Rows with several readers are computed once, except booleans, which are cheap to compute again.
     often = {node for node, count in readers.items() if count > 1 and computed(node) and node.dtype != np.bool_}
     return stored | often

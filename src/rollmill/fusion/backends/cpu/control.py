@@ -18,7 +18,7 @@ Vectors: TypeAlias = list[Value]
 """A scalar of each sample of a block, as a list of vectors with one sample per lane."""
 
 BlockValue: TypeAlias = Vectors | Placed | None
-"""The value of a node for a block of samples. None stands for a row that is computed only where it is read."""
+"""The value of a node for a block of samples. None stands for a row that its reader computes."""
 
 
 @runtime_checkable
@@ -101,7 +101,7 @@ def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
 
 def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[BlockValue]) -> None:
     """Emits a simultaneous assignment. A row that another assignment overwrites is copied first."""
-    # A value that is a variable's own memory may be overwritten before it is read.
+    # A value may lie in the memory of a variable that is overwritten before the value is read.
     moved = [_copied(writer, value) if value in rows_of(variables) else value for value in values]
     for variable, value in zip(variables, moved, strict=True):
         assign(writer, variable, value)
@@ -116,7 +116,7 @@ def read(writer: BlockWriter, variable: Any) -> BlockValue:
 
 
 def rows_of(variables: Sequence[Any]) -> list[Placed]:
-    """Returns those of several variables that hold rows rather than scalars."""
+    """Returns the rows among several variables, leaving out scalars."""
     return [variable for variable in variables if isinstance(variable, Placed)]
 
 

@@ -38,7 +38,7 @@ def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | N
     out = _out_shape(lhs, rhs, params)
     if 0 in (*lhs.shape, *rhs.shape, *out):
         return None
-    # JAX writes the gradient of a kernel as a convolution in which the batch of the images is summed over.
+    # JAX expresses the gradient of a kernel as a convolution that sums over the batch of the images.
     is_gradient = params["dimension_numbers"][0][1] == 0
     return (_kernel_gradient if is_gradient else _result)(lhs, rhs, out, params)
 

@@ -1,4 +1,4 @@
-"""Makes machine code flush denormal numbers to zero, as XLA does on CPUs.
+"""Makes machine code flush denormal floats to zero, as XLA does on CPUs.
 
 XLA enables flushing in its own compute threads, but not in all threads that it lends out. Without this module,
 results would depend on which thread computes them.
@@ -26,9 +26,7 @@ class Mode(NamedTuple):
 
 
 def flush_denormals(emit: Emitter) -> Mode:
-    """Emits instructions that make the running thread flush denormal numbers to zero, and returns the previous
-    mode.
-    """
+    """Emits instructions that make the running thread flush denormal floats to zero. Returns the previous mode."""
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64", "i686"):
         return _flush_on_x86(emit)

@@ -9,8 +9,8 @@ Written = Callable[..., Value]
 
 
 def written(name: str, params: dict[str, Any]) -> Callable[..., Value] | None:
-    """Returns the function that emits an element-wise JAX primitive for vector operands, or None if there
-    is none.
+    """Returns the function that emits an element-wise JAX primitive for vector operands, or None if
+    unsupported.
     """
     if name == "integer_pow":
         return _POWERS.get(params["y"])

@@ -1,7 +1,7 @@
 """Registers machine code with XLA as custom calls.
 
-XLA foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0). The offsets below are part
-of it.
+The foreign function interface of XLA is stable (xla/ffi/api/c_api.h, version 0), and the offsets below belong to
+it.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class NativeKernel(NamedTuple):
     """LLVM module that defines `program(arrays, number, scratch)`, where `arrays` points to the inputs followed by
     the outputs."""
     programs: int
-    """How many times `program` is called, with the numbers 0, 1 and so on."""
+    """Number of calls of `program`, each with an index from 0 on."""
     scratch: int
     """Scratch memory for each core in bytes, a multiple of 64."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]

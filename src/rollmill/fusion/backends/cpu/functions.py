@@ -65,12 +65,12 @@ def logistic(emit: Emitter, x: Value) -> Value:
 def log(emit: Emitter, x: Value) -> Value:
     """Emits the natural logarithm, using the series of `atanh((m - 1) / (m + 1))`.
 
-    It is exact at 0 and infinity, and NaN for negative numbers.
+    It is exact at 0 and infinity, and NaN for negative arguments.
     """
     builder, one = emit.builder, emit.constant(1.0)
     tiny = builder.fcmp_ordered("<", x, emit.constant(2.0**-126))
     bits = builder.bitcast(builder.select(tiny, emit.multiply(x, emit.constant(2.0**23)), x), emit.vector(INT32))
-    # the exponent such that the mantissa lies around one
+    # the exponent for which the mantissa lies around one
     shifted = builder.sub(bits, emit.constant(0x3F35_04F3, INT32))
     exponent = builder.ashr(shifted, emit.constant(23, INT32))
     mantissa = builder.sub(bits, builder.shl(exponent, emit.constant(23, INT32)))
@@ -81,7 +81,7 @@ def log(emit: Emitter, x: Value) -> Value:
     ratio = builder.fdiv(f, emit.add(m, one))
     square = emit.multiply(ratio, ratio)
     series = _polynomial(emit, square, [2 / 3, 2 / 5, 2 / 7, 2 / 9])
-    # log(m) = f - ratio (f - square * series): f is exact
+    # log(m) = f - ratio (f - square * series), where f is exact
     bent = emit.multiply(ratio, emit.subtract(f, emit.multiply(square, series)))
     low = emit.subtract(emit.multiply(power, emit.constant(LOG2_LOW)), bent)
     found = emit.fma(power, emit.constant(LOG2_HIGH), emit.add(f, low))
@@ -209,10 +209,10 @@ def _circular(emit: Emitter, x: Value, *, quarter: int) -> Value:
     wide = builder.fpext(x, emit.vector(FLOAT64))
     turns = emit.intrinsic("roundeven", builder.fmul(wide, emit.constant(2 / math.pi, FLOAT64)))
     rest = emit.intrinsic("fma", turns, emit.constant(-math.pi / 2, FLOAT64), wide)
-    # what the constant lacks of half of pi
+    # the difference between half of pi and its float64 constant
     rest = emit.intrinsic("fma", turns, emit.constant(-6.123233995736766e-17, FLOAT64), rest)
     r = builder.fptrunc(rest, emit.vector(FLOAT32))
-    # the last bits of the number of turns
+    # the last bits of the rounded multiple
     shifted = builder.fadd(turns, emit.constant(1.5 * 2.0**52, FLOAT64))
     number = builder.trunc(builder.bitcast(shifted, emit.vector(INT64)), emit.vector(INT32))
     number = builder.add(number, emit.constant(quarter, INT32))
@@ -245,7 +245,7 @@ def _between(emit: Emitter, x: Value, least: float, most: float) -> Value:
 
 
 def _power_of_two(emit: Emitter, exponent: Value) -> Value:
-    """Returns `2 ** exponent` for exponents of normal numbers."""
+    """Returns `2 ** exponent`, for exponents of normal floats."""
     biased = emit.builder.add(exponent, emit.constant(127, INT32))
     return emit.builder.bitcast(emit.builder.shl(biased, emit.constant(23, INT32)), emit.vector(FLOAT32))
 

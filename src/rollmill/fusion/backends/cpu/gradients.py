@@ -73,7 +73,7 @@ def gradient_code(
     slots = [_uniform(given, array, minibatch.vector) for array in arrays]
     size = sum(each.size for each in step.sums if each.is_computed)
     emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
-    # Pointers to weights are the same in every turn: they are computed before the loop.
+    # Pointers to weights are computed before the loop, because they are equal in every iteration.
     with emit.once():
         uniforms = [
             emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
@@ -86,7 +86,7 @@ def gradient_code(
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch)
     back = [new_variable(writer, step.program.inputs[place]) for leaf in step.carried for place in leaf.places]
     needed = {node for node in step.program.nodes() if node.op == "input"}
-    # Programs take blocks by turns, each in a fixed order: its sum is the same whichever core computes it.
+    # Blocks are assigned to programs in a fixed order, so the sum does not depend on the cores that compute it.
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
         for variable in back:
@@ -150,7 +150,7 @@ class _SampleLoads:
         self._number, self._minibatch = number, minibatch
 
     def begin(self, start: Value, turn: Value | None) -> None:
-        """A block that begins with this row of the minibatch, at this step of its sequences."""
+        """Begins a block at this row of the minibatch, and at this step of its sequences."""
         emit, minibatch = self._writer.emit, self._minibatch
         spot = lambda number: emit.builder.add(emit.builder.mul(number, emit.integer(minibatch.num_rows)), start)
         self._rows_at = emit.at(self._pointers[1], spot(self._number), INT32)
@@ -159,7 +159,7 @@ class _SampleLoads:
         if turn is None:
             self._spot, self._further = spot(self._number), None
             return
-        # Leaves of sequences lie step after step, in the table as beside it.
+        # Steps of a sequence are consecutive, in the table and in the other leaves.
         steps = emit.builder.mul(self._number, emit.integer(minibatch.turns))
         self._spot = spot(emit.builder.add(steps, turn))
         self._further = emit.builder.mul(turn, emit.integer(minibatch.stride))
@@ -224,7 +224,7 @@ class _BlockSums:
         return Placed(self._writer.scratch.take(tile.rows * columns), columns, 1, tile.columns)
 
     def begin(self) -> None:
-        """All sums are zero."""
+        """Sets all sums to zero."""
         zero = self._emit.constant(0.0)
         for slot in self._numbers.values():
             self._emit.builder.store(zero, slot)

@@ -109,7 +109,7 @@ def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeL
 def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
     """Divides samples into whole blocks and smaller blocks for the remainder."""
     whole = minibatch.num_rows // launch.block * launch.block
-    # `left & -left` is the largest power of two that divides what is left.
+    # `left & -left` is the largest power of two that divides the rest.
     left = minibatch.num_rows - whole
     shares = [(launch, range(whole)), (CodeLaunch(left & -left, 1), range(whole, whole + left))]
     return shares if left else shares[:1]

@@ -61,7 +61,7 @@ def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue]
     for group in range(writer.groups):
         own = [number[group] for number in numbers]  # pyright: ignore[reportOptionalSubscript]
         target = emit.at(pointer, group * emit.lanes * size, kind)
-        # One wide store for each group of lanes, where numbers of a sample can be put side by side in registers.
+        # One wide store per group of lanes, if the elements of a sample can be combined in registers.
         if together:
             emit.store(_interleaved(emit, own), target, leaf.dtype)
             continue

@@ -50,7 +50,7 @@ def _store_cells(
 ) -> None:
     """Stores an element of each sample, where a condition holds."""
     emit, kind = writer.emit, memory_type(cells.dtype)
-    nowhere = writer.scratch.take(1, cells.dtype)  # what no condition holds for is stored here
+    nowhere = writer.scratch.take(1, cells.dtype)  # target of writes whose condition is false
     for group, (own, vector) in enumerate(zip(places, numbers, strict=True)):
         rows = cells.places(emit, group, own)
         for lane in range(emit.lanes):
@@ -71,7 +71,7 @@ def _fill(
 ) -> None:
     """Stores all elements of each sample for which a condition holds, one sample after the other."""
     emit = writer.emit
-    # In memory, from where the numbers of one sample are repeated in all lanes.
+    # Stored in memory, from which the values of one sample are broadcast to all lanes.
     beside = [writer.beside([_numbers(value)], node.dtype) for node, value in captured]
     asked = None if holds is None else writer.beside([holds], BOOL)
 

@@ -34,7 +34,7 @@ class Placed(NamedTuple):
         """Returns the address of one column of one sample's row."""
         kind = memory_type(self.dtype)
         whole = lambda n: emit.integer(n) if isinstance(n, int) else n
-        # Strides are constants, so LLVM folds these into the addresses of loads and stores.
+        # Strides are constants, so LLVM folds the multiplications into the addresses of loads and stores.
         offset = emit.builder.mul(whole(sample), emit.integer(self.sample_stride))
         own = emit.builder.mul(whole(column), emit.integer(self.column_stride))
         return emit.at(self.pointer, emit.builder.add(offset, own), kind)
@@ -55,7 +55,7 @@ class Scratch:
     def take(self, numbers: int, dtype: np.dtype = FLOAT32) -> Value:
         """Allocates aligned scratch memory for `numbers` elements of `dtype`, and returns its address."""
         size = self._bytes(numbers, dtype)
-        # Offsets are known while code is written: addresses are computed once, before the loops over blocks.
+        # Offsets are known when code is emitted, so addresses are computed once, before the loops over blocks.
         with self._emit.once():
             piece = self._emit.at(self._base, self.size, ir.IntType(8))
         self.size += size
@@ -101,7 +101,7 @@ def _define_pack(function: ir.Function, kind: Any) -> None:
     with emit.loop(rows) as row, emit.loop(all_columns) as column:
         offset = builder.add(builder.mul(row, row_stride), builder.mul(column, column_stride))
         inside = builder.icmp_unsigned("<", column, columns)
-        # A column that is too many reads the first number, which exists, and stores zero: no branch in the loop.
+        # Instead of a branch, a padding column reads the first element, which exists, and stores zero.
         safe = builder.select(inside, offset, emit.integer(0))
         number = builder.load(emit.at(source, safe, kind), typ=kind)
         number = builder.select(inside, number, ir.Constant(kind, 0))
@@ -125,7 +125,7 @@ def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> P
     """Copies rows to scratch memory, where the columns of each sample are adjacent."""
     columns = padded(rows.width, emit.lanes)
     copy = Placed(scratch.take(block * columns, rows.dtype), columns, 1, rows.width, rows.dtype)
-    # Products read whole vectors, so columns up to the next vector have to be zeros.
+    # Products read whole vectors, so the padding columns must be zero.
     zero = ir.Constant(memory_type(rows.dtype), 0)
     with emit.loop(block) as sample:
         for column in range(columns):
@@ -150,8 +150,8 @@ class Tiling(NamedTuple):
 
 def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
     """Divides a matrix product into tiles that fit in `room` vector registers."""
-    # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
-    # that `rows * width` multiplications need `rows + width` loads.
+    # A tile consists of `rows x width` sums in registers. Each iteration loads `width` vectors and broadcasts
+    # `rows` scalars, so `rows * width` multiplications need `rows + width` loads.
     widths = [(first, min(MAX_BESIDE, vectors - first)) for first in range(0, vectors, MAX_BESIDE)]
     return [Tiling(first, width, min(rows, max(1, room // width))) for first, width in widths]
 
@@ -159,11 +159,11 @@ def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
 def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: int, room: int) -> None:
     """Emits `target[s] = sum over k of left[s, k] * matrix[k]` for all samples `s` of a block."""
     for tile in tilings(block, target.sample_stride // emit.lanes, room):
-        rows = 1 << (tile.rows.bit_length() - 1)  # divides a block
+        rows = 1 << (tile.rows.bit_length() - 1)  # a power of two, so that it divides a block
         with emit.loop(block, step=rows) as sample:
             samples = [emit.builder.add(sample, emit.integer(n)) for n in range(rows)]
 
-            # The defaults bind this tile: the loop below calls `turn` while the code of this tile is written.
+            # The default arguments bind this tile, because `turn` is called in the loop below.
             def turn(k: Value, sums: list[Value], samples=samples, tile=tile) -> list[Value]:
                 factors = _vectors(emit, matrix, k, tile)
                 numbers = [_broadcast(emit, left, own, k) for own in samples]
@@ -176,7 +176,8 @@ def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: 
 def gathered(emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, room: int) -> None:
     """Emits `sums[o] += sum over s of left[s, o] * right[s]`, with `s` the samples of a block."""
     for tile in tilings(left.width, sums.sample_stride // emit.lanes, room):
-        # Whole tiles in a loop, and what is left in a smaller one; the order of the sums is the same at any size.
+        # Whole tiles are computed in a loop, and the rest as a smaller tile. The order of the sums is always the
+        # same.
         whole = left.width - left.width % tile.rows
         add = partial(_gather_tile, emit, sums, left, right, block)
         with emit.loop(whole, step=tile.rows) as column:
@@ -189,7 +190,7 @@ def _gather_tile(
     emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, tile: Tiling, column: Value
 ) -> None:
     columns = [emit.builder.add(column, emit.integer(n)) for n in range(tile.rows)]
-    # The sums so far are loaded into registers once for a block, and stored once.
+    # The sums are loaded into registers once per block, and stored once.
     start = [vector for own in columns for vector in _vectors(emit, sums, own, tile)]
 
     def turn(sample: Value, now: list[Value]) -> list[Value]:
@@ -201,7 +202,7 @@ def _gather_tile(
 
 
 def _outer(emit: Emitter, numbers: list[Value], factors: list[Value], sums: list[Value]) -> list[Value]:
-    # All pairs: each loaded vector is used for every row, and each broadcast number for every vector.
+    # All pairs, so that each loaded vector serves every row, and each broadcast scalar every vector.
     pairs = [(number, factor) for number in numbers for factor in factors]
     return [emit.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
 

@@ -35,12 +35,12 @@ def rollout_code(
     written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
     stored = in_order_of_writes(step.after)
     if stored:
-        # What is stored changes what is loaded: no environment may be in two blocks.
+        # A step overwrites what it reads, so no environment may belong to two blocks.
         block = min(block, num_envs & -num_envs)
     if num_envs < block:
         raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
     count = len(inputs) + len(written) + len(of_steps)
-    # A block that is smaller than the processor's vectors is one shorter vector.
+    # A block smaller than the processor's vectors becomes one shorter vector.
     emit, pointers, number, base = new_program(min(own.lanes, block), count)
     slots = pointers[len(step.carried) + len(step.fixed) : len(inputs)]
     scratch = Scratch(emit, base)
@@ -71,11 +71,11 @@ def rollout_code(
         write_stores(writer, stored, step.program.outputs, outputs_of_step)
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
     places = [place for leaf in step.after for place in leaf.places]
-    # What is carried, as it is behind the last step; what no step changes is not written at all.
+    # Final values of the carried state. Leaves that no step changes are not written.
     ends = dict(zip(places, now(), strict=True))
     for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
         if leaf.memory is not None:
-            continue  # is there
+            continue  # already in place
         store_leaf(writer, leaf, ends, pointer, first)
     emit.builder.ret_void()
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)

@@ -11,12 +11,12 @@ from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter,
 from rollmill.fusion.backends.cpu.denormals import flush_denormals
 
 NEXT, DONE, COME, HOLDERS, ARRAYS, SCRATCH, SIZE = range(0, 56, 8)
-"""Bytes from the start of a task: the next program to be taken, programs that are done, threads that have come,
-threads that may still read the task; and what a program is called with."""
+"""Byte offsets in a task: the next program, the number of finished programs, the threads that have arrived, the
+threads that may still read the task, and the arguments of the programs."""
 
 FIRST_FUNCTION = 48
-"""Offset of the first function in XLA's interface (xla/ffi/api/c_api.h, version 0), in bytes. Each takes 8
-bytes."""
+"""Offset in bytes of the first function in the interface of XLA (xla/ffi/api/c_api.h, version 0). Each function
+takes 8 bytes."""
 DESTROY_ERROR, SCHEDULE = FIRST_FUNCTION + 2 * 8, FIRST_FUNCTION + 11 * 8
 API_SIZE = 0
 """Offset of the interface's size, which shows whether XLA provides threads."""
@@ -85,7 +85,8 @@ class SharedPrograms:
         emit = Emitter(self._work, 1)
         builder, (task,) = emit.builder, self._work.args
         arrays, scratch = (read(builder, task, field) for field in (ARRAYS, SCRATCH))
-        # Below the number of holders, for each works once: the scratch memory has room for so many.
+        # The index is below the number of holders, for which there is scratch memory, because each holder works
+        # once.
         number = builder.atomic_rmw("add", byte(builder, task, COME), INT64(1), "monotonic")
         own = emit.at(scratch, builder.mul(number, INT64(self._scratch)), ir.IntType(8))
         taken = emit.slot(INT64)
@@ -98,7 +99,7 @@ class SharedPrograms:
 
         with emit.repeat_while(takes_one):
             builder.call(self._program, [arrays, builder.load(taken, typ=INT64), own])
-            # What it wrote is seen by whoever reads that it is done.
+            # Releases the results to threads that read the counter of finished programs.
             builder.atomic_rmw("add", byte(builder, task, DONE), INT64(1), "release")
         before.restore()
         builder.ret_void()

@@ -43,7 +43,7 @@ WIDEST = (("avx512f", 16, 16), ("avx2", 8, 8), ("neon", 4, 16))
 """CPU feature, number of lanes and number of accumulators, with the widest vectors first."""
 NARROWEST = (4, 8)
 
-_engines: list[Any] = []  # machine code lives as long as its engine
+_engines: list[Any] = []  # machine code is freed with its engine, so engines are kept
 
 
 @functools.cache
@@ -110,6 +110,6 @@ def _binding() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     library = ctypes.util.find_library("m")
-    if library is not None:  # the functions of C that are called for single numbers
+    if library is not None:  # library of C functions that are called for single elements
         binding.load_library_permanently(library)
     return binding

@@ -1,7 +1,7 @@
 """Compiles several Triton kernels in parallel, in separate processes.
 
-Triton's front end is Python code that holds the GIL, so threads would mostly compile one kernel after the other.
-The processes fill Triton's cache, where `compile.call` finds the kernels.
+The front end of Triton is Python code that holds the GIL, so threads would mostly compile one kernel after the
+other. The processes fill the Triton cache, where `compile.call` finds the kernels.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from rollmill.fusion.backends.triton.compile_file import Compilation
 
 @contextlib.contextmanager
 def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
-    """Compiles kernels into Triton's cache in the background.
+    """Compiles kernels into the Triton cache in the background.
 
-    Yields a function that waits for all of them. On exit, compilations that are still running are cancelled. If a
-    kernel does not compile here, its caller compiles it again and raises the error.
+    Yields a function that waits until all are compiled. On exit, compilations that are still running are
+    cancelled. If a kernel does not compile here, its caller compiles it again and raises the error.
     """
     count = min(usable_cores(), len(compilations))
     with contextlib.ExitStack() as stack:
-        # Dealt out in turns, so that no process is left with all of the large ones.
+        # Distributed in turn, so that the large kernels do not all go to one process.
         shares = [compilations[n::count] for n in range(count)] if count > 1 else []
         lines = ["".join(json.dumps(each) + "\n" for each in share) for share in shares]
         waits = [stack.enter_context(_compiling(share)) for share in lines]

@@ -72,7 +72,7 @@ class TritonWriter:
         self._beside = beside or pack_row
         self._apart = apart
         self.cells: Sequence[MemoryPlace] = ()
-        """Large arrays of the state, by their numbers."""
+        """Large arrays of the state, by index."""
         self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
 
@@ -150,7 +150,7 @@ class TritonWriter:
                 return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
             case "column":
                 column = self.source.before.columns(first.width or 0)
-                nothing = "-0.0" if is_float(node.dtype) else "0"  # added to -0 it leaves the sign
+                nothing = "-0.0" if is_float(node.dtype) else "0"  # adding to -0 preserves the sign of zero
                 chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, {nothing})"
                 return self._apart.scalar(f"tl.sum({chosen}, axis=1)")
             case "row_sum":
@@ -188,7 +188,8 @@ class TritonWriter:
         if isinstance(number, float) and not math.isfinite(number):
             number = f'float("{number}")'
         if is_float(node.dtype) and number == 0 and math.copysign(1, node.value) < 0:
-            return f"(tl.full([BLOCK], 0.0, {TYPES[node.dtype.name]}) * -1.0)"  # `full` drops the sign
+            # `full` would lose the sign of zero
+            return f"(tl.full([BLOCK], 0.0, {TYPES[node.dtype.name]}) * -1.0)"
         return f"tl.full([BLOCK], {number}, {TYPES[node.dtype.name]})"
 
     # --- rows ------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ class TritonWriter:
         if node in self._scattered:
             return SEPARATOR.join(operands)
         pairs = zip(node.operands, operands, strict=True)
-        # Of one shape, for `tl.join`; the columns up to the power of two are zeros.
+        # `tl.join` needs operands of one shape. The padding columns are zeros.
         own = [f"tl.broadcast_to({self._beside_others(*pair)}, [BLOCK])" for pair in pairs]
         zero = self.source.before.once(("zero", node.dtype), f"tl.full([BLOCK], 0, {TYPES[node.dtype.name]})")
         return interleave(self.source, own + [zero] * (columns(node.width or 0) - len(own)))
@@ -253,7 +254,7 @@ class TritonWriter:
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
         """Finds skinny products, and computes exact products as sums if cheap."""
         exact = self.source.numerics == "float32"
-        # Added to what was found before: a loop's body is a program of its own, with nodes of its own.
+        # Added to the earlier set, because the body of a loop is a separate program with other nodes.
         self._scattered |= scattered_stacks(nodes, outputs, MAX_SUMMED if exact else MAX_SKINNY)
         if not exact:
             self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
@@ -267,7 +268,8 @@ class TritonWriter:
         if addend is not None:
             slot, place = addend.row.attributes
             row = before.uniform(slot, place, addend.row.dtype, addend.row.width)
-            # The bias is a row of the matrix, beside those of the scalars: it comes with the product at no cost.
+            # The bias becomes a row of the matrix, next to the rows of the scalars, so that the product adds it at
+            # no cost.
             matrix = before.once(
                 ("one more row", matrix, row),
                 f"tl.where({before.columns(MAX_SKINNY)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",

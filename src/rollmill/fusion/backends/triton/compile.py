@@ -47,7 +47,7 @@ class Kernel(NamedTuple):
     programs: int
     """Number of programs along the first axis of the grid."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
-    """Shapes and dtypes of the outputs, whose pointers are the last ones that the kernel takes."""
+    """Shapes and dtypes of the outputs, whose pointers follow all other arguments of the kernel."""
     constants: dict[str, Any]
     """Compile-time arguments of the kernel, by name."""
     num_warps: int
@@ -146,7 +146,7 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     )
     pointers = [gpu_triton.create_array_parameter(0, bytes_) for bytes_ in _alignments(kernel, len(arrays))]
     launch = gpu_triton.TritonKernelCall(code, kernel.programs, kernel.lanes, 1, pointers)
-    # As jaxlib's handler expects it: a compressed protocol buffer.
+    # The handler of jaxlib expects a compressed protocol buffer.
     opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
     call_it = jax.ffi.ffi_call(
         "triton_kernel_call_ffi", list(kernel.outputs), input_output_aliases=dict(kernel.aliases) or None

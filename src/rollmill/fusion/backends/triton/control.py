@@ -74,7 +74,8 @@ def _write_branch(
 ) -> Names:
     """Writes a branch, and returns the names of its results, which are zero if it is not taken."""
     source, lines, tiles = writer.source, writer.source.lines, dict(writer.tiles)
-    # The lines of the branch are put aside: its results have to be declared before it, and are known after it.
+    # Lines of the branch are collected first, because its results must be declared before it and are known after
+    # it.
     source.lines = []
     source.deeper()
     inside = write_items(writer, body, names)
@@ -126,7 +127,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
     source.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
     source.deeper()
     _replace(source, carried, writer.write(item.body, inputs), going, loop)
-    # Tiles are known by the names of what they are made of, and the carried names have new values by now.
+    # Tiles are named after their operands, but the carried names have new values now.
     writer.tiles = dict(tiles)
     source.line(f"{going} = {writer.write(item.condition, asked)[0]}")
     source.deeper(-1)

@@ -1,8 +1,9 @@
-"""A step of an optimiser as one kernel on a GPU: the norm of all gradients, clipping, moments and weights.
+"""Makes an optimiser step in one GPU kernel: the norm of all gradients, clipping, moments and weights.
 
-XLA takes a kernel for each sum, and several for what depends on them, each of which takes as long as a launch.
+XLA launches a kernel for each sum and several kernels that depend on the sums, and launching takes most of the
+time.
 
-Shape letters: `S` numbers of the network.
+Shape letters: `S` weights of the network, `G` elements of the gradients' vector.
 """
 
 from collections.abc import Sequence
@@ -40,14 +41,15 @@ def descend_by_kernel(
     *,
     lanes: int = 1,
 ) -> Descended | None:
-    """Computes an optimiser's step on a network that is one vector. None if it has no kernel.
+    """Computes an optimiser's step on a network that is one vector, by a kernel. Returns None if no kernel
+    supports the step.
 
     Args:
         operands: weights, gradients and state.
         program: maps gradients and state to the step and the state after it.
         count: the number of leaves of the weights.
         gradients: a vector that begins with the gradients, which is read instead of those among the operands.
-        lanes: the number of trainings that are computed at once, inside `jax.vmap`.
+        lanes: number of runs that are computed at once, inside `jax.vmap`.
     """
     weights, state = operands[0], operands[2:]
     if count != 1 or weights.ndim != 1 or not 0 < weights.size <= MAX_NUMBERS:
@@ -72,10 +74,10 @@ def descend_by_kernel(
 
 
 def descent_kernel(programs: DescentPrograms, size: int) -> Kernel:
-    """Returns the kernel of a step on so many numbers.
+    """Returns the kernel of an optimiser step for `size` weights.
 
     Its arrays are gradients, weights, the vectors of the state, and its single variables. Its outputs are the sum
-    of squares, weights, and what changes of the state. Weights and vectors are changed in place.
+    of squares, the weights, and the changed parts of the state. Weights and vectors are changed in place.
     """
     vector, number = jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
     singles = [jax.ShapeDtypeStruct((), atom.aval.dtype) for atom in programs.changed_single]
@@ -96,13 +98,15 @@ def _aliases(programs: DescentPrograms) -> dict[int, int]:
     jaxpr = programs.plan.program
     before = dict(zip(jaxpr.outvars[1:], jaxpr.invars[1:], strict=True))
     if any(node.op == "input" and node.attributes[0] for node in programs.sums.nodes()):
-        return {1: 1}  # a program may sum over what another has stepped already
+        return {1: 1}  # a program could sum over elements that another program has already changed
     pairs = [(before[atom], n) for n, atom in enumerate(programs.changed_flat)]
     return {1: 1} | {2 + programs.flat.index(atom): 2 + n for atom, n in pairs if atom in programs.flat}
 
 
 def _source(programs: DescentPrograms) -> str:
-    """Returns the functions `sums`, which sums over all numbers, and `kernel`, which steps a block of them."""
+    """Returns the source of `sums`, which sums over all elements, and of `kernel`, which steps one block of
+    them.
+    """
     flat = [f"flat{n}" for n in range(len(programs.flat))]
     single = [f"single{n}" for n in range(len(programs.single))]
     after = [f"after{n}" for n in range(len(programs.changed_flat))]
@@ -149,7 +153,7 @@ def _source(programs: DescentPrograms) -> str:
 
 
 def _written(program: Program, inputs: Sequence[str], *, indent: int) -> tuple[list[str], list[str]]:
-    """Returns the lines of a program for a block of numbers, and the names of its outputs."""
+    """Returns the lines of a program for one block of elements, and the names of its outputs."""
     source = KernelSource("float32", (), indent=indent)
     outputs = TritonWriter(source).write(schedule_of(program), inputs)
     hoisted = ["    " * (indent - 1) + line for line in source.before.lines]

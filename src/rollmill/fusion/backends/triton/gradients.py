@@ -175,11 +175,12 @@ def gradient_source(
         reads_again: whether weight matrices are reloaded in every step of a sequence.
         turned: slots whose matrix is stored as its transpose, with their shapes.
     """
-    # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
+    # All loops share one set of tiles, of which each keeps some, so that offsets in the result do not depend on
+    # the loops.
     plan = _plan_of(step)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
     size = _operations(step, plan)
-    in_turns = any(each.turns.count > 1 for each in plan.loops)  # such a loop reads each number by itself
+    in_turns = any(each.turns.count > 1 for each in plan.loops)  # such a loop reads each scalar separately
     memory = BY_INSTRUCTIONS if in_turns or size > MAX_NODES_BY_TRITON else BY_TRITON
     lines = []
     for n, each in enumerate(plan.loops):
@@ -231,8 +232,8 @@ class _Common(NamedTuple):
 
 
 MAX_NODES_BY_TRITON = 1_000
-"""Maximum number of nodes of a program that uses Triton's own loads. A program of 900 nodes compiles in a minute,
-and one of 1,700 in hours."""
+"""Maximum number of nodes of a program that uses the loads of Triton. A program of 900 nodes compiles in a minute,
+and a program of 1,700 nodes in hours."""
 
 
 def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:
@@ -293,11 +294,11 @@ class _BackwardCarry:
         self._shapes = {_carried_name(prefix, place): shape(widths[place]) for place in places}
 
     def nothing(self) -> list[str]:
-        """Lines before the loop."""
+        """Returns the lines before the loop."""
         return [f"    {name} = tl.zeros({shape}, tl.float32)" for name, shape in self._shapes.items()]
 
     def forgotten(self) -> list[str]:
-        """Lines at the begin of a turn: nothing is handed back to the last step of a block."""
+        """Returns the lines at the start of an iteration: the last step of a block receives nothing."""
         return [f"        {name} = tl.where(count % T == 0, 0.0, {name})" for name in self._shapes]
 
     def hand_back(self, source: KernelSource, values: Sequence[str]) -> None:
@@ -352,7 +353,7 @@ class _SumWriter:
             self._add_number(total, names[node])
 
     def _add_term(self, n: int, term: TileTerm, names: Names) -> None:
-        """`tile += right^T left`; with padding samples zero on the right."""
+        """Writes `tile += right^T left`. Padding samples are zero on the right."""
         left, right = self._side(term.left, names), self._side(term.right, names)
         if self._mask:
             right = f"tl.where({self._mask}[:, None], {right}, 0.0)"

@@ -41,8 +41,8 @@ class Hoisted:
     ) -> None:
         """Prepares an empty prologue, in which `fresh` returns new names.
 
-        `slots` are pointers to uniform arrays; `memory` reads rows and matrices. `turned` has the slots whose
-        array, a matrix with this shape, is stored as its transpose.
+        `slots` are pointers to uniform arrays, and `memory` reads rows and matrices. `turned` maps slots whose
+        array is stored as the transpose of a matrix to the shape of this matrix.
         """
         self.lines: list[str] = []
         self._numerics = numerics
@@ -90,7 +90,9 @@ class Hoisted:
         return self.once(("row", slot, place, width, stride), load)
 
     def _place(self, slot: int, place: int) -> tuple[int, int]:
-        """Returns where a number of a uniform array is stored, and how many numbers before the next of its row."""
+        """Returns the position of an element in a uniform array, and the distance to the next element of its
+        row.
+        """
         if slot not in self._turned:
             return place, 1
         rows, columns = self._turned[slot]
@@ -106,7 +108,7 @@ class Hoisted:
         Its rows are in the order of tensor-core products, or in their original order if `of_scalars` is set.
         """
         row, column = self.columns(rows) if of_scalars else self.mma_order(rows), self.columns(width)
-        # A transposed matrix is read with exchanged strides; nothing is moved in memory.
+        # A transposed matrix is read with exchanged strides, without moving it in memory.
         row_stride, column_stride = (1, rows) if transposed else (size, 1)
         place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
         checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
@@ -122,7 +124,7 @@ class Hoisted:
         dtype = "tl.bfloat16" if self._numerics == "bfloat16" else "tl.float32"
         matrix = self.once(("heads", head), f"tl.zeros([{columns(width)}, {head.columns}], {dtype})")
         check = [] if columns(width) == width else [f"{along} < {width}"]
-        # Column by column: the rows that they come from need not be neighbours in memory, nor in one array.
+        # Column by column, because the rows may be in different arrays, or apart in one array.
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes
             first, apart = self._place(slot, place)

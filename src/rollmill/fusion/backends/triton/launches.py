@@ -74,7 +74,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         hopeless=hopeless_on_gpu,
         timed_repeats=4,
         has_lanes=True,
-        unroll=16,  # so that the host starts all epochs of a usual iteration as one CUDA graph
+        unroll=16,  # enough for all epochs of a usual iteration to become one CUDA graph
         rollouts=KernelKind(
             launches=partial(_rollout_launches, numerics),
             run=lambda launch, lanes=1: partial(
@@ -103,8 +103,8 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
     """Returns the reason why a rollout kernel would be slower than XLA or take too long to compile, or None.
 
     Values that do not fit in registers are spilled to the data cache. Instructions that do not fit in the
-    instruction cache are fetched again in every step. Spilling alone does not make a kernel slower than XLA, but
-    both together do. Loops are an exception, because XLA launches their operations again in every iteration: the
+    instruction cache are fetched again in every step. Neither is enough to make a kernel slower than XLA, but both
+    together are. Loops are an exception, because XLA launches their operations again in every iteration: the
     kernel of robots:Ant is ten times as fast.
     """
     if pressure.operations > MAX_NODES:
@@ -174,7 +174,9 @@ def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: An
 
 
 def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | None] | None:
-    """Returns the function that steps the optimiser by a kernel, if the launch of the gradients asks for it."""
+    """Returns the function that makes optimiser steps in a kernel, or None if the launch of the gradients leaves
+    it out.
+    """
     return partial(descend_by_kernel, lanes=lanes) if GradientLaunch(*launch).own_steps else None
 
 

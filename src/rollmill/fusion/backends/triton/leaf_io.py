@@ -97,7 +97,7 @@ class LeafIO(NamedTuple):
             if inside:
                 zeros = " ".join(f"mov.b32 ${n}, 0;" for n in range(together))
                 text = f"{zeros} {_where_inside(text, together + 1)}"
-            written = "=&r" if inside else "=r"  # zeros come before the operands are read
+            written = "=&r" if inside else "=r"  # the zeros are written before the operands are read
             registers = ",".join([written] * together + ["l"] + ["r"] * len(inside))
             types = "tl.int32" if together == 1 else f"({', '.join(['tl.int32'] * together)})"
             loaded = _instruction(text, registers, [start, *inside], types, is_pure=True)
@@ -117,7 +117,7 @@ class LeafIO(NamedTuple):
             text = f"st.global{what} [$1 + {first * leaf.dtype.itemsize}], {operands};"
             text = _where_inside(text, 2 + together) if inside else text
             registers = ",".join(["=r", "l"] + ["r"] * (together + len(inside)))
-            text = f"{text} mov.b32 $0, 0;"  # a result, which nobody reads
+            text = f"{text} mov.b32 $0, 0;"  # sets an output that nobody reads
             self.source.line(_instruction(text, registers, [start, *own, *inside], "tl.int32", is_pure=False))
 
     def _address(self, row: str) -> str:

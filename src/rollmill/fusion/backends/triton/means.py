@@ -1,8 +1,8 @@
-"""The mean over samples of what the programs of a gradient kernel have summed, as a kernel.
+"""A kernel that computes means over samples from the partial sums of a gradient kernel.
 
-Each program of it adds up some columns of all sums, always in the same order, with all loads underway at once.
+Each program adds up some columns of the partial sums, always in the same order, with all loads in flight at once.
 
-Shape letters: `P` programs of the gradient kernel, `S` numbers that each of them sums.
+Shape letters: `P` programs of the gradient kernel, `S` sums per program.
 """
 
 import jax
@@ -33,16 +33,15 @@ def {MEANS_KERNEL}(
 
 
 def means_by_kernel(sums: Float[Array, "P S"], num_samples: int, *, lanes: int = 1) -> Float[Array, " S"]:
-    """Returns the sums of all programs, divided by the number of samples.
-
-    Inside `jax.vmap` if there are several `lanes`.
+    """Returns the sum over all programs, divided by the number of samples. `lanes` counts the lanes of a
+    `jax.vmap`.
     """
     (means,) = (call if lanes == 1 else call_in_lanes)(means_kernel(sums.shape, num_samples), [sums])
     return means
 
 
 def means_kernel(shape: tuple[int, ...], num_samples: int) -> Kernel:
-    """Returns the kernel for sums of this shape `[P, S]`."""
+    """Returns the kernel for partial sums of the shape `[P, S]`."""
     programs, size = shape
     constants = {"P": programs, "S": size, "SAMPLES": float(num_samples), "ROWS": ROWS, "COLUMNS": COLUMNS}
     means = jax.ShapeDtypeStruct((size,), "float32")

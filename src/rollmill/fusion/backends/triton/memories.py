@@ -28,7 +28,7 @@ class StepStores:
     """Writes of a step to large arrays, generated at the end of the step."""
 
     def __init__(self, writer: TritonWriter, leaves: Sequence[Leaf], mask: str) -> None:
-        """Prepares the stores of leaves, in this order. `mask` is that of environments that exist, or empty."""
+        """Prepares the stores of leaves, in this order. `mask` marks the environments that exist, or is empty."""
         self.functions: list[str] = []
         """Source of the functions that write whole arrays."""
         self._writer, self._leaves, self._mask = writer, leaves, mask
@@ -39,7 +39,7 @@ class StepStores:
         """
         if not self._leaves:
             return
-        # Threads share environments, and none may store what another has not loaded yet.
+        # Threads share environments, so all loads must precede the first store.
         self._writer.source.line(BARRIER)
         for leaf in self._leaves:
             for write in leaf.writes:
@@ -82,7 +82,7 @@ class StepStores:
         source.line(f"{name}({arguments}, BLOCK={together})")
         source.line(f"{left} = {left} & (tl.arange(0, BLOCK) != {own})")
         source.deeper(-1)
-        source.line(BARRIER)  # other threads may read, or replace, what was stored
+        source.line(BARRIER)  # other threads may read or overwrite the stored elements
         self.functions.append(self._function(name, leaf, fill, [node for node, _ in captured], pointers))
 
     def _word(self, node: Node, name: str) -> str:

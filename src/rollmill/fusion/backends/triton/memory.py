@@ -15,7 +15,7 @@ class Memory(NamedTuple):
     read: Callable[[str, Sequence[str]], str]
     """Returns an expression that loads values, `read(pointers, masks)`. It is zero if any mask is false."""
     write: Callable[[str, str, Sequence[str]], str]
-    """Returns a statement that stores values where all masks are true, `write(pointers, values, masks)`."""
+    """Returns a statement that stores values for which all masks are true: `write(pointers, values, masks)`."""
     few: int
     """Maximum number of scalars of a leaf to load or store one by one. Larger leaves use vector instructions."""
     four: str | None = None

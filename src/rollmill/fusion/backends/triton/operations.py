@@ -26,7 +26,7 @@ TYPES = {
 """Triton types by the names of NumPy dtypes."""
 
 TINY = "1.1754943508222875e-38"
-"""The smallest normal float32. Some CUDA functions give wrong results for smaller numbers."""
+"""The smallest normal float32. Some CUDA functions give wrong results for arguments below it."""
 
 OF_ALL = {
     "add": "{0} + {1}",
@@ -71,7 +71,7 @@ OF_INTEGERS = {
 Operations whose names end in `_by` have a constant second operand that needs no check. See `by_constant`."""
 
 OF_FLOATS = {
-    "neg": "{0} * -1.0",  # Triton's own negation is `0 - x`, which has the wrong sign at zero
+    "neg": "{0} * -1.0",  # Triton negates by `0 - x`, which gives zero the wrong sign
     "div": "tl.div_rn({0}, {1})",
     "rem": "libdevice.fmod({0}, {1})",
     "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
@@ -193,13 +193,13 @@ def lesser(x, y):
 """
 """Source of the Triton functions that expressions call.
 
-Division gives the same results as XLA where a processor leaves them undefined: by zero, and of the minimum by -1.
+Division gives the results of XLA in the cases that processors leave undefined: by zero, and of the minimum by -1.
 
 The maximum and minimum of two integers are 32-bit instructions in inline assembly. LLVM would turn them into
-16-bit instructions if it knows that the numbers are short, even after they were widened. NVIDIA's assembler then
-compiles two of them in a row, as for a clamped index, to code with other results (docs/numbers.md). LLVM would
-also recognise a maximum in a selection between the numbers that its condition compares. `either` hides this from
-it (see `is_extreme`)."""
+16-bit instructions if it knows that the operands were widened from 16 bits. The assembler of NVIDIA then compiles
+two consecutive instructions, as for a clamped index, to code with other results (docs/numbers.md). LLVM would also
+recognise a maximum in a selection between the operands of its condition. `either` hides this from it (see
+`is_extreme`)."""
 
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
@@ -278,9 +278,9 @@ def _wide(name: str) -> str:
 
 
 def _converted(name: str, before: np.dtype, after: np.dtype) -> str:
-    """A number in another type; floats become the nearest integers towards zero, within the bounds of the type.
+    """Converts a value to another type. Floats are truncated towards zero, and limited to the bounds of the type.
 
-    The conversion of Triton is undefined for NaN and for numbers outside these bounds.
+    The conversion of Triton is undefined for NaN and for values outside these bounds.
     """
     if after == np.bool_:
         return f"{name} != 0"

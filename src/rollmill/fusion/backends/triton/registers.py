@@ -22,7 +22,7 @@ def interleave(source: KernelSource, parts: Sequence[str]) -> str:
     """
     if len(parts) == 1:
         return parts[0]
-    # `tl.join` puts two tensors side by side in the last axis, so even and odd parts come in turns again.
+    # `tl.join` adds a last axis with both tensors, so even and odd parts alternate again.
     even, odd = interleave(source, parts[::2]), interleave(source, parts[1::2])
     name = source.fresh()
     source.line(f"{name} = tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
@@ -75,10 +75,10 @@ KEEP_LAYOUT = LayoutChange(str, _chosen)
 """Leaves scalars where a matrix product put them: each in four threads, next to the row that it came from."""
 
 ENV_PER_THREAD = LayoutChange(_one_each, _gathered)
-"""Moves scalars so that each thread holds only those of its own environments.
+"""Moves scalars so that each thread holds only the scalars of its own environments.
 
-Otherwise everything computed from them, the whole environment, would be computed four times. A gather moves the
-values without changing them."""
+Otherwise everything computed from them, which is the whole environment, would be computed four times. A gather
+moves the values without changing them."""
 
 ENV_PER_THREAD_BOTH_WAYS = LayoutChange(_one_each, _gathered, _one_each)
 """Like `ENV_PER_THREAD`, and also gathers scalars before they are put into rows.

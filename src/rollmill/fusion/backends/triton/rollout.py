@@ -94,7 +94,8 @@ def rollout_kernel(
 # --- its source -------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)  # launches that differ in warps share it, and so does the program that is compiled at last
+# shared by launches that differ only in warps, and by the program that is compiled in the end
+@lru_cache(maxsize=64)
 def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
     """Generates the source of a rollout kernel.
 
@@ -112,7 +113,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     again = not matrices_fit(program.nodes())
     source = KernelSource(numerics, slots_read_again(uniform) if again else uniform, memory=memory)
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
-    # Where all blocks are whole, no access needs a mask.
+    # If all blocks are full, no access needs a mask.
     mask = "" if num_envs % block == 0 else "here"
     places = LeafIO(source, mask)
 
@@ -122,14 +123,14 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
         MemoryPlace(f"after{n}" if n in aliases else before[n], f"cells{n}", math.prod(leaf.shape))
         for n, leaf in numbered
     ]
-    last = "tl.minimum(env, N - 1)" if mask else "env"  # of an environment that exists
+    last = "tl.minimum(env, N - 1)" if mask else "env"  # an existing environment, for lanes beyond the last
     for n, leaf in numbered:
         source.line(f"cells{n} = {last}.to(tl.int64) * {math.prod(leaf.shape)}")
     stores = StepStores(writer, in_order_of_writes(step.after), mask)
     each = zip(before, leaves, strict=True)
     loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
-    # What was written so far, the loads of the state, stays in front of the loop over steps.
+    # The lines so far, the loads of the state, come before the loop over steps.
     opening, source.lines = source.lines, []
     source.deeper()
     source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
@@ -143,7 +144,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     source.deeper(-1)
     uniforms, turn, source.lines = source.before.lines, source.lines, []
     if again:
-        # The number of a program has no bounds that a compiler knows, unlike that of a step.
+        # The compiler knows the bounds of a step, but not of a program's index.
         uniforms, turn = read_where_used(uniforms, turn, "t + tl.program_id(0)")
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
         if does and leaf.memory is None:
@@ -184,6 +185,7 @@ def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], outputs
         values.append(source.fresh())
         shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
         source.line(f"{values[-1]} = tl.broadcast_to({new}, {shape}).to({TYPES[leaf.dtype.name]})")
-    # All new values have names before the first is assigned: one leaf's may be another's old one.
+    # All new values are named before the first assignment, because the new value of one leaf may be the old value
+    # of another.
     for (name, _, _), new in zip(moves, values, strict=True):
         source.line(f"{name} = {new}")

@@ -41,7 +41,7 @@ class SamplePrefetch:
         self._fetched: list[tuple[tuple[str, ...], str]] = []
         self._groups: dict[int, list[str]] = {}
         self._numbers: dict[str, tuple[int, int]] = {}
-        """Words of the table, and how far apart those of two turns are."""
+        """Words of the packed batch, each with the distance between consecutive steps."""
 
     def read(self, leaf: Leaf, place: SamplePlace, wanted: Sequence[int]) -> list[str]:
         """Returns the names of the elements or rows of a leaf with the indices `wanted`."""
@@ -55,8 +55,8 @@ class SamplePrefetch:
         """Returns the name of a row built from scalars. Scalars that are adjacent in the packed batch are loaded
         as one row.
         """
-        # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
-        # into their columns one by one.
+        # Parts that are adjacent words of the packed batch are read as one row. Other parts are selected into
+        # their columns one by one.
         numbers = [self._numbers.get(part, (-1, 0)) for part in parts]
         first, stride = numbers[0]
         count = next((n for n, number in enumerate(numbers) if number != (first + n, stride)), len(parts))
@@ -106,7 +106,7 @@ class SamplePrefetch:
 
     @property
     def _in_turns(self) -> Callable[[str], Sequence[str]] | None:
-        """Returns the function of a turn's number to the lines that go to its rows; None if there are no turns."""
+        """Returns a function from a step's index to the lines that move to its rows, or None without steps."""
         return self._step if self._by_step else self._turn if self._turns.count > 1 else None
 
     def _turn(self, number: str) -> Sequence[str]:
@@ -144,7 +144,7 @@ class SamplePrefetch:
         return self._fetch(self._memory.read(f"table + at + {number}{_in_turn(stride)}", []))
 
     def _of_four(self, number: int) -> str:
-        # Four words of 32 bits are one load of 16 bytes, the widest there is.
+        # Four 32-bit words are one load of 16 bytes, which is the maximum.
         group, place = divmod(number, TOGETHER)
         if group not in self._groups:
             self._groups[group] = self._four(group)
@@ -179,7 +179,7 @@ class SamplePrefetch:
             start = f"({start})[:, None] + {column}"
             checks = [f"{column} < {leaf.width}"] if columns(leaf.width) != leaf.width else []
         cast = f".to({TYPES[leaf.dtype.name]}, bitcast=True)" if place.first is not None else ""
-        # Leaves that were conditioned lie minibatch after minibatch, `[M, N, ...]` or `[M, T, N, ...]`.
+        # Leaves changed by `condition` are stored minibatch by minibatch, `[M, N, ...]` or `[M, T, N, ...]`.
         before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N * T"
         return self._fetch(f"{self._memory.read(f'{place.pointer}{before} + {start}', checks)}{cast}")
 

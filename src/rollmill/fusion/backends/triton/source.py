@@ -8,7 +8,7 @@ from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
 
 class KernelSource:
-    """The lines of a kernel: those before its main loop, and those of the part that is being written."""
+    """The lines of a kernel: the lines before its main loop, and the lines of the current part."""
 
     def __init__(
         self,

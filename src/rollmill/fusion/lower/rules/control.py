@@ -49,15 +49,15 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     body = lambda at, now: at.read(equation.params["body_jaxpr"], [*of_body, *now], at)
     if not equation.params["cond_jaxpr"].out_avals[0].shape:
         return _repeated(ctx, body, condition, start)
-    # Under `vmap` the condition is one boolean for each lane.
+    # Under `vmap`, the condition is one boolean per lane.
     _, *after = _repeated(ctx, _turn_of_lanes(condition, body), _any_lane, [*condition(ctx, start), *start])
     return after
 
 
 def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) -> list[Value]:
     """Returns a loop for as long as its condition, a single boolean, holds."""
-    # Written out as long as the condition is known: such loops have a fixed number of turns, and each turn is then
-    # folded with what it knows of its own number.
+    # Unrolled as long as the condition is constant. Such loops have a fixed number of iterations, and each
+    # iteration is folded with the values that are constant in it.
     first, now, turns = ctx.region.size, start, 0
     while turns <= SHORT or ctx.region.size - first <= MAX_NODES:
         (goes_on,) = condition(ctx, now)
@@ -84,7 +84,7 @@ def _turn_of_lanes(condition: Body, body: Body) -> Body:
         goes_on, *before = now
         pairs = zip(body(ctx, list(before)), before, strict=True)
         after = [_where_lanes(ctx, goes_on, *pair) for pair in pairs]
-        # Asked once in each turn, and carried on to the next, in which it says which lanes change.
+        # Evaluated once per iteration, and carried to the next, where it selects the lanes that change.
         return [*condition(ctx, after), *after]
 
     return turn
@@ -132,7 +132,7 @@ def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
     """Returns the operands: fixed values, carried values, and arrays of which each turn takes an element."""
-    if "ft_in" in equation.params:  # from jax 0.11 on
+    if "ft_in" in equation.params:  # since jax 0.11
         fixed, start, taken = equation.params["ft_in"].update(values).unpack()
         return list(fixed), list(start), list(taken)
     first, end = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
@@ -147,7 +147,7 @@ def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
         now, own = _turn(ctx, scan, now, [index_leading(ctx, x, scan.place(turn)) for x in scan.taken])
         given.append(own)
         made = ctx.region.size - begin
-        # The first turn also makes what all turns share, so one turn alone says little of the others.
+        # The first iteration also creates nodes that all iterations share, so it says little about the others.
         expected = made / (turn + 1) * scan.length if turn else made
         if expected > (MAX_NODES_SHORT if scan.length <= SHORT else MAX_NODES):
             return None
@@ -176,7 +176,8 @@ def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
         place = at.apply("sub", last, turn) if scan.reverse else turn
         taken = [_element(at, x, place) for x in scan.taken]
         after, given = _turn(at, scan, now[1 : 1 + count], taken)
-        # Only outputs that are read get an array: each number of it is a register for the whole loop.
+        # Only outputs with readers get an array, because each of its elements occupies a register during the whole
+        # loop.
         held = zip(now[1 + count :], written, strict=True)
         arrays = [with_element(at, array, given[n], place) for array, n in held]
         return [_number(at.apply("add", turn, at.constant(1, np.int32))), *after, *arrays]

@@ -46,7 +46,7 @@ class _Taps(NamedTuple):
     """Pairs of image elements and weights to multiply."""
 
     image: np.ndarray
-    """`[n, p..., k, i]`: places in the image, -1 for padding; of one group."""
+    """Indices in the image of one group, `[n, p..., k, i]`, or -1 for padding."""
     weights: np.ndarray
     """`[k, i, o]`: places in the weights."""
 
@@ -116,7 +116,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     whole = MatrixOperand(array, False, len(rows), outs)
     outputs = []
     for at in np.ndindex(*lead):
-        # Padding is zero: its products are left out, together with their rows of the weights.
+        # Padding is zero, so its products are left out, together with the matching rows of the weights.
         inside = np.flatnonzero(under[at] >= 0)
         vector = gather_static(ctx, image, under[at][inside])
         matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.prologue, inside)

@@ -149,13 +149,14 @@ def _reduce_precision(ctx: Lowering, equation: Equation, x: Node) -> Node:
     both = lambda op, a, b: ctx.apply(op, a, b)
     bits = ctx.apply("bitcast", x, dtype=np.uint32)
     sign = both("and", bits, word(0x8000_0000))
-    if mantissa_bits < 23:  # to nearest, ties to even: half a unit, less one where the last bit that stays is even
+    # Rounds to nearest, ties to even: adds half a unit, minus one if the last remaining bit is even.
+    if mantissa_bits < 23:
         dropped = 23 - mantissa_bits
         last = both("and", both("shift_right_logical", bits, word(dropped)), word(1))
         rounding = both("add", last, word((1 << (dropped - 1)) - 1))
         bits = both("and", both("add", bits, rounding), word(0xFFFF_FFFF ^ ((1 << dropped) - 1)))
     if exponent_bits < 8:
-        # biased exponents of the least and the greatest normal number, at the place of a float32's exponent
+        # biased exponents of the smallest and largest normal float, shifted to the exponent bits of a float32
         bias = (1 << (exponent_bits - 1)) - 1
         exponent = both("and", bits, word(0x7F80_0000))
         too_large = both("gt", exponent, word((127 + bias) << 23))

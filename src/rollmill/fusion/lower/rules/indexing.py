@@ -124,7 +124,7 @@ def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
 
 
 def _gathered(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> Value:
-    """Returns a gather from, or by, large arrays, with elements computed where they are read."""
+    """Returns a gather from, or by, large arrays. Its elements are computed by their readers."""
     value, indices = values[0], values[1]
     numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
     clamp = is_clamped(equation.params["mode"])

@@ -57,14 +57,15 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
     sides = [_sides(value, tuple(c), tuple(b)) for value, c, b in zip(values, summed, batch, strict=True)]
     one, other = values
     dtype = equation.dtype
-    # A matrix that all environments share is a uniform operand: tensor cores multiply a block of rows by it.
+    # A matrix that all environments share is a uniform operand, by which tensor cores multiply a block of rows.
     if is_shared(other):
         return [_with_shared(ctx, one, sides[0], other, sides[1], dtype)]
-    # `x^T W = (W^T x)^T`: the shared side becomes the right one, and the free axes are exchanged afterwards.
+    # `x^T W = (W^T x)^T`: the shared side becomes the right side, and the free axes are exchanged afterwards.
     if is_shared(one) and not _has_free_rows(other, sides[1]):
         turned = _with_shared(ctx, other, sides[1], one, sides[0], dtype)
         return [_exchanged(ctx, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
-    # The gradient of a weight matrix: only its sum over samples is needed, a product of two tall matrices.
+    # For the gradient of a weight matrix, only the sum over samples is needed, which is a product of two tall
+    # matrices.
     if all(_are_vectors(value, side) for value, side in zip(values, sides, strict=True)):
         vectors = zip(_vectors_inside(ctx, one, sides[0]), _vectors_inside(ctx, other, sides[1]), strict=True)
         return [OuterProducts(tuple(VectorPair(*pair) for pair in vectors), dtype)]
@@ -169,7 +170,7 @@ class MatrixOperand(NamedTuple):
         """Returns `count` rows of the matrix, beginning at row `first`."""
         if count == self.summed:
             return self
-        # The part stays transposed as the whole is, so that no copy is made.
+        # The part stays transposed like the whole, so that no copy is made.
         own = slice(first, first + count)
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
@@ -184,7 +185,7 @@ class MatrixOperand(NamedTuple):
 def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, theirs: Sides, dtype: Any) -> Value:
     """`[b, f, g]`, where `g` are the free axes of the shared array."""
     lead = tuple(value.shape[axis] for axis in (*sides.batch, *sides.free))
-    # `[b, f, c]`, with all summed axes as one: from here on there are only vectors, one for each of `lead`.
+    # `[b, f, c]`, with all summed axes as one. From here on, there is one vector for each index of `lead`.
     places = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
     vectors = gather_static(ctx, value, places.reshape(*lead, -1))
     batch, columns = lead[: len(sides.batch)], tuple(shared.shape[axis] for axis in theirs.free)
@@ -201,7 +202,7 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
 
 def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
     """Combines vectors of equal width into an array `[*lead, width]`."""
-    # One kind for all: an array is made of rows or of scalars, never of both.
+    # All vectors become rows, or all become scalars, because an array never contains both.
     if any(isinstance(value, RowArray | Concat) for value in vectors):
         nodes = no_nodes(len(vectors))
         nodes[:] = [ctx.rows(value).nodes[()] for value in vectors]
@@ -215,8 +216,8 @@ def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> 
     array = ctx.array(shared)
     summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
     columns = int(np.prod([array.shape[axis] for axis in sides.free], initial=1))
-    # Two orders of axes need no copy in memory: `[b, c, n]`, and `[b, n, c]`, which kernels read with exchanged
-    # strides. Where there are no axes to sum over, or none that are free, both are one, which is not transposed.
+    # Two orders of axes need no copy: `[b, c, n]`, and `[b, n, c]`, which kernels read with exchanged strides.
+    # Without summed or free axes, both orders are equal, and count as not transposed.
     as_it_is = (*sides.batch, *sides.summed, *sides.free), (*sides.batch, *sides.free, *sides.summed)
     own = tuple(range(array.ndim))
     turned = own == as_it_is[1] and own != as_it_is[0]
@@ -237,8 +238,8 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
     """Returns the product of a vector `[c]` and a shared matrix `[c, n]`."""
     if isinstance(vector, Concat):
         return _of_parts(ctx, vector, matrix, dtype)
-    # In this order: products that tensor cores cannot take (integers, a handful of numbers), those too narrow for
-    # them, those of which a part is known, an outer product, and the rest.
+    # In this order: products that tensor cores do not support (integers, few elements), products that are too
+    # narrow for them, products with constant elements, outer products, and all others.
     few = isinstance(vector, ScalarArray) and matrix.summed <= MAX_UNROLLED
     if not is_float(dtype) or (few and matrix.columns <= NARROW):
         return _written_out(ctx, vector, matrix, dtype)
@@ -248,7 +249,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
         return _with_known(ctx, vector, matrix, dtype)
     if matrix.summed == 1:
         return _multiple(ctx, ctx.scalar(vector), matrix, dtype)
-    # The one case that becomes a matrix product of the kernel; all above are cheaper as ordinary arithmetic.
+    # Only this case becomes a matrix product of the kernel. The cases above are cheaper as ordinary arithmetic.
     row = ctx.rows(vector).nodes[()]
     slot = ctx.prologue.slot(matrix.array)
     attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
@@ -269,7 +270,7 @@ def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype
     known = ctx.prologue.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
     if is_known.all():
         return RowArray(alone(ctx.uniform_row(known)), matrix.columns, dtype)
-    # Only the unknown numbers are multiplied in the kernel, by their rows of the matrix.
+    # Only unknown elements are multiplied in the kernel, by their rows of the matrix.
     own = matrix.chosen(ctx.prologue, np.flatnonzero(~is_known))
     unknown = ctx.rows(vector_matrix(ctx, ScalarArray(vector.nodes[~is_known], vector.dtype), own, dtype))
     if not rows.summed:
@@ -282,7 +283,7 @@ def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) 
     first, products = 0, []
     for part in vector.parts:
         size = part.shape[-1]
-        # Shared parts become scalars, of which the known ones are multiplied beside the kernel.
+        # Shared parts become scalars. Constant scalars are multiplied outside of the kernel.
         own = part if not is_shared(part) else ctx.scalars(part)
         products.append(vector_matrix(ctx, own, matrix.rows(first, size), dtype))
         first += size
@@ -309,7 +310,7 @@ def _as_value(array: Array | np.ndarray) -> Const | Uniform:
 def _column_by_column(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
     """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
     row = ctx.rows(vector).nodes[()]
-    # Each column is read as a row: numbers of one must be neighbours in memory.
+    # Each column is read as a row, so its elements must be adjacent in memory.
     turned = matrix.array if matrix.transposed else ctx.prologue.turned(matrix.array)
     columns = ctx.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
     return ScalarArray(np.array([_sum_over_columns(ctx, row, column, dtype) for column in columns], object), dtype)
@@ -326,7 +327,10 @@ def _multiple(ctx: Lowering, number: Node, matrix: MatrixOperand, dtype: Any) ->
 
 
 def _of_two(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, dtype: Any) -> Value:
-    """`[b, f, g]`, written out; along rows where what is summed over, or what lies across, is a row."""
+    """Returns a product `[b, f, g]`, computed by ordinary arithmetic.
+
+    It is computed with rows if the summed axis, or the last free axis, lies along rows.
+    """
     if _has_free_rows(other, theirs):
         return _across(ctx, one, own, other, theirs, dtype)
     left, right = _vectors(ctx, one, own), _vectors(ctx, other, theirs)
@@ -356,7 +360,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
     """Sums of rows, each times a number."""
     assert isinstance(other, RowArray)
     weights = ctx.scalars(_vectors(ctx, one, own)).nodes
-    # The last free axis is the row itself; nodes have all others: `[b, g, c]`, each node a row.
+    # The last free axis is the row itself. Nodes have the other axes, `[b, g, c]`, and each node is a row.
     leading = (*theirs.batch, *theirs.free[:-1], *theirs.summed)
     rows = other.nodes.transpose(leading)
     num_across = len(theirs.batch) + len(theirs.free) - 1
@@ -375,7 +379,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
 def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
     """Returns the dot product of two vectors of nodes, summed in order."""
     products = [_product(ctx, a, b, dtype) for a, b in zip(one, other, strict=True)]
-    # A sum over nothing, as of a vector without elements, is zero.
+    # A sum without terms, as for an empty vector, is zero.
     if not products:
         return ctx.constant(0, dtype)
     return converted(ctx, reduce(lambda a, b: ctx.apply("add", a, b), products), dtype)

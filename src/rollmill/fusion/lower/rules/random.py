@@ -46,7 +46,7 @@ def check_threefry(dtype: Any) -> None:
 def _of_data(ctx: Lowering, function: Callable[..., Any], *values: Value) -> Value:
     """Returns the results of a function of arrays."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
-    # JAX's own implementation is traced down to 32-bit integers: the same stream, bit for bit.
+    # The implementation in JAX is traced down to 32-bit integers, so the random bits are identical.
     (result,) = ctx.read(jax.make_jaxpr(function)(*structs), values, ctx)
     return result
 
@@ -126,7 +126,7 @@ def _threefry(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def _threefry_of_large(ctx: Lowering, shape: tuple[int, ...], values: Sequence[Value]) -> list[Value]:
-    """Returns random words that are computed where they are read."""
+    """Returns random words, each computed by its readers."""
     drawn: dict[Any, tuple[Node, Node]] = {}
 
     def word(number: int, at: Lowering, index: ElementIndex) -> Node:
@@ -143,7 +143,7 @@ def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: No
     """Computes the random bits of Threefry-2x32 with 20 rounds, as nodes of a program."""
     add, xor = (lambda a, b: ctx.apply("add", a, b)), (lambda a, b: ctx.apply("xor", a, b))
     keys = (key_0, key_1, xor(xor(key_0, key_1), ctx.constant(PARITY, WORD)))
-    # The key schedule: two words of key, and their parity, added in turns after every four rounds.
+    # The key schedule: two words of the key, and their parity, of which two are added after every four rounds.
     x, y = add(count_0, key_0), add(count_1, key_1)
     for turn in range(TURNS):
         for distance in ROTATIONS[turn % 2]:

@@ -58,7 +58,7 @@ def _by_op(op: str) -> Rule:
 
 
 def _of_lanes(op: str) -> Rule:
-    """Returns a collective over lanes of `vmap`, whose axes are numbers in its jaxpr."""
+    """Returns the rule of a collective over lanes of `vmap`, whose axes are integers in its jaxpr."""
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         axes = equation.params["axes"]
@@ -79,7 +79,7 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     last = len(value.shape) - 1
     leading = tuple(axis for axis in axes if axis != last)
     if isinstance(value, Concat):
-        # Each part by itself, then the results: rows and scalars side by side cannot be combined at once.
+        # Each part is reduced separately, because rows and scalars cannot be combined at once.
         parts = [reduced(ctx, op, part, axes) for part in value.parts]
         return reduce(lambda a, b: applied(ctx, op, a, b), parts) if last in axes else joined(ctx, parts)
     combine = lambda a, b: ctx.apply(op, a, b)
@@ -87,7 +87,7 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
         rows = RowArray(_along(combine, value.nodes, leading), value.width, value.dtype)
         if last not in axes:
             return rows
-        # Bitwise and, or of integers are no extreme, and there is no reduction of columns for them.
+        # Bitwise and, or of integers is not an extreme, and columns cannot be reduced by it.
         if op in OVER_COLUMNS and (op not in ("and", "or") or value.dtype == np.bool_):
             return _over_columns(ctx, op, rows)
         value, axes = ctx.scalars(rows), (len(rows.shape) - 1,)
@@ -165,7 +165,7 @@ def _log_add_exp(ctx: Lowering) -> Combine:
     """Returns `log(exp(a) + exp(b))`. Infinities of one sign are kept."""
 
     def combine(a: Node, b: Node) -> Node:
-        # `exp` of the negative distance is at most one, and cannot overflow.
+        # `exp` of the negative distance is at most one, so it cannot overflow.
         greatest, gap = ctx.apply("max", a, b), ctx.apply("sub", a, b)
         rest = ctx.apply("log1p", ctx.apply("exp", ctx.apply("neg", ctx.apply("abs", gap))))
         is_nan = ctx.apply("ne", gap, gap)
@@ -212,7 +212,7 @@ def is_better(ctx: Lowering, op: str, node: Node, best: Node) -> Node:
     """
     if not is_float(node.dtype):
         return ctx.apply(op, node, best)
-    not_worse = ctx.apply("not", ctx.apply({"gt": "le", "lt": "ge"}[op], node, best))  # or either is NaN
+    not_worse = ctx.apply("not", ctx.apply({"gt": "le", "lt": "ge"}[op], node, best))  # or one of the two is NaN
     return ctx.apply("and", not_worse, ctx.apply("eq", best, best))
 
 

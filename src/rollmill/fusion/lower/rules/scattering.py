@@ -70,7 +70,9 @@ def _with_block_in_large(
 def _with_large_block(
     ctx: Lowering, value: Value, block: Value, starts: Sequence[Start], inside: Node | None, combine: Combine
 ) -> Value:
-    """Returns a large array each element of which is that of the block, where the block lies, or as before."""
+    """Returns a large array with the elements of a block written at a position, and all other elements
+    unchanged.
+    """
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         places, here = [], inside
@@ -110,13 +112,14 @@ def write(
     """Writes a block into an array of nodes of the same rank, in place. The starts are in bounds.
 
     `combine(old, new)` returns the new value of an element. If the node `inside` is given, the block is written
-    only where it is true.
+    only if it is true.
     """
-    # A start that is known is one candidate; for another, every position is one at which the block fits.
+    # A constant start is the only candidate. For other starts, each position at which the block fits is a
+    # candidate.
     places = [range(size - own + 1) for size, own in zip(nodes.shape, block.shape, strict=True)]
     choices = [[start] if isinstance(start, int) else own for start, own in zip(starts, places, strict=True)]
     check_selects(int(np.prod([len(own) for own in choices])) * block.size)
-    # At most one candidate is the start, so each combines with the array as it was before.
+    # At most one candidate is the start, so each combines with the original array.
     before = nodes.copy()
     for first in itertools.product(*choices):
         here = _is_here(ctx, starts, first, inside)
@@ -144,7 +147,7 @@ def _is_here(ctx: Lowering, starts: Sequence[Start], first: Sequence[int], insid
 
 
 class _Reading(NamedTuple):
-    """Returns a scatter's dimension numbers under the names of a gather."""
+    """The dimension numbers of a scatter, under the names that a gather uses."""
 
     start_index_map: tuple[int, ...]
     operand_batching_dims: tuple[int, ...]
@@ -168,7 +171,7 @@ def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind:
     clamp = _is_moved_inside(equation.params["mode"])
     before, after = _alike(ctx, value, updates, whole_rows=_keeps_rows(value, updates, numbers))
     nodes = before.nodes.copy()
-    # Axes of the window go last: an index of the scatter then takes a whole block.
+    # Axes of the window come last, so that an index of the scatter selects a whole block.
     windows = [axis for axis in numbers.update_window_dims if axis < after.nodes.ndim]
     moved = np.moveaxis(after.nodes, windows, range(after.nodes.ndim - len(windows), after.nodes.ndim))
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
@@ -179,10 +182,11 @@ def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind:
     )
     combine = _combination(ctx, kind)
     whole = [*sizes, *value.shape[nodes.ndim :]]
-    # In the order of the indices: of equal ones, a later write combines with an earlier one's result.
+    # In the order of the indices: if indices are equal, a later write combines with the result of an earlier
+    # write.
     for at in np.ndindex(*indices.shape[:-1]):
         starts, inside = window_start(ctx, value.shape, whole, reading, at, indices[at], clamp=clamp)
-        # A constant means that the block is known to lie out of bounds, where nothing is written.
+        # A constant means that the block is certainly out of bounds, so nothing is written.
         if inside is None or inside.op != "constant":
             write(ctx, nodes, moved[(*at, ...)].reshape(sizes), starts[: nodes.ndim], inside, combine)
     return before.again(nodes)

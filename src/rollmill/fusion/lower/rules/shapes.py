@@ -77,7 +77,7 @@ def _by_move(move: Move) -> Rule:
         (value,) = values
         if is_large(value) or (is_too_large(equation.shape) and not isinstance(value, SHARED_OR_ROWS)):
             return [moved(ctx, equation.primitive, value, equation.shape, equation.params)]
-        # Moving the positions tells where every element goes, for any movement.
+        # Rearranging the indices shows where every element goes, for any operation.
         return [gather_static(ctx, value, move(positions(value.shape), **equation.params))]
 
     return rule
@@ -109,7 +109,7 @@ def _unstack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list
 
 def _only_needed(ctx: Lowering, equation: Equation, value: Value, parts: Sequence[np.ndarray]) -> list[Value]:
     pairs = zip(parts, equation.needed, strict=True)
-    # Parts that are never read are not made: of rows, each would be nodes of its own.
+    # Parts without readers are not created, because each row would need nodes.
     return [gather_static(ctx, value, part) if needed else Const(np.zeros(0)) for part, needed in pairs]
 
 
@@ -130,7 +130,7 @@ def stacked(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
 
 def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
     """Concatenates values along an axis, without any operation in the kernel."""
-    # Empty operands add nothing; without them, one operand is often all that is left.
+    # Empty operands contribute nothing. Often, only one operand remains without them.
     values = [value for value in values if value.shape[axis]] or values[:1]
     if len(values) == 1:
         return values[0]
@@ -142,7 +142,7 @@ def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
     if not any(isinstance(value, RowArray) or hasattr(value, "parts") for value in values):
         nodes = [ctx.scalars(value).nodes for value in values]
         return ScalarArray(np.concatenate(nodes, axis=axis), values[0].dtype)
-    # Along the last axis, rows stand side by side and stay apart until they are read as one.
+    # Rows along the last axis stay separate parts until they are read as one row.
     if axis == len(values[0].shape) - 1:
         return joined(ctx, list(values))
     rows = [ctx.rows(value) for value in values]
@@ -161,7 +161,7 @@ def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.nda
     """Pads an array of indices with -1, which stands for the padding value. Negative padding crops."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]
-        # Interior padding first, then padding at both ends, and last what negative padding cuts off.
+        # Interior padding first, then padding at both ends, and finally the cropping of negative padding.
         spread = np.full((*places.shape[:axis], max(0, size + (size - 1) * inside), *places.shape[axis + 1 :]), -1)
         np.moveaxis(spread, axis, 0)[:: inside + 1] = np.moveaxis(places, axis, 0)
         widths = [(0, 0)] * places.ndim

@@ -85,8 +85,8 @@ def _sorted(
 
 def _exchanged(ctx: Lowering, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:
     """Elements in order, each of them a line of nodes: its first `own` ones, then those that it is sorted by."""
-    # Merging exchanges elements that are far apart, so equal ones keep their order only by their numbers;
-    # neighbours that are equal are never exchanged.
+    # Merging exchanges distant elements, so equal elements keep their order only by an additional index. Exchanges
+    # of neighbours never swap equal elements.
     if len(lines) > FEW and stable:
         lines = [[*line, ctx.constant(n, np.int32)] for n, line in enumerate(lines)]
     for low, high in _neighbours(len(lines)) if len(lines) <= FEW else _merging(len(lines)):

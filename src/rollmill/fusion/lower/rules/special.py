@@ -31,7 +31,7 @@ FIRST, *COEFFICIENTS = (
     9.984369578019570859563e-6,
     1.50563273514931155834e-7,
 )
-"""Lanczos' approximation of the gamma function, with XLA's coefficients."""
+"""The approximation of the gamma function by Lanczos, with the coefficients of XLA."""
 
 FEW_DRAWS = 4
 """Maximum number of draws from a gamma distribution that are computed side by side. More are computed in a

@@ -26,14 +26,14 @@ def windows(
     places: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
     """Returns the indices of the elements in each window, `[*outputs, *sizes]`."""
-    # Positions that a window covers, with the gaps of its dilation.
+    # Positions that a window covers, including the gaps of its dilation.
     reach = [(size - 1) * step + 1 for size, step in zip(sizes, dilation, strict=True)]
     if any(span > size for span, size in zip(reach, places.shape, strict=True)):
-        # `sliding_window_view` refuses windows that are longer than the array: there are none then.
+        # `sliding_window_view` raises an error if windows are longer than the array. The result is then empty.
         counts = [max(0, size - span + 1) for span, size in zip(reach, places.shape, strict=True)]
         return np.zeros((*(-(-n // step) for n, step in zip(counts, strides, strict=True)), *sizes), int)
     under = np.lib.stride_tricks.sliding_window_view(places, reach)
-    # Strides select windows, dilation selects positions within each.
+    # Strides select windows, and dilation selects positions within each window.
     return under[(*(slice(None, None, n) for n in strides), *(slice(None, None, n) for n in dilation))]
 
 
@@ -46,7 +46,7 @@ def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Seq
 def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
     """`[*outputs, numbers of a window]`: places in an array of this shape, -1 for padding."""
     rank = len(shape)
-    # An array of rows has one axis less than the primitive: nothing happens along its rows.
+    # An array of rows has one axis less than the primitive, which does nothing along rows.
     places = spread(positions(shape), params["padding"][:rank], params["base_dilation"][:rank])
     own = (params[name][:rank] for name in ("window_dimensions", "window_strides", "window_dilation"))
     under = windows(places, *own)
@@ -69,7 +69,7 @@ def _pool(op: str) -> Rule:
         nothing = ctx.constant(of_none(op, own.dtype), own.dtype)
         flat, results = own.nodes.reshape(-1), no_nodes(under.shape[:-1])
         for at in np.ndindex(*results.shape):
-            # -1 is padding; what the operation gives of nothing stands only where a window has no number at all.
+            # -1 is padding. The neutral element appears only if a window contains no elements at all.
             inside: list[Node] = [flat[place] for place in under[at] if place >= 0]
             results[at] = reduce(lambda a, b: ctx.apply(op, a, b), inside) if inside else nothing
         return [own.again(results) if own.width is None else ctx.rows_of(results, own.width, own.dtype)]
