@@ -82,7 +82,8 @@ class Answers:
             return _error(404, "this page does not exist")
         try:
             return way(query)
-        except Exception as error:  # the page shows it: a damaged run must not look as if the board had ended
+        # the page shows the error, because a damaged run must not look as if the board had ended
+        except Exception as error:
             return _error(500, f"{path} failed: {type(error).__name__}: {error}")
 
     def _rows(self, query: Query) -> Answer:

@@ -78,7 +78,7 @@ class FolderContents:
             return Changes(self._version, changed, gone, self._varying, self._files)
 
     def item(self, key: str) -> Item | None:
-        """Returns the row of the run or sweep with this key."""
+        """Returns the row whose key is `key`, or None if no run or sweep has this key."""
         with self._lock:
             return self._items.get(key)
 
@@ -175,7 +175,7 @@ def _sweep_signature(root: Path) -> Signature:
 def _is_locked(root: Path) -> bool:
     try:
         return RunDirectory(root).is_held() or RunDirectory(root).is_locked()
-    except Exception:  # a lock that is a link or a folder; reading the run tells what is wrong with it
+    except Exception:  # the lock is a link or a folder, and reading the run reports the problem
         return False
 
 

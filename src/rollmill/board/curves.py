@@ -27,7 +27,7 @@ MAX_TITLE = 70
 
 
 class CurveCache:
-    """Cache of learning curves, which are read again when their runs have changed."""
+    """Cache of learning curves. A curve is read again if its run has changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,7 +109,7 @@ def _group_line(index: int, group: CurveGroup, axis: str) -> ChartLine:
 
 
 def colour_of(index: int) -> str:
-    """Returns the name of the colour of line number `place`."""
+    """Returns the CSS colour class of the line with this index."""
     return f"c{index}" if index < COLOURED else GREY
 
 

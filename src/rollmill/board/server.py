@@ -84,7 +84,7 @@ class BoardServer(ThreadingHTTPServer):
         finally:
             self.shutdown()
             self.server_close()
-            reading.join()  # Python aborts if it ends while a thread imports JAX's libraries
+            reading.join()  # Python aborts if it exits while a thread imports JAX
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores errors caused by a client that closed its connection."""

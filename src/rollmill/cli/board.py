@@ -66,7 +66,7 @@ def leading_page(url: str) -> Iterator[Path]:
 
     Only this user can read the file, whereas all users can see the arguments of a browser's command.
     """
-    with _folder_for_browsers() as folder:  # of mode 700
+    with _folder_for_browsers() as folder:  # only this user can access the folder
         page = Path(folder, "board.html")
         page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
         yield page

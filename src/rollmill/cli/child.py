@@ -17,10 +17,10 @@ def run(parent: str, cores: str, name: str) -> NoReturn:
     from rollmill.core.process_tree import end_with_parent, name_process
 
     take_held_requests()
-    name_process(f"rollmill {Path(name).name}")  # a forked one has the words of the sweep's command
+    name_process(f"rollmill {Path(name).name}")  # a forked process still has the name of the sweep's command
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    # JAX is imported with the cores that it is to use.
+    # JAX is imported after the cores are set, because it creates its threads then.
     from rollmill.cli.main import run_and_exit
 
     end_with_parent(int(parent), signal.SIGTERM)

@@ -40,7 +40,7 @@ class _FileEntry(NamedTuple):
     """A value of a file."""
 
     key: str
-    """As the file has it, with those of its tables in front."""
+    """Key in the file, after the names of its tables."""
     value: Any
 
     @property

@@ -314,7 +314,7 @@ def _match_sentence(result: dict[str, Any]) -> str:
 def _sentence(result: dict) -> str:
     policy = result["policy"] if "policy" in result else f"iteration {result['iteration']}"
     kinds = len(result.get("mean_returns", {}))
-    if kinds > 1:  # the returns of opponents cancel out, so that the spread of their mean says little
+    if kinds > 1:  # the returns of opponents cancel out, so the spread of their mean says little
         returns = f"{_of_kinds(result)}, all agents {result['mean_return']:.5g}"
     else:
         returns = (
@@ -328,7 +328,7 @@ def _sentence(result: dict) -> str:
 
 
 def _of_kinds(result: Mapping[str, Any]) -> str:
-    """Returns the mean return of each agent kind as text, with its standard deviation."""
+    """Formats the mean return of each agent kind with its standard deviation."""
     deviations = result["std_returns"]
     return ", ".join(
         f"{kind} {mean:.5g} (std {deviations[kind]:.4g})" for kind, mean in result["mean_returns"].items()

@@ -98,7 +98,7 @@ def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description:
 
 
 def width() -> int:
-    """Returns the width of a help text in columns: that of the terminal, up to a limit."""
+    """Returns the width of a help text in columns: the width of the terminal, up to a limit."""
     return min(get_terminal_size().columns, MAX_WIDTH)
 
 
@@ -150,7 +150,8 @@ def _default(option: Option) -> list[str]:
     if option.is_required or option.arg.positional or option.arg.only_on:
         return []
     said = ("left out", "Default: ", "By default,")
-    if option.default is None and any(words in option.help for words in said):  # which says what happens then
+    # the description says what happens without the option
+    if option.default is None and any(words in option.help for words in said):
         return []
     return [f"(default: {_text(option.default)})"]
 

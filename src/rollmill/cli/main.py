@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
-    forked = words if arguments is None else []  # a program that calls this function is not to be forked
+    forked = words if arguments is None else []  # a program that calls this function must not be forked
     run_and_exit(lambda: _run(words), keeps_result=records, before=lambda: _fork(forked))
 
 
@@ -93,7 +93,7 @@ def run_and_exit(
     output, _ = open_streams()
     interruption = Interruption()
     interruption.install()
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows question marks instead
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode then shows question marks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:

@@ -54,14 +54,14 @@ def _handle_commands(commands_file: TextIO, reports_file: TextIO) -> int:
         match line.strip():
             case "time":
                 _report(reports_file, seconds=iteration_seconds(prepared))
-                if (most := most_memory(prepared)) > compiled:  # what compiling took is not the training's
+                if (most := most_memory(prepared)) > compiled:  # memory of the compiler does not belong to the run
                     trained = most
             case "stages":
                 before = process_memory()
                 collect = stage_seconds(prepared)
                 _report(reports_file, collect=collect, leftover=max(0, process_memory() - before))
             case "begin":
-                return_freed_memory()  # what timing took is not the training's
+                return_freed_memory()  # memory of the timing does not belong to the run
                 watch = partial(_watch_memory, reports_file, trained=trained)
                 threading.Thread(target=watch, daemon=True).start()
                 return begin_training(prepared).exit_code
@@ -75,9 +75,9 @@ def _report(reports_file: TextIO, **report: Any) -> None:
 def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
     """Reports the peak device memory of the run, if devices have separate memory.
 
-    It polls, because the allocator's own maximum includes what compiling took: XLA tries algorithms on arrays that
-    may be far larger than the training's. `trained` has the bytes of a device that the training's iterations have
-    taken before; 0 if unknown.
+    It polls, because the allocator's own maximum includes memory for compilation: XLA tries algorithms on arrays
+    that may be far larger than the arrays of the run. `trained` is the number of bytes that iterations of the run
+    have used on a device, or 0 if unknown.
     """
     import jax
 
@@ -91,7 +91,7 @@ def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
         if most > reported:
             try:
                 _report(reports_file, peak=most)
-            except (OSError, ValueError):  # the parent or the training has ended
+            except (OSError, ValueError):  # the parent or the training thread has ended
                 return
             reported = most
 

@@ -59,8 +59,8 @@ def control_terminal(text: str) -> None:
 def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
     """Replaces standard output and error with streams that tolerate the loss of their reader.
 
-    Returns None for a stream that is already captured. Descriptors 0 to 2 that are closed are first opened on the
-    null device. Otherwise the next file to be opened would get one of these numbers, and receive the output of
+    Returns None for a stream that is already captured. Closed descriptors from 0 to 2 are first opened on the null
+    device. Otherwise the next file to be opened would get one of these descriptors, and receive the output of
     libraries.
     """
     for descriptor in range(3):

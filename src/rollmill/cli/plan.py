@@ -124,7 +124,7 @@ def _memory_text(request: TrainingRequest) -> str:
 
 
 def described(need: MemoryNeed) -> str:
-    """Returns the memory that a program needs as text, beside the memory that is available."""
+    """Formats the memory that a program needs, and the available memory."""
     if need.process is None:
         of_what = f"on each of {need.devices} devices" if need.devices > 1 else "on the device"
         found = f"memory: {memory_text(need.device)} {of_what}"

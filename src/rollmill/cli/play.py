@@ -58,7 +58,7 @@ def _persons_move(game: GameAgainstPolicy) -> bool:
         print(f"you ({_listed(game.legal_actions)}): ", end="", flush=True)
         line = sys.stdin.readline()
         if not sys.stdin.isatty():
-            print(line.rstrip("\n"))  # a terminal shows what is typed
+            print(line.rstrip("\n"))  # a terminal already shows the typed line
         word = line.strip()
         if not line or word in ("q", "quit", "exit"):
             return False

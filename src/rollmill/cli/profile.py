@@ -133,7 +133,8 @@ def _long_training(resolved: ResolvedRequest) -> tuple[Graph, RunOptions]:
     options = resolved.options
     if "total_timesteps" in resolved.request.settings:
         return resolved.graph(), options
-    # An iteration may be longer than the steps by default, so the batch is that of a training of any length.
+    # An iteration may be longer than the default number of steps, so the batch size is taken from a run of any
+    # length.
     batch = resolved.graph(total_timesteps=PLENTY).loops.batch_size
     steps = max(batch, resolved.total_timesteps)
     if options.fusion == "auto" and steps < MIN_STEPS_TO_TUNE.get(jax.default_backend(), 0):
@@ -191,7 +192,7 @@ def _write(found: Profile, output: Path, *, png: bool) -> None:
             with replacing_named(output / FIGURE) as file:
                 write_figure(file, found)
     except OSError as error:
-        print(draw_profile(found, width=_width()))  # so that nothing is lost
+        print(draw_profile(found, width=_width()))  # prints the profile, so that it is not lost
         raise StorageError(f"{output} cannot be written: {error.strerror or error}.") from error
 
 

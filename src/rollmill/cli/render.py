@@ -117,7 +117,7 @@ def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
         for frame in frames:
             columns, rows = shutil.get_terminal_size()
             lines = draw(frame.picture, columns, max(1, rows - 2))
-            ends = "\x1b[K\n"  # what was there before is longer, or of another picture
+            ends = "\x1b[K\n"  # clears the rest of each line, in which an earlier picture may have been longer
             control_terminal(HOME + ends.join([_caption(frame), *lines]) + CLEAR_REST)
             due = max(due + 1 / fps, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))

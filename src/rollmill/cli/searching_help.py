@@ -30,7 +30,7 @@ OPTIONS = {
     "completion": "completion:Completion",
     "doctor": "doctor:Doctor",
 }
-"""Module and dataclass of each command's own options, without those of `rollmill train`."""
+"""Module and dataclass of each command's own options. Options of `rollmill train` are found separately."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def run(arguments: list[str]) -> int:
 
         def ready() -> None:
             announce(options, listener)
-            if options.address_file is not None:  # only now is it this server's own
+            if options.address_file is not None:  # the file belongs to this server only from now on
                 stack.callback(options.address_file.unlink, missing_ok=True)
 
         if options.workers > 1:

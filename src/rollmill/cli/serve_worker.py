@@ -18,7 +18,7 @@ def run(arguments: str, parent: str, listener: str, counts: str, index: str, cor
     """
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    # JAX is imported with the cores that it is to use.
+    # JAX is imported after the cores are set, because it creates its threads then.
     from rollmill.cli.parsing import parse
     from rollmill.cli.serve import GAVE_UP, Serve
     from rollmill.core.process_tree import end_with_parent

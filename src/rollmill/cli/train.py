@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
 
 def serve(member: Membership) -> int:
     """Serves as a worker host for a run that another process of the same job started, until that run ends."""
-    from rollmill.processes.hosts.agent import serve_host  # of which other trainings have no need
+    from rollmill.processes.hosts.agent import serve_host  # imported here, because other runs do not need it
 
     return serve_host(member, Lines().note)
 

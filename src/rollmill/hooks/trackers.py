@@ -134,13 +134,15 @@ def _wandb_id(event: TrainingStarted) -> str:
         with (
             contextlib.suppress(OSError),
             folder.replacing(WANDB_ID) as file,
-        ):  # without it, a resumed run begins another
+        ):  # if the id cannot be stored, a resumed run begins another W&B run
             file.write(f"{made}\n{path}\n".encode())
     return made
 
 
 def _kept_wandb_id(folder: Folder) -> str | None:
-    """Returns the id that a directory keeps, and on a second line the path that it had; None without an id."""
+    """Returns the id in the directory, followed by a line with the directory's original path, or None without an
+    id.
+    """
     with contextlib.suppress(OSError, RollmillError, UnicodeDecodeError):
         kept = folder.read(WANDB_ID, limit=MAX_ID_BYTES).decode().strip()
         if re.fullmatch(r"\w+(\n/[^\n]*)?", kept):
@@ -186,7 +188,7 @@ def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names with dots, and values as text that is short enough for MLflow."""
+    """Returns names with dots, and values as strings that are short enough for MLflow."""
     for name, part in value.items():
         if isinstance(part, Mapping):
             yield from _flat(part, f"{prefix}{name}.")

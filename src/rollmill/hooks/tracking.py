@@ -71,7 +71,7 @@ def _own(name: str) -> Hook:
         function = getattr(import_named(module), attribute, None)
     except ImportRefused:
         raise
-    except Exception as error:  # whatever the user's module does
+    except Exception as error:  # the user's module can raise anything
         raise UsageError(failed_import(module, error)) from error
     if not callable(function):
         raise UsageError(
@@ -118,7 +118,7 @@ class _Background:
         while not self._given_up and (event := self._events.get()) is not None:
             try:
                 self._hook(event)
-            except (Exception, SystemExit) as error:  # whatever a tracker does, the training goes on
+            except (Exception, SystemExit) as error:  # training continues, whatever the tracker raises
                 kind = "" if isinstance(error, RollmillError) else f"{type(error).__name__}: "
                 self._give_up(f"{kind}{error}")
 

@@ -26,7 +26,7 @@ hook ended it, with a checkpoint. `failed`: a number was not finite. `killed`: i
 and the newest checkpoint is kept. `damaged`: its files cannot be read."""
 
 MAX_NUMBER = 1e18
-"""Upper bound on the magnitude of numbers in a run's files. Larger numbers, as in a damaged file, are ignored."""
+"""Upper bound on the magnitude of values in a run's files. Larger values, as in a damaged file, are ignored."""
 STEPS, SPEED = "env_steps", "steps_per_second"
 
 
@@ -43,8 +43,8 @@ class Entry:
     """Environment steps so far, over all seeds and trials."""
     planned_steps: int | None = None
     mean_return: float | None = None
-    """Mean return of the latest episodes. For a sweep, it is that of the best trial, averaged over seeds if the
-    sweep varies them."""
+    """Mean return of the latest episodes. For a sweep, the mean return of the best trial, averaged over seeds if
+    the sweep varies them."""
     returns: Mapping[str, float] = field(default_factory=dict)
     """Mean return of each agent kind, if there are several kinds. For a sweep, they are those of the best trial,
     or only that of the kind by which trials are compared."""
@@ -65,7 +65,7 @@ class Entry:
 
     @property
     def return_text(self) -> str:
-        """The return of each kind of agents, since those of opponents cancel out, or else the mean return."""
+        """Return of each agent kind, or the mean return if there is only one kind."""
         if self.returns:
             return ", ".join(f"{kind} {number(value)}" for kind, value in self.returns.items())
         return "" if self.mean_return is None else number(self.mean_return)

@@ -77,7 +77,7 @@ def ordered(entries: Sequence[Entry], key: SortKey) -> list[Entry]:
 
 
 def table(entries: Sequence[Entry], *, folder: Path, show: Sequence[str] = (), now: datetime | None = None) -> str:
-    """Returns the rows as text, one per line. Each line ends with the path below `folder`.
+    """Formats the rows as a table with one row per line. Each line ends with the path below `folder`.
 
     Args:
         entries: rows of the overview.
@@ -117,7 +117,7 @@ def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> li
 
 
 def steps_text(entry: Entry) -> str:
-    """Returns the steps so far as text and, for an unfinished run, as a share of the planned steps."""
+    """Formats the steps so far and, for an unfinished run, their share of the planned steps."""
     if entry.steps is None:
         return ""
     share = ""
@@ -127,7 +127,7 @@ def steps_text(entry: Entry) -> str:
 
 
 def age(passed: timedelta) -> str:
-    """Returns the time since an event as text in its largest unit, such as `12 s ago`, `3 h ago` or `5 d ago`."""
+    """Formats the time since an event in its largest unit, such as `12 s ago`, `3 h ago` or `5 d ago`."""
     seconds = max(0, int(passed.total_seconds()))
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:

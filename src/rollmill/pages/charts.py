@@ -13,7 +13,7 @@ MIN_RANGE = 1e-300
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Returns about five round numbers in a range, multiples of 1, 2 or 5 times a power of ten."""
+    """Returns about five round values in a range, multiples of 1, 2 or 5 times a power of ten."""
     if not MIN_RANGE < high - low < math.inf:
         return [low]
     power = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -46,7 +46,7 @@ class ChartLine(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """The ends of an axis, and its labelled numbers."""
+    """The ends of an axis, and the values of its labels."""
 
     low: float
     high: float
@@ -135,7 +135,7 @@ def _whole_parts(line: ChartLine) -> list[list[int]]:
 
 
 def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
-    """Returns the numbers for the script, as JSON in an attribute."""
+    """Returns the points for the script, as JSON in an attribute."""
     shown = [line for line in lines if not line.is_faint]
     data = {
         "x": [x.low, x.high],
@@ -151,5 +151,5 @@ def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
-    """Rounds numbers to five digits, with NaN as None."""
+    """Rounds values to five digits, with NaN as None."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]

@@ -26,8 +26,9 @@ class BarPart(NamedTuple):
 
 
 def escaped(text: str, *, most: int = MAX_TEXT) -> str:
-    """Escapes text for an HTML page and for quoted attributes, truncated to `most` characters or twice as many
-    bytes.
+    """Escapes a string for an HTML page and for quoted attributes.
+
+    The string is truncated to `most` characters, or fewer if they take more than `2 * most` bytes.
     """
     shown = one_line(cut(text, most))
     made = escape(shown)
@@ -84,7 +85,7 @@ def section(title: str, how: str, body: Iterable[str]) -> str:
 
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
-    """Returns large numbers as HTML, each with a few words on its meaning."""
+    """Returns large figures as HTML, each with a few words on its meaning."""
     made = (
         f'<div class="tile"><b>{escaped(value)}</b><span>{escaped(text)}</span></div>' for value, text in figures
     )
@@ -154,7 +155,8 @@ def table(
     """Returns a table of plain text as HTML. It scrolls sideways if it does not fit.
 
     The first cell of a row is shortened to `most` characters, and its leading spaces indent it. The other columns
-    are right-aligned numbers, except those with the indices `left`. The first `num_marked` rows are emphasised.
+    are numeric and right-aligned, except those with the indices `left`. The first `num_marked` rows are
+    emphasised.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
     head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))
@@ -183,7 +185,7 @@ def folded(summary: str, body: Iterable[str]) -> str:
 
 
 def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns the numbers of a chart as an HTML table that opens on a click."""
+    """Returns the values of a chart as an HTML table that opens on a click."""
     return folded("the same as a table", [table(columns, rows)])
 
 

@@ -96,7 +96,7 @@ def single_learner_coarse(counts: Counts) -> Partition:
 
 
 def single_learner_fine(counts: Counts) -> Partition:
-    """Places environments on CPU workers, and one learner that acts and learns for all of them.
+    """Places environments on CPU workers, and one learner that acts and learns from their experience.
 
     `{environment} x workers, {policy, gradients, update} x 1`.
     """
@@ -142,7 +142,7 @@ def _own(name: str) -> DistributionPolicy:
         found: Any = getattr(import_named(module), function, None)
     except ImportRefused:
         raise
-    except Exception as error:  # whatever the user's module does
+    except Exception as error:  # the user's module can raise anything
         raise UsageError(f"distribution {name!r}: {failed_import(module, error)}") from error
     if not callable(found):
         raise UsageError(f"distribution {name!r}: {module} has no function {function!r}.")
@@ -154,7 +154,7 @@ def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Part
         found = policy(counts)
     except ImportRefused:
         raise
-    except Exception as error:  # whatever the user's function does
+    except Exception as error:  # the user's function can raise anything
         raise UsageError(
             f"distribution {name!r} raised {type(error).__name__}: {error}, at {user_frame(error)}. It is called "
             "with the requested counts and must return a Partition."

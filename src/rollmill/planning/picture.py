@@ -1,4 +1,4 @@
-"""Draws a plan as text: the role of each group, and the data sent between groups."""
+"""Draws a plan with characters: the role of each group, and the data sent between groups."""
 
 from rollmill.dataflow import Graph, Interface, Owned, Partition, Role, interfaces, roles_of
 from rollmill.planning.plan import Plan

@@ -82,7 +82,7 @@ class RowSums:
         self, names: list[str], numbers: Float64[np.ndarray, "metrics seeds"], *, iterations: int = 1
     ) -> None:
         """Adds the metrics of one iteration, or their sums over several iterations, given as an array."""
-        if self.names and self.names != names:  # another version began the line, or other options
+        if self.names and self.names != names:  # the line was begun by another version, or with other options
             sums = dict(zip(names, numbers, strict=True))
             self._absent |= {name: self.iterations for name in names if name not in self.names}
             for name, before in zip(self.names, self._sums, strict=True):
@@ -188,7 +188,7 @@ class EpisodeWindow:
         """
         if count:
             self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
-            left = self._sums.count + count  # exact: numbers of episodes are whole
+            left = self._sums.count + count  # exact, because episodes are counted in whole numbers
             while len(self._recent) > 1 and left - self._recent[0].count >= EPISODES:
                 left -= self._recent.popleft().count
             self._sums = self._summed()

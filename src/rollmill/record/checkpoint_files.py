@@ -122,7 +122,7 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
         size = os.fstat(file.fileno()).st_size
         header_bytes = _header_length(file.read(LENGTH.size), size)
         header = parse_object(file.read(header_bytes), where=where, limit=MAX_HEADER_BYTES, error=DamageError)
-        # In the file's own order of arrays, so equality also proves that they are contiguous from offset 0.
+        # Compares the order of the arrays as well, which proves that they are contiguous from offset 0.
         expected_header = _header({name: expected[name] for name in header if name in expected})
         if header.keys() != expected.keys():
             raise DamageError("some of its arrays are missing")

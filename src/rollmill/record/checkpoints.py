@@ -72,7 +72,7 @@ class GivenLeaves(NamedTuple):
     """Leaves of a restored state that do not come from its checkpoint, by path."""
 
     replacing: Mapping[str, np.ndarray] = MappingProxyType({})
-    """Leaves that replace those of a checkpoint. The checkpoint may lack them, or have others in their place."""
+    """Leaves that replace leaves of a checkpoint. The checkpoint may have other leaves at these paths, or none."""
     counted: Callable[[int], Mapping[str, np.ndarray]] = lambda iteration: {}
     """Maps the iteration to leaves that a checkpoint need not contain."""
     left_out: LeftOut | None = None
@@ -223,7 +223,8 @@ class Checkpoints:
         except StorageError as failure:
             if kind is None:
                 raise
-            warnings.warn(str(failure), CheckpointWarning, stacklevel=2)  # must not hide the error in flight
+            # a warning, because an error would hide the exception in flight
+            warnings.warn(str(failure), CheckpointWarning, stacklevel=2)
 
     def _write(
         self,
@@ -241,14 +242,14 @@ class Checkpoints:
             self._put(iteration, arrays, record)
             self._scores[iteration] = _rank(record["score"])
             self._prune(iteration)
-        except Exception as error:  # any error: the training thread has to learn of it
+        except Exception as error:  # the training thread must learn of any error
             with contextlib.suppress(OSError, CheckpointError):
                 self._clean_up()
             raise self._failure(iteration, needed, error) from error
 
     def _put(self, iteration: int, arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> None:
         """Writes a checkpoint under a temporary name, then renames it, moving an existing one aside first."""
-        # If the process dies between the two renames, `_clean_up` restores the checkpoint that was moved aside.
+        # If the process dies between the two renames, `_clean_up` restores the old checkpoint.
         partial, name = f"{WRITING}{iteration}", str(iteration)
         self._folder.remove(partial)
         self._folder.inner(partial).make()
@@ -355,7 +356,8 @@ class Checkpoints:
         for iteration in set(self.iterations()) - keep:
             trash = f"{DELETED}{iteration}"
             self._folder.remove(trash)
-            self._folder.rename(str(iteration), trash)  # first, as a partly deleted checkpoint would look damaged
+            # renamed first, because a partly deleted checkpoint would look damaged
+            self._folder.rename(str(iteration), trash)
             self._scores.pop(iteration, None)
         self._clean_up()
 

@@ -78,7 +78,7 @@ class Dashboard:
         self._status = status
         if starts:
             self._live.start()
-            self._console.show_cursor(True)  # which a process that is killed could not bring back
+            self._console.show_cursor(True)  # because a killed process could not restore it
 
     def close(self) -> None:
         """Ends the dashboard. The last status stays visible."""
@@ -134,7 +134,7 @@ def _rank(name: str) -> int:
 
 
 def fitting(title: str, parts: Iterable[str], width: int) -> str:
-    """Joins a title and as many parts as fit into a line of `width` characters."""
+    """Joins a title and the first parts that fit into a line of `width` characters."""
     line = title
     for part in parts:
         gap = " " if line == title else "   "

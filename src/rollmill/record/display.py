@@ -38,7 +38,7 @@ def choose_display(*, quiet: bool, dashboard: bool = True) -> Display:
         return Quiet()
     if not sys.stderr.isatty():
         return Tolerant(Lines())
-    from rollmill.record.dashboard import Dashboard, fits_terminal  # which nothing but a terminal needs
+    from rollmill.record.dashboard import Dashboard, fits_terminal  # imported here, because only terminals need it
 
     return Tolerant(Dashboard() if dashboard and fits_terminal() else Bar())
 
@@ -66,7 +66,7 @@ class Tolerant:
     def _try(self, show: Callable[[], None]) -> None:
         try:
             show()
-        except (OSError, ValueError):  # a broken pipe, a terminal that hung up, a closed file
+        except (OSError, ValueError):  # for example a broken pipe, a terminal that was closed, or a closed file
             self._shown = Quiet()
 
 
@@ -114,7 +114,7 @@ class Bar:
     """A display with a progress bar that stays at the bottom of the terminal."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # which nothing but a terminal needs
+        from rich.console import Console  # imported here, because only terminals need it
         from rich.progress import BarColumn, Progress, TextColumn
 
         columns = BarColumn(bar_width=24), TextColumn("{task.description}")

@@ -1,4 +1,4 @@
-"""Writes TensorBoard scalars and pictures in a background thread, so that training never waits."""
+"""Writes TensorBoard scalars and pictures in a background thread, so that the run never waits."""
 
 import os
 import socket
@@ -85,7 +85,7 @@ class EventLog:
                     file.write(record(event()))
                     if self._entries.empty():
                         file.flush()
-        except Exception as error:  # any error: `add` must not queue for a thread that has ended
+        except Exception as error:  # whatever the error, `add` must not queue entries for a thread that has ended
             self._error = error
 
 

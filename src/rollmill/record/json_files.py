@@ -24,7 +24,7 @@ def disk_is_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
         return True
     if isinstance(error, DeviceMemoryError) or known_device_error(error) is not None:
-        return False  # a device's memory, which JAX calls RESOURCE_EXHAUSTED too
+        return False  # a device is out of memory, which JAX also calls RESOURCE_EXHAUSTED
     if any(text in str(error) for text in FULL_TEXTS):
         return True
     cause = error.__cause__ or error.__context__
@@ -47,13 +47,14 @@ MAX_BYTES = 2 * 2**20
 def plain(value: Any) -> Any:
     """Converts a value to types that JSON can hold. Raises a `TypeError` if a part of it cannot be converted.
 
-    Arrays become numbers or lists, paths become strings, and NaN and infinities become None.
+    Arrays become scalars or lists, paths become strings, and NaN and infinities become None.
     """
     match value:
         case None | bool() | int():
             return value
         case str():
-            return value.encode("utf-8", "backslashreplace").decode()  # what is no text could not be read again
+            # a string that is not valid Unicode could not be read again
+            return value.encode("utf-8", "backslashreplace").decode()
         case float():
             return float(value) if math.isfinite(value) else None
         case Mapping():

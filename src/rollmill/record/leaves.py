@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import UsageError
 
 KEY_DTYPE = re.compile(r"key<(.+)>")
-NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
+NOT_NUMERIC = "OSUmM"  # kind codes of objects, strings and dates in NumPy
 
 
 class LeafType(NamedTuple):
@@ -102,7 +102,8 @@ def differences(stored: Mapping[str, LeafType], wanted: Mapping[str, LeafType]) 
 def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path, _ in flat]
-    if len(set(names)) < len(names):  # as for {1: ..., "1": ...}: the longer form is unambiguous
+    # two paths can have the same short form, as in {1: ..., "1": ...}, but never the same long form
+    if len(set(names)) < len(names):
         names = [jax.tree_util.keystr(path) for path, _ in flat]
     return list(zip(names, [leaf for _, leaf in flat], strict=True))
 
@@ -127,7 +128,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _key_kind(leaf: Any) -> str:
-    kinds = []  # traced, as `key_impl` accepts arrays and tracers, but no ShapeDtypeStruct
+    kinds = []  # traced, because `key_impl` accepts arrays and tracers, but not ShapeDtypeStruct
     jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
     return str(kinds[0])
 

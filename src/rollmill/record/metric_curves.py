@@ -83,8 +83,8 @@ def thinned_curve(
 def newest_means(run: RunDirectory, prefix: str, *, episodes: int) -> dict[str, float]:
     """Returns means over the newest lines of the metrics whose names begin with a prefix, weighted by episodes.
 
-    Takes as many lines as have these episodes together, of those at the end of the file that are near enough to be
-    read at once. Lines without an episode do not count.
+    Reads back from the end of the file until the lines contain `episodes` episodes, but no further than a single
+    read. Lines without an episode do not count.
     """
     sums: dict[str, float] = {}
     ended = 0.0

@@ -57,7 +57,7 @@ class MetricsLog:
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one line, completely or not at all, and returns it.
 
-        Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are host numbers with
+        Iterations count from 1, and a checkpoint of iteration `i` follows line `i`. Metrics are host scalars with
         names such as `episode/return`. Strings and None are not written to TensorBoard. NaN and infinities become
         null. Raises a `StorageError` if the file cannot be written, for example because the disk is full.
         """
@@ -132,7 +132,7 @@ class MetricsLog:
         size = self._file.seek(0, os.SEEK_END)
         remaining = memoryview(lines)
         try:
-            while remaining:  # a disk that runs full accepts a part first
+            while remaining:  # a disk that is almost full accepts only a part of the data
                 remaining = remaining[self._file.write(remaining) :]
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ STOPPED_SECONDS = 8.0
 """How long a run waits for its store after a signal or an error, in seconds. SIGKILL often follows SIGTERM after
 30 s."""
 MAX_DEPTH = 2
-"""Maximum depth of folders below the run directory whose files are copied, apart from those of checkpoints."""
+"""Maximum depth of folders below the run directory whose files are copied. Checkpoints are copied separately."""
 
 Signature: TypeAlias = tuple[int, int, int]
 """Inode, size and modification time of a file, which show whether it has changed."""
@@ -151,7 +151,7 @@ class Mirror:
                     self.way_out = ", which the next start on this machine renames"
                 self._note(f"this run is no longer copied: {error}")
                 return
-            except Exception as error:  # any error: the training continues
+            except Exception as error:  # training continues after any error
                 failures += 1
                 self._failed(error, failures)
                 continue
@@ -183,7 +183,8 @@ class Mirror:
         with contextlib.ExitStack() as stack:
             newest = self._opened(stack, present[0]) if present else None
             marker = self._claim()
-            for name in self._files():  # after the checkpoints: their lines of the metrics are among them
+            # copied after the checkpoints, so that the metrics include the lines before each checkpoint
+            for name in self._files():
                 self._copy_file(name)
             self._copy_checkpoint(newest)
         for iteration in present[1:]:
@@ -267,7 +268,8 @@ class Mirror:
         """Copies a checkpoint, its record last, unless the store has it."""
         if opened is None or self._checkpoints.get(opened.iteration) == opened.record:
             return
-        if opened.iteration in self._checkpoints:  # another state: without its record it counts as nothing
+        # the store has another state of this iteration, which does not count without its record
+        if opened.iteration in self._checkpoints:
             self._store.delete(_object(opened.iteration, RECORD))
         self._checkpoints[opened.iteration] = b""
         self._store.write(_object(opened.iteration, ARRAYS), opened.arrays)

@@ -121,14 +121,14 @@ class RunDirectory:
         partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with our process number
+            shutil.rmtree(partial, ignore_errors=True)  # left behind by a killed process that had this process id
             partial.mkdir()
             write_json(Folder(partial), VERSIONS, versions)
             write_json(Folder(partial), CONFIG, config)
-            partial.rename(place)  # replaces an empty directory, refuses any other
+            partial.rename(place)  # replaces an empty directory, and fails for any other
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            cls.refuse_occupied(root)  # another process may have created it meanwhile
+            cls.refuse_occupied(root)  # another process may have created it in the meantime
             if disk_is_full(error):
                 raise write_failure(root, error) from error
             raise UsageError(
@@ -214,7 +214,7 @@ class RunDirectory:
 def bring(root: Path) -> None:
     """Downloads a run from its object store, if `root` is a working folder. See `stored_runs.bring`."""
     if (url := url_of(root)) is not None:
-        from rollmill.record import stored_runs  # which nothing but an object store needs
+        from rollmill.record import stored_runs  # imported here, because only object stores need it
 
         stored_runs.bring(root, url)
 

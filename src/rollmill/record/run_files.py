@@ -53,7 +53,7 @@ def is_held(root: Path) -> bool:
 
 def is_locked(root: Path) -> bool:
     """Returns True if another process trains the run in `root`."""
-    if is_held(root):  # to open the file, and close it again, would end the lock
+    if is_held(root):  # opening and closing the lock file would release the lock
         return False
     try:
         with Folder(root).reading(LOCK) as file:
@@ -67,7 +67,7 @@ def is_locked(root: Path) -> bool:
 
 def _lock_or_refuse(root: Path, descriptor: int) -> None:
     try:
-        # A record lock: unlike flock's, it is not inherited by environment workers forked from here.
+        # A record lock, which forked environment workers do not inherit, unlike a lock by `flock`.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         raise UsageError(f"{being_written(root)} hint: wait for that process to end, or stop it first.") from error

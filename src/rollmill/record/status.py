@@ -44,7 +44,7 @@ class Status(NamedTuple):
 
     @property
     def _shown_returns(self) -> str:
-        """The return of each kind of agents, since those of opponents cancel out, or else the mean return."""
+        """Formats the return of each agent kind, or the mean return if there is only one kind."""
         each = ", ".join(f"{name} {_number(value)}" for name, value in self.returns.items())
         return f"returns {each}" if each else f"return {_number(self.episode_return)}"
 

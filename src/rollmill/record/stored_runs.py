@@ -58,7 +58,7 @@ def is_run_file(name: str) -> bool:
     """Returns whether a file with this path relative to the run directory may be downloaded from a store."""
     try:
         fits = all(len(part.encode()) <= MAX_NAME for part in name.split("/"))
-    except UnicodeEncodeError:  # bytes that are no text
+    except UnicodeEncodeError:  # not a valid string
         return False
     return fits and _SAFE_NAME.fullmatch(name) is not None and name not in (MARKER, WRITER)
 
@@ -112,7 +112,7 @@ def bring(root: Path, url: str) -> None:
         for left in reversed(range(TRIES)):
             try:
                 _bring(store, Folder(root))
-            except MissingObjectError:  # a training has deleted a checkpoint since its name was read
+            except MissingObjectError:  # a process that trains has deleted a checkpoint since its name was read
                 if not left:
                     raise
             else:
@@ -129,7 +129,7 @@ def _bring(store: ObjectStore, run: Folder) -> None:
         return
     here = local_marker(run)
     if not there.run and _content(run, CONFIG) == patiently(lambda: store.read(CONFIG)):
-        here = Marker(revision=-1)  # the first copy of this run, or its fetching, was interrupted
+        here = Marker(revision=-1)  # the first copy, or a download, of this run was interrupted
     elif (run.path / CONFIG).exists() and (here is None or here.run != there.run):
         _move_aside(run.path)
         here = None
@@ -183,7 +183,7 @@ def _fetch_file(store: ObjectStore, root: Folder, name: str, size: int) -> None:
         folder = folder.inner(parent)
     folder.make()
     if size <= MAX_BYTES and _content(folder, last) == patiently(lambda: store.read(name)):
-        return  # a file that is not replaced keeps what is remembered of it, such as that its code is trusted
+        return  # a file that stays in place keeps its trust
     _download(store, name, folder, last)
 
 
@@ -204,7 +204,7 @@ def _content(folder: Folder, name: str) -> bytes | None:
 
 
 def _check_empty(url: str, names: Mapping[str, int]) -> None:
-    if names:  # a run's configuration is the first that is copied
+    if names:  # a run would have a configuration, which is copied first
         raise UsageError(
             f"{url} is not empty and does not contain a run: it contains {min(names)}. hint: choose another "
             "--run-dir."

@@ -62,7 +62,7 @@ def read_transitions(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
             arrays = {name: archive[name] for name in archive.files}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # damage anywhere: of the archive, of its compression or of a header of NumPy
+    except Exception as error:  # anything may be damaged: the archive, the compression, or an array header
         raise UsageError(
             f"{path} is no archive of NumPy arrays. hint: rollmill evaluate RUN --record FILE writes one."
         ) from error

@@ -187,7 +187,7 @@ def _schedule_note(
     """Returns the jump of a scheduled value if its ends have changed."""
     if not {"total_timesteps", name} <= after.keys():
         return None
-    waiting = first_learning_iteration(graph)  # no schedule continues before it
+    waiting = first_learning_iteration(graph)  # no schedule continues before learning begins
     ends = [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
     if after[name] is None:
         return None

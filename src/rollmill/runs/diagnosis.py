@@ -17,7 +17,7 @@ from rollmill.runs.saved_run import check_identity, read_options, read_saved, re
 
 
 class Examination(NamedTuple):
-    """The files of a run, and the problems found in them."""
+    """Findings about the files of a run, and problems found in the files."""
 
     notes: list[str]
     """A line for each part of the run that is intact."""

@@ -49,8 +49,9 @@ def note_of_versions(run: RunDirectory) -> str | None:
 
 
 def _major(version: str) -> tuple[int, ...] | None:
-    """Returns the numbers that a version may change only with its meaning. Returns None for a string that is not a
-    version.
+    """Returns the parts of a version that change only if its meaning changes.
+
+    Returns None for a string that is not a version.
     """
     found = VERSION.fullmatch(version)
     if found is None:

@@ -1,4 +1,4 @@
-"""Options for running and recording, as opposed to those of the algorithm and the environment."""
+"""Options for running and recording. Options of the algorithm and the environment are defined elsewhere."""
 
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -28,9 +28,10 @@ Iterations: TypeAlias = Annotated[Count, Range(high=2**53)]
 class RunOptions(PlacementOptions):
     """Settings for running and recording.
 
-    Only eight options change the result of a seed by more than rounding: `seed`; `start_from`, `clone`,
-    `clone_updates` and `pool_from`, other first weights; `asynchronous`, which lets actors use older weights;
-    `numerics`, the precision of kernels' matrix products; and `stop_at_return`, which may end the training early.
+    Only eight options change the result of a seed by more than rounding. These are `seed`, the options for initial
+    weights (`start_from`, `clone`, `clone_updates`, `pool_from`), `asynchronous`, which lets actors use older
+    weights, `numerics`, the precision of matrix products in kernels, and `stop_at_return`, which may end the run
+    early.
     """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
@@ -116,7 +117,7 @@ class RunOptions(PlacementOptions):
     """Show nothing during training."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.start_from, PathLike):  # a path in Python, or a `Run`
+        if isinstance(self.start_from, PathLike):  # a path, or a `Run`, in Python
             object.__setattr__(self, "start_from", fspath(self.start_from))
         super().__post_init__()
         if self.cluster == HOSTS and self.place not in (None, "mesh"):

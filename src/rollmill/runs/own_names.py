@@ -112,6 +112,6 @@ def note_of_unknown(described: dict[str, Any], imports: Sequence[str]) -> str | 
 
 
 def _unknown_elsewhere(described: dict[str, Any], imports: Sequence[str]) -> list[OwnName]:
-    if imports:  # some of them registers the names, as far as can be known
+    if imports:  # some of these modules may register the names
         return []
     return [own for own in own_names(described) if own.module is None]

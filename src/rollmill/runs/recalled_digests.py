@@ -42,8 +42,10 @@ STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdli
 
 
 def recall_digests(graph: Graph, settings: dict[str, Any]) -> None:
-    """Returns the digests of a graph: stored ones if its settings are certain to rebuild it, or else by tracing.
-    New digests are stored.
+    """Gives a graph its stored digests, so that it need not be traced for them.
+
+    If none are stored, they are computed by tracing, and stored. Does nothing if the settings do not determine
+    what the graph computes.
     """
     file = _file_of(settings)
     if file is None:
@@ -68,7 +70,7 @@ def _file_of(settings: dict[str, Any]) -> Path | None:
     is_own = ALGORITHMS.is_built_in(settings["algorithm"]) and ENVIRONMENTS.is_built_in(settings["environment"])
     if not (is_own and jax.config.values["jax_enable_compilation_cache"]):
         return None
-    around = surroundings(jax.devices()[0])  # imports the modules of its platform
+    around = surroundings(jax.devices()[0])  # also imports the modules of the platform
     try:
         modules = sorted(_foreign_modules())
     except _Untold:

@@ -107,7 +107,7 @@ class Summary:
     final_return: float | None = None
     best_return: float | None = None
     final_returns: dict[str, float] = field(default_factory=dict)
-    """Mean return of each kind of agents, where there are several."""
+    """Mean return of each agent kind, if there are several kinds."""
     stopped_by: str | None = None
     """A signal, or a hook."""
     stop_reason: str | None = None
@@ -216,7 +216,7 @@ def check_identity(
     Checkpoints from before a recorded change also belong to the run. The hyperparameters `given` are about to
     change, so they may differ. The error names the fields and both values.
     """
-    changes = read_saved(run).changes  # and with it all types are checked
+    changes = read_saved(run).changes  # also checks all types
     saved, current = metadata.get(IDENTITY), identity_of(run.read_config())
     if not isinstance(saved, dict):
         raise CheckpointError(

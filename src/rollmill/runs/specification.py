@@ -26,7 +26,7 @@ def import_modules(names: Sequence[str]) -> None:
             import_named(name)
         except ImportRefused:
             raise
-        except Exception as error:  # whatever the user's module does
+        except Exception as error:  # the user's module can raise anything
             raise UsageError(failed_import(name, error)) from error
 
 
@@ -38,8 +38,8 @@ def build_graph(algorithm: str, environment: str, config: Any, *, options: Optio
 def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
     """Builds the graph of a run again from its saved settings.
 
-    `imported` are the modules that have been imported for it. Raises a `CheckpointError` if parts of the graph
-    were created in Python without a name, and a `UsageError` if the environment is not registered.
+    `imported` are the modules that have been imported for this run. Raises a `CheckpointError` if parts of the
+    graph were created in Python without a name, and a `UsageError` if the environment is not registered.
     """
     if custom := settings.get("custom"):
         raise CheckpointError(
@@ -144,5 +144,5 @@ def config_from_json(
     """
     try:
         return read_as(config, values, where=where, field=field, error=CheckpointError)
-    except UsageError as problem:  # of the dataclass's own checks
+    except UsageError as problem:  # the dataclass's own checks
         raise CheckpointError(f"{where}: {field and f'{field}: '}{problem}") from problem

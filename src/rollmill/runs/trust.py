@@ -125,7 +125,7 @@ def _start_url(start: object) -> str | None:
         return None
     try:
         return url_of(run_folder("start_from", start))
-    except UsageError:  # it cannot be read either
+    except UsageError:  # an unsupported URL, which cannot be read anyway
         return None
 
 
@@ -239,7 +239,7 @@ def _read(folder: Folder) -> list[TrustedRun]:
     try:
         text = folder.read(FILE, limit=MAX_BYTES)
         return read_as(list[TrustedRun], parse_json(text, where=where, limit=MAX_BYTES), where=where)
-    except (FileNotFoundError, DataError):  # damaged: nothing is trusted
+    except (FileNotFoundError, DataError):  # if the file is damaged, nothing is trusted
         return []
 
 

@@ -74,7 +74,7 @@ def importances(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metri
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """Returns the group index of each value. Many numbers are grouped in bins."""
+    """Returns the group index of each value. Numeric values are grouped in bins if there are many."""
     texts = [text_of(value) for value in values]
     kinds = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -168,7 +168,7 @@ def sweep(
 
 
 NO_SETTINGS = ("recipe", "transform")
-"""Options of `rollmill train` that are not settings of a training request."""
+"""Options of `rollmill train` that are not settings in a training request."""
 
 
 def _names(
@@ -220,7 +220,7 @@ def _axis(algorithm: str, name: str, values: str | list[Any]) -> Axis:
 
 
 def _settings(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by name; those in a dictionary have its name and a dot in front."""
+    """Returns settings by name. The names of nested settings begin with the dictionary's name and a dot."""
     settings: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -240,7 +240,7 @@ def _environment_options(options: Any, transforms: Any) -> dict[str, Any]:
 
 
 def json_value(name: str, value: Any) -> Any:
-    """Converts a value to JSON: NumPy scalars to Python numbers, tuples to lists, and paths to strings.
+    """Converts a value to JSON: NumPy scalars to Python scalars, tuples to lists, and paths to strings.
 
     Raises a `UsageError` if it cannot be represented.
     """
@@ -271,7 +271,7 @@ def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str
 
 
 def _given(axis: Axis, values: Any, value: Any) -> Any:
-    """Returns the caller's own value if it is a list, because grouped seeds are already numbers."""
+    """Returns the caller's element for a value of an axis, or the value itself if it is not an element."""
     if isinstance(values, str) or value not in axis.choices:
         return value
     return values[axis.choices.index(value)]

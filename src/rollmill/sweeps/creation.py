@@ -119,7 +119,7 @@ def typed_axis(algorithm: str, axis: Axis) -> Axis:
 
 
 def _typed(algorithm: str, option: str, value: str | int) -> Any:
-    """Returns a value with its option's type; the numbers of a list are separated by spaces."""
+    """Returns a value with its option's type. Elements of a list are separated by spaces."""
     if option == "seed" and seeds_of(value) is not None:
         return value
     if not isinstance(value, str):
@@ -218,7 +218,8 @@ def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
         return None, count
     check_sampler(sampler)
     if combinations(asked.axes) is not None:
-        points(asked.axes)  # refuses more than can be listed, because they are where proposals repeat
+        # raises an error if there are too many combinations to list, which is necessary once proposals repeat
+        points(asked.axes)
     _check_count(asked, count)
     return sampler, count
 
@@ -274,7 +275,7 @@ def _check_parts(trials: Sequence[Trial]) -> None:
     Packages of the user's modules are found but not imported: what they compute would take memory of a device.
     """
     checked: set[tuple[Callable[[str], object], str]] = set()
-    offered = cache(plugins_named)  # which reads the metadata of all installed packages
+    offered = cache(plugins_named)  # reading the metadata of all installed packages takes time
     for trial in trials:
         for check, name in _named_parts(trial.request, offered):
             if (check, name) not in checked:
@@ -294,7 +295,7 @@ def _named_parts(
     settings = request.settings
     if ":" not in (policy := settings.get("distribution", ":")):
         yield find_distribution, policy
-    if request.imports:  # which may register the others
+    if request.imports:  # these modules may register other names
         return
     if not offered("environment", request.environment):
         yield check_name, request.environment
@@ -365,7 +366,7 @@ def _with_evolution(
         raise UsageError(f"--pbt-every {rule.every_steps} must be less than the {length:,} steps of a trial.")
     for config in configs:
         batch_size = getattr(config, "num_envs", 0) * getattr(config, "num_steps", 0)
-        if batch_size:  # other algorithms than ours may divide their steps in other ways, as their graphs know
+        if batch_size:  # other algorithms may divide their steps differently, which only their graphs determine
             rule.rung_iterations(batch_size, config.total_timesteps // batch_size)
     return replace(spec, evolution=rule)
 

@@ -225,7 +225,7 @@ class SweepDirectory:
         if any(name[:1].isdecimal() for name in trials.inner(trial.name).inner("checkpoints").kinds()):
             return Order(resume=str(run.root), track=trial.request.options.track)
         try:
-            trials.remove(trial.name)  # killed before its first checkpoint
+            trials.remove(trial.name)  # the trial was killed before its first checkpoint
         except OSError as error:
             raise StorageError(f"{run.root} cannot be deleted: {error.strerror or error}.") from error
         return Order(train=trial.request.changed({"run_dir": str(run.root)}))
@@ -245,7 +245,7 @@ class SweepDirectory:
             summary = summaries[trial.name]
             if trial.name in running:
                 status = RUNNING
-            elif _has_ended(summary):  # before it was stopped early
+            elif _has_ended(summary):  # it had ended before it was stopped early
                 status = FINISHED
             elif trial.name in stopped:
                 status = STOPPED_EARLY
@@ -315,7 +315,7 @@ def _read(root: Path, name: str, kind: Any) -> Any:
     described = read_json(Folder(root), name, limit=MAX_BYTES)
     try:
         return read_as(kind, described, where=str(root / name), error=CheckpointError)
-    except UsageError as error:  # of the dataclass's own checks
+    except UsageError as error:  # the dataclass's own checks
         raise CheckpointError(f"{root / name} is damaged: {error}") from error
 
 

@@ -1,6 +1,6 @@
-"""Bootstrap confidence intervals of means over few values.
+"""Bootstrap confidence intervals of means over few samples.
 
-Shape letters: `N` values, `P` numbers each.
+Shape letters: `N` samples, `P` points of each.
 """
 
 import numpy as np

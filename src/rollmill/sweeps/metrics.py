@@ -71,7 +71,7 @@ def result_of(summary: Mapping[str, Any], metric: str) -> int | float | None:
 
 
 def columns_of_kinds(summaries: Iterable[Mapping[str, Any]], metric: str) -> list[str]:
-    """Returns the names of all columns with returns of agent kinds: those in any summary, and that of `metric`."""
+    """Returns the names of all columns with returns of agent kinds: the kinds in any summary, and `metric`."""
     known = (summary.get(OF_KINDS) for summary in summaries)
     names = {f"{RETURNS}{kind}" for of_kinds in known if isinstance(of_kinds, dict) for kind in of_kinds}
     return sorted(names | ({metric} if is_of_kind(metric) else set()))

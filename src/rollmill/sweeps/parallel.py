@@ -1,6 +1,4 @@
-"""Draws parallel coordinates, with an axis for each option, an axis for the metric, and a line for each
-configuration.
-"""
+"""Draws parallel coordinates, with an axis per option, an axis for the metric, and a line per configuration."""
 
 import math
 from collections.abc import Sequence
@@ -28,10 +26,9 @@ class _Axis(NamedTuple):
 
 
 def parallel_coordinates(found: Sequence[Configuration], options: Sequence[str], metric: str) -> str:
-    """Draws the configurations of a sweep as SVG, with the best one on top. `options` names the values of each
-    configuration.
+    """Draws the configurations of a sweep as SVG, with the best configuration on top.
 
-    Returns an empty string for fewer than two configurations.
+    `options` names the values of each configuration. Returns an empty string for fewer than two configurations.
     """
     shown = found[:MAX_LINES]
     if len(shown) < 2:

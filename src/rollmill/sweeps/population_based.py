@@ -64,7 +64,7 @@ def _run(
     results: SweepResults,
     imports: Collection[str],
 ) -> bool:
-    """Runs the process of the trials, and resumes it if it is killed; returns whether it failed."""
+    """Runs the process of the trials, and resumes it if it is killed. Returns whether it failed."""
     rule = sweep.spec.evolution
     assert rule is not None
     kills = 0
@@ -104,7 +104,7 @@ def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str]
     """
     point = common_point([sweep.run(trial).root for trial in trials])
     if point.iteration is None:
-        for trial in trials:  # killed before the first checkpoint of all
+        for trial in trials:  # killed before all trials had a checkpoint
             sweep.trials_folder.remove(trial.name)
     if alone := [trial.name for number, trial in enumerate(trials) if number not in point.members]:
         say(f"trials that continued separately are left out, and keep their own runs: {', '.join(alone)}")

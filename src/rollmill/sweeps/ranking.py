@@ -22,11 +22,11 @@ class _Point(NamedTuple):
 
 
 def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) -> list[dict[str, Any]]:
-    """Returns rows, one for each trial or seed, sorted so that those of the best configuration come first.
+    """Returns rows, one for each trial or seed, sorted so that rows of the best configuration come first.
 
     Within a configuration, the largest `metric` comes first. Configurations with a result for every seed come
-    first, then those that lack some results, and then those without results. Columns in `options` contain the
-    values that vary. If seeds vary, each row also has the columns `OVER_SEEDS`.
+    first, then configurations that lack some results, and finally configurations without results. Columns in
+    `options` contain the values that vary. If seeds vary, each row also has the columns `OVER_SEEDS`.
     """
     varies = SEED in options
     points = _points(rows, options, metric) if varies else {}

@@ -34,7 +34,7 @@ class _Schedule:
     kills: LossCounter = field(default_factory=LossCounter)
     failed: list[str] = field(default_factory=list)
     stopped: dict[str, Judgement] = field(default_factory=dict)
-    """Trials that were told to stop early."""
+    """Trials that are being stopped early, with the judgement that stops them."""
     too_large: list[Trial] = field(default_factory=list)
     """Trials that ended for want of a GPU's memory, and wait until fewer run at a time."""
     without_memory: dict[str, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def run_sweep(
 
     At most `at_once` trials run at a time, by default a number that depends on the machine. If a trial fails, the
     others continue. If its process is killed, the trial is resumed. Trials that ran out of GPU memory run again at
-    the end, at first half as many at a time, and finally one at a time. A sampler proposes a trial when a slot is
+    the end, first with half the concurrency, and finally one at a time. A sampler proposes a trial when a slot is
     free. With `together`, trials that differ only in seeds and hyperparameters may share a program. With
     `also_stopped`, stopped trials continue, and early stopping is off. Trials may import the modules named in
     `imports`. `say` prints a line. On SIGINT or SIGTERM, all running trials stop with a checkpoint.
@@ -83,7 +83,7 @@ def run_sweep(
         try:
             while (open_trials := len(schedule.waiting) + sweep.remaining) and not stop.requested:
                 shares = together == "auto" and early is None
-                # On GPUs one program of many trials is faster than many programs. Proposals come one by one.
+                # On GPUs, one program of many trials is faster than many programs. Proposals arrive one by one.
                 enough = (
                     num_programs(sweep, schedule.waiting, schedule.alone)
                     if shares and not sweep.remaining
@@ -194,20 +194,20 @@ def _next_trials(
 def _stop_early(schedule: _Schedule, early: EarlyStopping) -> None:
     """Looks at all that run or have just come to their end, and stops those that are not among the best."""
     for running in schedule.running:
-        if running.process.poll() not in (None, 0):  # failed or lost, which is told instead
+        if running.process.poll() not in (None, 0):  # the trial failed or was lost, which is reported instead
             continue
         judgement = early.look(running.trial)
         if judgement is not None:
             schedule.stopped[running.trial.name] = judgement
-            running.process.terminate()  # without effect on one that has ended
+            running.process.terminate()  # has no effect on a process that has ended
 
 
 def _outcome(
     sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, trial: Trial, *, alone: bool
 ) -> str:
-    """Returns a sentence on a trial that has ended; one that is to be tried again goes back to the waiting trials.
+    """Returns a sentence on a trial that has ended. A trial to be tried again returns to the waiting trials.
 
-    `alone` says that it shared its GPU with no other.
+    `alone` says that no other trial shared its GPU.
     """
     code = running.process.returncode
     if sweep.is_finished(trial):
@@ -238,9 +238,10 @@ def _outcome(
 
 
 def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
-    """Puts a trial whose shared program has failed back to those that wait; returns a sentence on it.
+    """Returns a trial to the waiting trials because its shared program has failed, and returns a sentence about
+    it.
 
-    If memory was short, it waits for a program with half the trials, and otherwise for a program of its own.
+    If memory was short, it waits for a program with half the trials, and otherwise for a separate program.
     """
     schedule.waiting.append(trial)
     half = len(running.trials) // 2

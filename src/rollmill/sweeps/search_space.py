@@ -71,7 +71,7 @@ def option_name(text: str) -> str:
     words = text.strip().lstrip("-")
     holder, dot, name = words.partition(".")
     holder = holder.replace("_", "-")
-    # The underscores of an option of the environment are its own.
+    # Underscores in an option of the environment are kept.
     return f"{holder}{dot}{name if holder == 'env-option' else name.replace('_', '-')}"
 
 

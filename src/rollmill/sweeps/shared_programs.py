@@ -44,7 +44,7 @@ def trials_together(
         return []
     constants = _constants(waiting[0])
     found = (trial for trial in waiting if _is_fresh(sweep, trial, alone) and _constants(trial) == constants)
-    alike = list(islice(found, most * places))  # no more can start now, however many wait
+    alike = list(islice(found, most * places))  # more trials could not start now
     count = math.ceil(len(alike) / places)
     return alike[:count] if count > 1 else []
 
@@ -120,9 +120,9 @@ def _environment_numbers(request: TrainingRequest) -> dict[str, str]:
     """Returns the schedule shapes of the environment options that are program inputs."""
     values = request.environment_options.values()
     if ":" in request.environment or not any(isinstance(value, int | float | str) for value in values):
-        return {}  # environments of adapters have none, and may be slow to make
+        return {}  # environments of adapters have no declared inputs, and may be slow to create
     try:
         env = make(request.environment, **request.environment_options)
-    except Exception:  # a factory may raise anything, which its trial reports
+    except Exception:  # the factory may raise anything, which the trial will report
         return {}
     return {name: course.shape for name, course in getattr(env, "inputs", {}).items()}

@@ -2,7 +2,7 @@
 
 For discrete actions, the loss is the negative log-probability of the recorded action. For continuous actions, it
 is the squared error of the most likely action, which does not train the standard deviation. The critic learns the
-returns of the recorded episodes. Running statistics of observations and values start from those of the recording.
+returns of the recorded episodes. Running statistics of observations and values are initialised from the recording.
 
 Shape letter: `N` transitions.
 """
@@ -147,7 +147,7 @@ def discounted(
 
 
 def _with_statistics(weights: PolicyWeights, shown: Demonstrations) -> PolicyWeights:
-    """Updates the statistics of observations and values, where there are some, by all transitions."""
+    """Updates the statistics of observations and values, if there are any, with all transitions."""
     observations, values = weights.observations, weights.values
     if observations is not None:
         observations = update_statistics(observations, shown.observation)
@@ -172,7 +172,7 @@ def _learned(
     def loss(network: PyTree[Array], batch: Demonstrations) -> Float[Array, ""]:
         now = eqx.tree_at(lambda weights: weights.network, weights, network)
         errors = jax.vmap(partial(_error, graph, now))(batch)
-        if not with_critic:  # it values normalised rewards, of which the file knows nothing
+        if not with_critic:  # the critic values normalised rewards, but the recording contains unscaled rewards
             return jnp.mean(errors)
         value = jax.vmap(lambda seen: value_of(now, (), seen))(batch.observation)
         return jnp.mean(errors) + 0.5 * jnp.mean(jnp.square((value - batch.target) / scale))
@@ -181,7 +181,7 @@ def _learned(
         network, state = carry
         drawn = jax.random.randint(jax.random.fold_in(key, step), (BATCH,), 0, count)
         gradients = jax.grad(loss)(network, jax.tree.map(lambda leaf: leaf[drawn], shown))
-        with jax.numpy_dtype_promotion("standard"):  # Optax relies on it
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on type promotion
             changes, state = optimiser.update(gradients, state)
             rate = RATE * (1 - step / updates)
             return jax.tree.map(lambda old, change: old - rate * change, network, changes), state
@@ -204,7 +204,7 @@ def _distribution(graph: Graph, weights: PolicyWeights, row: Demonstrations) -> 
 
 
 def _deviation(space: spaces.Box, action: Float[Array, "*shape"], shown: Array) -> Float[Array, "*shape"]:
-    """Returns squared differences, in units of half the range where there are bounds."""
+    """Returns squared differences, in units of half the range for bounded actions."""
     half = np.where(np.isfinite(space.low) & np.isfinite(space.high), 0.5 * (space.high - space.low), 1.0)
     return jnp.square((action - shown) / half.astype(np.float32))
 

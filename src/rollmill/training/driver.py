@@ -1,4 +1,4 @@
-"""Drives a training session, in one program or with workers, and records its reports."""
+"""Drives a run, in one program or with workers, and records its reports."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -146,7 +146,7 @@ def tracking(options: RunOptions, display: Display, algorithm: Graph | None = No
     """
     if not options.track:
         return []
-    from rollmill.hooks.tracking import trackers  # which few trainings need
+    from rollmill.hooks.tracking import trackers  # imported here, because few runs need it
     from rollmill.training.video_log import video_log
 
     others = {"video": partial(video_log, algorithm)}
@@ -163,13 +163,13 @@ def copied(run: RunDirectory, options: RunOptions, display: Display) -> Abstract
     url = url_of(run.root)
     if url is None:
         return nullcontext()
-    from rollmill.record.mirror import mirrored  # which nothing but an object store needs
+    from rollmill.record.mirror import mirrored  # imported here, because only object stores need it
 
     return mirrored(run, url, display.note, warnings_of(options, display))
 
 
 def _print_warning(text: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
+    with suppress(OSError, ValueError):  # nobody reads the output any more
         print(text, file=sys.stderr, flush=True)
 
 

@@ -52,7 +52,7 @@ class PeriodicEvaluation:
         self.every = iterations_between(graph, options)
         """Iterations between two evaluations."""
         self.progress = EvaluationProgress()
-        """The evaluations so far; set anew where the training goes back to an earlier state."""
+        """Evaluations completed so far. It is replaced if the run goes back to an earlier state."""
         self._played: _PlayedAhead | None = None
 
     def is_due(self, iteration: int) -> bool:
@@ -75,11 +75,10 @@ class PeriodicEvaluation:
             self._played = self._play_episodes(window.last, window.after)
 
     def run(self, iteration: int, state: State) -> dict[str, Any]:
-        """Evaluates the policy of a training state and returns the metrics. If a pause has already evaluated the
-        policy, its metrics are returned.
+        """Evaluates the policy of a training state and returns the metrics.
 
-        Raises a `UsageError` if an episode does not end, and a `ContractError` if a host environment raises an
-        exception.
+        If the policy has already been evaluated during a pause, its metrics are returned. Raises a `UsageError` if
+        an episode does not end, and a `ContractError` if a host environment raises an exception.
         """
         played, self._played = self._played, None
         if played is None or played.iteration != iteration:

@@ -82,7 +82,7 @@ class Rung:
     results: tuple[float | None, ...]
     takeovers: tuple[Takeover, ...] = ()
     broken: tuple[int, ...] = ()
-    """Members with numbers that are not finite at this rung."""
+    """Members with non-finite values at this rung."""
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,16 @@ def next_rung(
 ) -> Rung:
     """Decides which members copy others at a rung. Equal arguments give equal decisions.
 
-    Members with numbers that are not finite count as the worst, and each of them copies another member. Other
-    members without a result neither copy nor are copied. If too few members have a result, only the members with
-    numbers that are not finite copy others.
+    Members with non-finite values count as the worst, and each of them copies another member. Other members
+    without a result neither copy nor are copied. If too few members have a result, only the members with
+    non-finite values copy others.
 
     Args:
         rule: rule of the population.
         iteration: number of completed iterations.
         results: result of each member. Larger is better.
         values: hyperparameters of each member.
-        broken: members with numbers that are not finite.
+        broken: members with non-finite values.
         left_out: members that no longer take part.
         only_broken: whether only the broken members copy others.
     """
@@ -146,7 +146,7 @@ def next_rung(
 
 
 def _changed(rule: EvolutionRule, name: str, value: Any, source: random.Random) -> Any:
-    """Returns a number times a factor, within its bounds; what has no bounds is taken over as it is."""
+    """Returns a hyperparameter times a factor, within its bounds. A hyperparameter without bounds is unchanged."""
     if name not in rule.bounds:
         return value
     low, high = rule.bounds[name]

@@ -123,11 +123,12 @@ class Evolving:
             results: result of each lane.
             runs: run of each lane.
             state: states of all lanes, in host memory.
-            broken: lanes with numbers that are not finite, each of which copies another lane.
+            broken: lanes with non-finite values, each of which copies another lane.
             only_broken: whether only the broken lanes copy others.
 
         Returns:
-            The states to continue with, without environments, and the source of each lane that copied another.
+            The states to continue with, without environments, and a dictionary from each lane that copied another
+            to the copied lane.
         """
         lane_of = {number: lane for lane, number in enumerate(self._members)}
         every = [results[lane_of[number]] if number in lane_of else None for number in range(len(self._first))]

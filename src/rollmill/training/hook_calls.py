@@ -34,9 +34,9 @@ class HookCalls:
         self.failure: HookFailed | None = None
         """The error of the first hook that failed."""
         self.exit: SystemExit | None = None
-        """The first exit of the program that a hook asked for; it comes when the state is saved."""
+        """First exit of the program requested by a hook. It is carried out after the state is saved."""
         self.wants_checkpoint = False
-        """Whether a checkpoint was requested; cleared by whoever saves one."""
+        """Whether a checkpoint was requested. Cleared when one is saved."""
 
     @property
     def stopping(self) -> bool:
@@ -51,7 +51,7 @@ class HookCalls:
             except SystemExit as ended:
                 self._hooks.remove(hook)
                 self.exit = self.exit or ended
-            except Exception as error:  # whatever the user's code does, the training keeps its state
+            except Exception as error:  # a hook may raise anything, and the training state must survive
                 self._hooks.remove(hook)
                 self._fail(hook, event, error)
 

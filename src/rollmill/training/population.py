@@ -67,7 +67,7 @@ class Population(NamedTuple):
     folder: Path
     """Directory with the file that contains all rungs."""
     members: tuple[int, ...] = ()
-    """Indices of these runs among the runs at the beginning. Default: all of them."""
+    """Indices of these runs among the initial runs. Default: all of them."""
     total: int = 0
     """Number of runs at the beginning. Default: the number of these runs."""
 
@@ -170,7 +170,7 @@ class _TrainedPopulation(NamedTuple):
     stop: StopRequest
     evolving: Evolving | None
     broken: set[int]
-    """Lanes with numbers that are not finite, until they take over."""
+    """Lanes with non-finite values, until they copy another lane."""
 
 
 def _follow(trained: _TrainedPopulation) -> None:
@@ -184,7 +184,9 @@ def _follow(trained: _TrainedPopulation) -> None:
 
 
 def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int) -> Any:
-    """Trains on from the state after the `first` iterations; returns the state after a rung."""
+    """Trains from the state after the `first` iterations to the next rung or the end, and returns the new
+    state.
+    """
     (program, prepared, lanes, stop, evolving, broken), options = trained, trained.first.options
     training = ProgramTraining(
         prepared.algorithm,
@@ -204,7 +206,7 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
                     training.request_snapshot()
             case Saved(iteration, after):
                 if broken and iteration < until and not stop.requested:
-                    continue  # their state is of no use; they take over at the rung
+                    continue  # the state is not finite, and is replaced at the rung
                 state, kept = _after(trained, iteration, until, after)
                 _keep(lanes, iteration, kept, stopping=stop.requested)
             case StartedUp(so_far):
@@ -215,18 +217,19 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
 
 def _take_rows(trained: _TrainedPopulation, report: MetricsRows) -> bool:
     """Records the metrics of all members. Returns whether a state is wanted."""
-    blocks = stacked(report.rows, report.counts or [1] * len(report.rows))  # once for all of them
+    blocks = stacked(report.rows, report.counts or [1] * len(report.rows))  # stacked once for all lanes
     saving = trained.stop.take_checkpoint_request()
     if trained.evolving is not None:
         _note_broken(trained, blocks)
-        saving |= trained.lanes[0].recorder.is_overdue  # of all at once, so that they can continue from it
+        # saves all runs at once, so that they can continue together
+        saving |= trained.lanes[0].recorder.is_overdue
     return _record(trained.lanes, report.first, blocks, saving=saving and not trained.broken)
 
 
 def _note_broken(trained: _TrainedPopulation, blocks: Sequence[StackedRows]) -> None:
-    """Notes the lanes with numbers that are not finite, which take over from others at the next rung.
+    """Records the lanes with non-finite values, which copy other lanes at the next rung.
 
-    Raises a `NonFiniteError` if all have some.
+    Raises a `NonFiniteError` if all lanes have non-finite values.
     """
     for block in blocks:
         trained.broken.update(np.flatnonzero(block.of(FINITE).min(axis=(0, 1)) <= ALMOST_ONE).tolist())
@@ -332,6 +335,6 @@ def _parted(state: PyTree[Array | np.ndarray], count: int) -> list[PyTree[Array 
 def _parts_of(leaf: Array | np.ndarray, count: int) -> list[Array | np.ndarray]:
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         values = np.asarray(leaf)
-        return [values[number, ...] for number in range(count)]  # of a scalar an array, too
+        return [values[number, ...] for number in range(count)]  # indexing with `...` turns a scalar into an array
     data, kind = np.asarray(jax.random.key_data(leaf)), jax.random.key_impl(leaf)
     return [jax.random.wrap_key_data(data[number], impl=kind) for number in range(count)]

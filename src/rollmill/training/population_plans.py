@@ -44,7 +44,8 @@ def plan_population(
             every `checkpoint_seconds`.
         goes_on: whether the runs already exist.
 
-    Raises a `UsageError` if the requests differ in anything but seeds and numeric hyperparameters.
+    Raises:
+        UsageError: the requests differ in anything but seeds and numeric hyperparameters.
     """
     if len(requests) < 2:
         raise UsageError("a population needs at least two members.")
@@ -72,20 +73,21 @@ class _SharedProgram(NamedTuple):
 
     trainings: int
     checkpoint_iterations: int | None
-    """Iterations between checkpoints; None leaves them to the options."""
+    """Iterations between checkpoints, or None for the interval in the options."""
     goes_on: bool
 
 
 def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _SharedProgram) -> PlannedTraining:
     """Plans one of several runs, with the description traced for the first run's graph."""
     (request, _, options), graph = built
-    if options.log_every is None:  # one process writes the lines of all
+    if options.log_every is None:  # one process writes the lines of all runs
         options = replace(options, log_every=default_log_every(graph, trainings=shared.trainings))
     if shared.checkpoint_iterations is not None:
         options = replace(options, checkpoint_iterations=shared.checkpoint_iterations)
     planned = plan_training(
         graph,
-        replace(options, run_dir=None) if shared.goes_on else options,  # a new run refuses a place that is taken
+        # a new run would reject its existing directory
+        replace(options, run_dir=None) if shared.goes_on else options,
         imports=request.imports,
         recipe=request.recipe,
         described=None if described is None else {**described, **_own_settings(graph)},
@@ -103,9 +105,9 @@ def _graph_beside(first: _Built, resolved: ResolvedRequest) -> Graph | None:
     names = (request.algorithm, request.environment, resolved.planned_envs)
     if names != (other.algorithm, other.environment, first.resolved.planned_envs):
         return None
-    if not ALGORITHMS.is_built_in(request.algorithm):  # others may read their configuration in any way
+    if not ALGORITHMS.is_built_in(request.algorithm):  # other algorithms may read their configuration in any way
         return None
-    if getattr(config, "desired_kl", None) is not None:  # the algorithm checks numbers against each other
+    if getattr(config, "desired_kl", None) is not None:  # the algorithm compares hyperparameters with each other
         return None
     numbers = numbers_for(first.graph.hyperparameters, ours, config)
     parameters = _parameters_beside(first, resolved)
@@ -120,7 +122,9 @@ def _graph_beside(first: _Built, resolved: ResolvedRequest) -> Graph | None:
 
 
 def _parameters_beside(first: _Built, resolved: ResolvedRequest) -> Mapping[str, float] | None:
-    """Returns the parameters of the environment that programs take as inputs; None if they are others."""
+    """Returns the parameters of the environment that are program inputs, or None if they are not the same
+    parameters.
+    """
     ours, theirs, held = first.resolved.environment_options, resolved.environment_options, first.graph.parameters
     if ours == theirs:
         return held

@@ -207,7 +207,7 @@ def compile_program(
             launches=launches,
         )
     claim_compiled(graph, program)
-    return_freed_memory()  # the compiler's is as much as many a training needs
+    return_freed_memory()  # compiling uses as much memory as many runs do
     for note in (*program.notes, *means.notes):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
@@ -236,9 +236,11 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
             f"rollouts are not fused, because {plan.partition.name} has environment and policy in different "
             "groups. hint: distribution=single-learner-coarse"
         )
-    if options.fusion == "auto" or plan.place == "ray":  # whose nodes have other devices than this host
+    # nodes of a Ray cluster may have other devices than this host
+    if options.fusion == "auto" or plan.place == "ray":
         return
-    from rollmill.programs.fused_kernels import check_kernels  # most trainings do without the compiler
+    # imported here, because most runs do not need the compiler
+    from rollmill.programs.fused_kernels import check_kernels
 
     for group in groups:
         device = jax.devices("cpu" if group.device == "cpu" else None)[0]
@@ -255,7 +257,7 @@ def note_replay_size(graph: Graph, plan: Plan, display: Display, *, num_seeds: i
     if size is None:
         return
     replicas = plan.partition.holder("gradients").replicas
-    if plan.place != "ray":  # the memory of other hosts is not known here
+    if plan.place != "ray":  # the memory of other hosts is unknown here
         check_replay_size(size, devices=jax.devices(), replicas=replicas)
     check_message_size(size, place=plan.place, replicas=replicas)
     display.note(str(size))

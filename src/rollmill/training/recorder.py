@@ -135,7 +135,7 @@ class Recorder:
         self._pace = Throughput()
         self._compile_seconds = self._start_seconds = 0.0
         self._reported_seconds = 0.0
-        """Time of the training at the last report of iterations, or at an evaluation since."""
+        """Training time in seconds at the last report of iterations, or at a later evaluation."""
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or default_log_every(algorithm)
         self._courses = list(scheduled_in(algorithm.parameters))
@@ -163,7 +163,8 @@ class Recorder:
                 seeds=self._options.seeds,
             )
         )
-        if self._evaluation is not None and self._evaluation.is_due(self._iteration):  # the run stopped before it
+        # the run stopped before this evaluation
+        if self._evaluation is not None and self._evaluation.is_due(self._iteration):
             self.keep(self._iteration, state, stopping=False)
 
     def _restore(self, restored: Restored) -> None:
@@ -207,7 +208,7 @@ class Recorder:
         """Records the seconds before the first iteration, including compilation, which do not count as training
         time.
         """
-        if not self._start_seconds:  # a replica that was replaced starts later, and the averages continue
+        if not self._start_seconds:  # the averages continue if a lost replica starts again
             self._gpus.restart()
         self._pace.skip(seconds - self._start_seconds)
         self._compile_seconds, self._start_seconds = compile_seconds, seconds
@@ -228,10 +229,10 @@ class Recorder:
         return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
     def record(self, report: MetricsRows) -> int:
-        """Logs the reported iterations up to the first one with a value that is not finite. Returns the number of
-        iterations completed so far.
+        """Logs the reported iterations up to the first iteration with a non-finite value.
 
-        Iterations of one report are assumed to have equal durations.
+        Returns the number of iterations completed so far. Iterations of one report are assumed to have equal
+        durations.
         """
         return self.record_rows(report.first, stacked(report.rows, report.counts or [1] * len(report.rows)))
 
@@ -350,7 +351,7 @@ class Recorder:
         if self._evaluation is not None:
             evaluated = self._evaluation.progress
             return evaluated.mean_return if evaluated.iteration == iteration else None
-        full = all(window.full for window in self._windows)  # the mean of one episode is no score
+        full = all(window.full for window in self._windows)  # the mean of a few episodes is too noisy for a score
         return _mean(self._returns) if full else None
 
     def _note_state(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
@@ -372,7 +373,7 @@ class Recorder:
             **({"evaluations": asdict(self._evaluation.progress)} if self._evaluation else {}),
             IDENTITY: self._identity,
         }
-        self._log.flush()  # a run continues from a checkpoint with the lines before it
+        self._log.flush()  # a resumed run continues after the lines that precede its checkpoint
         self._checkpoints.wait()
         self._announce_checkpoint()
         if not self._options.checkpoint_environments:
@@ -457,7 +458,7 @@ class Recorder:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
     def _episodes_of(self, block: StackedRows) -> list[list[list[float]]]:
-        """Returns the numbers `OF_EPISODES` of each row and seed."""
+        """Returns the metrics `OF_EPISODES` of each row and seed."""
         where = [block.names.index(name) if name in block.names else -1 for name in OF_EPISODES]
         each = np.where(np.asarray(where)[:, None] < 0, 0.0, block.numbers[:, where])
         return each.transpose(0, 2, 1).tolist()

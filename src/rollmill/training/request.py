@@ -175,7 +175,7 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
 
 
 def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
-    """Imports the modules that may register an unknown algorithm: the user's modules and those of installed
+    """Imports the modules that may register an unknown algorithm: the user's modules and modules of installed
     packages.
 
     `options` configure the devices before these modules compute with JAX. They are None if nothing will be
@@ -190,7 +190,7 @@ def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[
 
 
 def default_config(algorithm: str, recipe: str | None) -> Any:
-    """Returns the default hyperparameters of an algorithm, or those of a recipe for it.
+    """Returns the default hyperparameters of an algorithm, as changed by `recipe` if given.
 
     Raises a `UsageError` if a name is unknown, or if the recipe is for another algorithm.
     """
@@ -312,7 +312,7 @@ def _with_num_envs(config: Any, num_envs: int) -> Any:
 
 
 class NamedCode(NamedTuple):
-    """The modules, clusters and object stores that training requests name."""
+    """Modules, clusters and object stores that occur in training requests."""
 
     modules: frozenset[str]
     """Modules to import for distribution policies and environments."""

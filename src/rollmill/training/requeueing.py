@@ -38,7 +38,7 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
             f"{root} contains a run with another configuration: {'; '.join(differing)}. hint: give another "
             f"run_dir, or resume this run as it is, with changes where you want them: {run.command('resume')}"
         )
-    # The command itself names them, on a machine that may not have made the run.
+    # The command itself names these modules, on a machine that may not have created the run.
     remember(run, sorted({*trusted_modules(run), *named_places(saved)}))
     return run
 
@@ -47,7 +47,7 @@ def _differences(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> l
     """Describes each setting in which the requested training differs from the run."""
     given = _settings(algorithm)
     graph = {name: value for name, value in saved.graph.items() if name not in UNCOMPARED}
-    if "hyperparameters" in saved.graph.get("custom", ()):  # no file can hold them
+    if "hyperparameters" in saved.graph.get("custom", ()):  # such hyperparameters cannot be stored in a file
         given, graph = {**given, "config": {}}, {**graph, "config": {}}
     now = flat("", plain(given))
     begun = undone(flat("", graph), saved.changes)
@@ -69,7 +69,7 @@ def _settings(algorithm: Graph) -> dict[str, Any]:
 def _unlike_options(options: RunOptions, saved: SavedConfig) -> list[str]:
     now, default = plain(recorded_options(options)), plain(recorded_options(RunOptions()))
     begun = {name: saved.options.get(name, value) for name, value in default.items()}
-    if now["reduction"] == default["reduction"]:  # found by timing when the run began
+    if now["reduction"] == default["reduction"]:  # the recorded all-reduce was chosen by timing when the run began
         begun["reduction"] = now["reduction"]
     return _unlike(now, begun)
 

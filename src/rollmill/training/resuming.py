@@ -98,7 +98,8 @@ def resume(
     saved_plan = None if where else _saved_plan(run)
     prepare_devices(options, plan=saved_plan)
     asks_policy = saved_plan is None and not where.keys() & {"distribution", "plan"}
-    if not where.keys() & {"distribution", "plan", "place", "cluster"}:  # it continues where it was
+    # without these options, it continues where it was
+    if not where.keys() & {"distribution", "plan", "place", "cluster"}:
         check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)
     graph, display = reopened.graph, choose_display(quiet=quiet, dashboard=dashboard)
@@ -132,7 +133,7 @@ def resume(
             goes_on_in_place=saved_plan is not None,
         )
         prepared = prepare(planned, restored, display)
-        # From here on nothing is refused any more.
+        # All checks are done, so the changes can be recorded.
         note_changes(run, described, graph, reopened.values, restored, display)
         if options.stop_at_return != before.stop_at_return:
             note_option(run, "stop_at_return", options.stop_at_return)
@@ -270,12 +271,13 @@ def _plan_elsewhere(
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
     """Returns the placement options of a resumed run, in which requested options replace the recorded ones."""
     default = asdict(PlacementOptions())
-    if placement:  # the way that was the fastest there need not be the fastest here
+    if placement:  # the fastest all-reduce there may not be the fastest here
         placement = {"reduction": default["reduction"], **placement}
-    if placement.keys() & {"distribution", "plan"}:  # what was said of the old policy is not said of this one
+    # options for the old distribution policy do not apply to the new policy
+    if placement.keys() & {"distribution", "plan"}:
         of_policy = {name: value for name, value in default.items() if name not in ("devices", "gpu_sharing")}
         return {**of_policy, **placement}
-    if placement.keys() & {"place", "cluster"}:  # one of them replaces both
+    if placement.keys() & {"place", "cluster"}:  # each of them replaces both
         return {"place": None, "cluster": None, "host": None, **placement}
     return placement
 

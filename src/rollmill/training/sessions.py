@@ -55,7 +55,8 @@ def _open_program(
 @contextlib.contextmanager
 def _open_workers(prepared: PreparedTraining, run: RunDirectory) -> Iterator[tuple[Training, State]]:
     """Trains with workers, which build the graph from its description."""
-    from rollmill.workers.launch import launch  # a training in one program needs no workers, nor channels
+    # imported here, because runs in one program need neither workers nor channels
+    from rollmill.workers.launch import launch
 
     graph, restored, begin = prepared.algorithm, prepared.restored, None
     if restored:

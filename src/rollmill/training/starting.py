@@ -210,7 +210,7 @@ def _cloned(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:
     """Returns the training state before the first iteration, with the same initial weights for all seeds.
 
-    If `state` is None, the state is created. Environments that Python steps are not part of it.
+    If `state` is None, the state is created. It does not include host environments.
     """
     if state is None:
         state = _learner_alone(graph, seeds) if graph.host is not None else start_state(graph, seeds)
@@ -223,7 +223,7 @@ def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: S
             return leaf
         return jax.device_put(jnp.broadcast_to(array, leaf.shape).astype(leaf.dtype), leaf.sharding)
 
-    return jax.tree.map_with_path(placed, state)  # which takes the states of several seeds, too
+    return jax.tree.map_with_path(placed, state)  # also works if the state has an axis of seeds
 
 
 def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:

@@ -114,7 +114,7 @@ def plan_training(
     refuse_unread(plan, options)
     check_tracking(options)
     given = given_weights(algorithm, options, imports)
-    # Tracing the graph takes long: options that cannot be used are refused before it.
+    # Checked before the graph is traced, which takes long.
     described = describe(algorithm) if described is None else described
     RunDirectory.check_parent(run_root(described, options))
     return PlannedTraining(algorithm, described, options, plan, tuple(imports), recipe, given)
@@ -140,7 +140,7 @@ def begin_training(
         open_checkpoints(run, options) as checkpoints,
     ):
         trained = drive(prepared, run, checkpoints, hooks=hooks, watch=watch)
-    return_freed_memory()  # of compilation above all: a process may train many times
+    return_freed_memory()  # mostly memory of the compiler, because a process may train many times
     return trained
 
 

@@ -69,7 +69,7 @@ class _Videos:
         except CheckpointError:
             if event.path.exists():
                 raise
-            return  # it was displaced while it was read
+            return  # another checkpoint replaced it while it was being read
         self._due = time.monotonic() + SECONDS_BETWEEN
 
     def finish(self, event: TrainingFinished) -> None:
