@@ -159,7 +159,7 @@ class _Counters:
         try:
             with COUNTERS_LOCK:
                 answers = self._nvml.nvmlGpmMetricsGet(nvml_request(self._nvml, first, last)).metrics
-        except Exception:  # such as if no time has passed between the two
+        except Exception:  # for example, no time has passed between the two samples
             return {}
         found = {name: answers[number] for number, name in enumerate(GPM_METRICS)}
         return {name: answer.value / 100 for name, answer in found.items() if not answer.nvmlReturn}
@@ -199,7 +199,7 @@ def watched_gpus() -> Iterator[GpuActivity]:
             nvml = stack.enter_context(open_nvml())
             for gpu in find_gpus(nvml):
                 monitors.append(stack.enter_context(ActivityMonitor(nvml, gpu.index)))
-        except Exception:  # a measurement must not stop what it measures
+        except Exception:  # an error of the measurement must not stop the run
             monitors = []
         yield GpuActivity(monitors)
 

@@ -112,7 +112,8 @@ def release_claim() -> None:
     """Removes this process's memory claim, if it has one."""
     global _own
     if _own is not None:
-        os.close(_own.descriptor)  # who reads the folder next removes the file
+        # closing releases the lock, and the next process that reads the folder deletes the file
+        os.close(_own.descriptor)
         _own = None
 
 
@@ -154,7 +155,7 @@ def _write(folder: Folder, claim: Claim) -> None:
     descriptor = os.open(
         folder.path / f"{claim.pid}{SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
     )
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # one that only reads holds it for a moment
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits for a process that holds it for a moment to read
     _own = _Own(claim, descriptor)
     _write_text(_own)
 

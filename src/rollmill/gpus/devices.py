@@ -163,7 +163,7 @@ def _slices(nvml: Any, device: Any) -> Iterator[Slice]:
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
-        except nvml.NVMLError:  # indices of slices that do not exist
+        except nvml.NVMLError:  # no slice has this index
             continue
         attributes = nvml.nvmlDeviceGetAttributes(part)
         yield Slice(

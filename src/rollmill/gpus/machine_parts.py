@@ -52,9 +52,9 @@ def divide_machine(
     """Divides the machine into parts while its context lasts, and runs the MPS daemons that they need.
 
     Args:
-        wanted: number of parts, or None for the default. The default is one part per core. On GPUs it is as many
-            as fit into memory under MPS but at least one per GPU, one per slice with MIG, or one per GPU if
-            processes take turns.
+        wanted: number of parts, or None for the default. The default is one part per core. On GPUs, the default
+            depends on the sharing: with MPS, the number that fits into memory, but at least one per GPU, with MIG,
+            one per slice, and otherwise, one per GPU.
         most: maximum number of parts.
         sharing: how processes share a GPU.
         enough: limit on the default number on GPUs, which is never less than one per GPU.
@@ -100,8 +100,8 @@ def parts_on_cores(count: int) -> MachineParts:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """Returns the cores of part `number` of `parts`. Parts get equally many cores, or share cores if there are
-    fewer.
+    """Returns the cores of part `number` of `parts`. Parts get equal shares, or share cores if there are too
+    few.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= parts:
@@ -110,7 +110,7 @@ def share_of_cores(number: int, parts: int) -> list[int]:
 
 
 def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
-    alone = len(instances) == 1  # then JAX's own share of the memory is as good
+    alone = len(instances) == 1  # then the memory share that JAX chooses is as good
     return [
         MachinePart(
             tuple(share_of_cores(number, len(instances))),

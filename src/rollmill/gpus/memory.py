@@ -88,7 +88,7 @@ def read_gpu_memory() -> tuple[GpuMemory, ...]:
     try:
         with open_nvml() as nvml:
             return memory_by_nvml(nvml)
-    except Exception:  # any: NVML and its package may be missing, older than what is called, or of another driver
+    except Exception:  # NVML or its package may be missing, too old, or not fit the driver
         return memory_by_smi()
 
 

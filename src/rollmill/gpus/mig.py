@@ -68,7 +68,7 @@ def _layouts(nvml: Any, gpu: Gpu, slices: int) -> Iterator[MigLayout]:
     for profile in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(device, profile)
-        except nvml.NVMLError:  # a profile that this GPU does not have
+        except nvml.NVMLError:  # this GPU does not have the profile
             continue
         if info.instanceCount >= slices:
             memory = int(info.memorySizeMB) * MEBIBYTE

@@ -106,7 +106,7 @@ def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
 
 
 def _foreign_daemon() -> MpsDaemon | None:
-    """Returns a daemon that somebody else has started at the place where CUDA looks for it."""
+    """Returns a daemon that another user or program has started in the folder in which CUDA looks for it."""
     named = {name: os.environ[name] for name in (PIPE_DIRECTORY,) if name in os.environ}
     return MpsDaemon(named, ours=False) if daemon_answers(named) else None
 
@@ -137,13 +137,13 @@ def _locked(folder: Path) -> int | None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         lock = os.open(folder / mps_owner.USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileNotFoundError:  # removed since
+    except FileNotFoundError:  # another process has removed it in the meantime
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(lock), os.stat(folder / mps_owner.USERS)):
             return lock
-    except OSError:  # its owner has the exclusive lock, or has removed it
+    except OSError:  # its owner holds the exclusive lock, or has removed the file
         pass
     os.close(lock)
     return None
@@ -170,7 +170,8 @@ def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
         owner = start_python(
             *(mps_owner.__file__, str(folder), gpu),
             isolated=True,
-            variables={name: text for name, text in os.environ.items() if name != MARK},  # it outlives workers
+            # the daemon outlives workers, so it must not have their mark
+            variables={name: text for name, text in os.environ.items() if name != MARK},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

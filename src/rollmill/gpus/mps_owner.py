@@ -39,7 +39,7 @@ def own(folder: Path, gpu: str) -> None:
     for name in (PIPES, LOGS):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | environment_of(folder) | {"CUDA_VISIBLE_DEVICES": gpu}
-    environment.pop("LD_PRELOAD", None)  # of the user's programs
+    environment.pop("LD_PRELOAD", None)  # it belongs to the user's programs
     daemon, losses = _start(environment), 0
     with (folder / USERS).open("rb") as users:
         while not _is_unused(users.fileno()):
@@ -50,10 +50,11 @@ def own(folder: Path, gpu: str) -> None:
                     return
                 daemon = _start(environment)
             time.sleep(POLL_SECONDS)
-        # This process has the exclusive lock now: nobody uses the daemon, nor joins it before the folder is gone.
+        # This process holds the exclusive lock now, so nobody uses the daemon, or can join it before the folder is
+        # gone.
         _quit(daemon, environment)
         shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # those of other GPUs are in it
+        with contextlib.suppress(OSError):  # fails if the folder contains daemons of other GPUs
             folder.parent.rmdir()
 
 
@@ -93,5 +94,5 @@ def _end_with_owner() -> None:
 
 
 if __name__ == "__main__":
-    if os.fork() == 0:  # it is no child of the process that starts it, which may end or kill its children
+    if os.fork() == 0:  # becomes independent of the process that starts it, which may end or kill its children
         own(Path(sys.argv[1]), sys.argv[2])

@@ -20,7 +20,7 @@ from rollmill.gpus.memory import HINT, GpuMemory
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 FRACTIONS = (FRACTION, "XLA_CLIENT_MEM_FRACTION")
-"""Old and new name of the JAX variable for the memory fraction. JAX refuses to start if both are set."""
+"""Old and new name of the JAX variable for the memory fraction. JAX fails to start if both are set."""
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
 JAX_FRACTION = 0.75
 """Share of GPU memory that JAX allocates by default."""
@@ -36,7 +36,7 @@ MIN_FREE = 2**30
 _chosen: float | None = None
 _as_needed = False
 _memory: tuple[GpuMemory, ...] = ()
-"""Answer from before the start of JAX's backend."""
+"""Memory of the GPUs before the backend of JAX started."""
 
 
 def choose_fraction(fraction: float) -> None:
@@ -76,7 +76,7 @@ def asked_memory() -> Iterator[None]:
     _as_needed = os.environ.get(PREALLOCATE, "true").lower() in ("false", "0")
     try:
         yield
-    finally:  # children decide for themselves
+    finally:  # child processes decide for themselves
         for name in variables:
             os.environ.pop(name, None)
 
@@ -84,7 +84,8 @@ def asked_memory() -> Iterator[None]:
 def memory_variables(
     memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
 ) -> dict[str, str]:
-    """Returns the environment variables with which JAX allocates the free memory, or a `fraction` of it.
+    """Returns the environment variables with which JAX allocates the free memory, or a `fraction` of each GPU's
+    memory.
 
     Variables that the user has set are left out. `memory` describes the GPUs that JAX will use, and is empty if
     unknown. Raises a `DeviceMemoryError` if too little memory is free.
@@ -156,6 +157,6 @@ def memory_notes() -> list[str]:
 
 def backend_has_started() -> bool:
     """Returns whether the JAX backend has started, and therefore already has its memory."""
-    from jax._src import xla_bridge  # JAX tells it nowhere else
+    from jax._src import xla_bridge  # JAX has no public function for this
 
     return xla_bridge.backends_are_initialized()

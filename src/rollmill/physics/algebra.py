@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 TINY = 1e-15
-"""MuJoCo's `mjMINVAL`."""
+"""The constant `mjMINVAL` of MuJoCo."""
 
 
 def real(values: Any) -> Array:

@@ -41,11 +41,11 @@ class _Nearest(NamedTuple):
     case: Int[Array, " n"]
     """0 for a face or the inside, 1 for the middle of an edge, 2 for a corner."""
     face: Int[Array, " n"]
-    """Axis of the face; -1 for the inside of the box."""
+    """Axis of the face, or -1 for the inside of the box."""
     edge: Int[Array, " n"]
     """Axis of the edge."""
     corner: Float[Array, "n 3"]
-    """Signs of the corner; of an edge, -1 along its axis."""
+    """Signs of the corner. For an edge, the sign along its axis is -1."""
 
 
 def sphere_box(spheres: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
@@ -81,7 +81,8 @@ def _ball_in_box(
     apart = clamped - centers
     outside = jnp.sqrt(dot(apart, apart))
     is_inside = outside <= TINY
-    # Inside, the nearest face is that of the least depth; the first one of equal ones, the lower before the upper.
+    # Inside the box, the nearest face has the least depth. If depths are equal, the first axis counts, and the
+    # lower face before the upper face.
     depths = jnp.concatenate([jnp.abs(-sizes - centers), jnp.abs(sizes - centers)], axis=1)
     depths = depths[:, np.array([0, 3, 1, 4, 2, 5])]
     which = jnp.argmin(depths, axis=1)
@@ -212,7 +213,8 @@ def _differing(segment: _Segment, nearest: _Nearest) -> Bool[Array, "n 3"]:
 def _from_corner(segment: _Segment, nearest: _Nearest) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
     differing = _differing(segment, nearest)
     count = jnp.sum(jnp.where(differing, 1, 0), axis=1)
-    is_odd = jnp.where((count == 1)[:, None], differing, ~differing)  # the axis that is not like the two others
+    # the axis whose sign differs from the two others
+    is_odd = jnp.where((count == 1)[:, None], differing, ~differing)
     direction = jnp.where(count == 1, 1.0, -1.0)
     spans = _spans(segment)
     along = jnp.minimum(1.0 - direction * nearest.along, _least(spans, is_odd))
@@ -230,7 +232,8 @@ def _from_edge(segment: _Segment, nearest: _Nearest) -> tuple[Float[Array, " n"]
     differing = _differing(segment, nearest) & ~own
     exists = jnp.sum(jnp.where(differing, 1, 0), axis=1) == 1
     lengths = jnp.abs(segment.axes)
-    # Of the two other axes, the one along which the segment is longer; of equal ones, the second after the edge's.
+    # Of the two other axes, the axis along which the segment is longer. If they are equal, the second after the
+    # edge's axis.
     after, second = ((nearest.edge + k) % 3 for k in (1, 2))
     longer = jnp.where(_of(after, lengths) > _of(second, lengths), after, second)
     turns = _of(longer, jnp.where(differing, 1.0, 0.0)) > 0.5

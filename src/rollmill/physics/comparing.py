@@ -59,7 +59,8 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}.")
     mujoco, compiled = compile_source(source)
-    mujoco.set_mju_user_warning(lambda message: None)  # MuJoCo would write it to a file in the working directory
+    # otherwise MuJoCo writes warnings to a file in the working directory
+    mujoco.set_mju_user_warning(lambda message: None)
     try:
         before, accelerations, contacts, unstable = _visited(mujoco, compiled, steps, seed)
     finally:
@@ -88,7 +89,7 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
 def _visited(
     mujoco: Any, compiled: Any, steps: int, seed: int
 ) -> tuple[list[np.ndarray], np.ndarray, list[int], int | None]:
-    """Returns states and controls, and the accelerations and contacts of MuJoCo steps from them."""
+    """Returns states and controls, and the accelerations and contacts that MuJoCo computes for them."""
     random, data = np.random.default_rng(seed), mujoco.MjData(compiled)
     limited = compiled.actuator_ctrllimited.astype(bool)
     low, high = np.where(limited[:, None], compiled.actuator_ctrlrange, [[-1.0, 1.0]]).T

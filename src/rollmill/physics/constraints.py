@@ -1,4 +1,4 @@
-"""Computes MuJoCo's soft constraints in one configuration: the reference acceleration and stiffness of each row.
+"""Computes the soft constraints of MuJoCo in one configuration: reference acceleration and stiffness of each row.
 
 The reference acceleration of a row is a_ref = -b v - k d (r - margin), where r is the constraint's position, v its
 velocity and d its impedance. The row pushes with the force D (a_ref - a) (MuJoCo documentation, "Computation",

@@ -258,11 +258,11 @@ def _turning_drift(
 
 
 def _turned_apart(placed: Frames, welds: list[BodyEquality]) -> tuple[Float[Array, "n 3"], Float[Array, "n 3 3"]]:
-    """Returns the vector part of the quaternions between orientations, scaled, and what angular velocities make
-    of it.
+    """Returns the vector parts of the quaternions between orientations, scaled, and the matrices that map angular
+    velocities to their rates.
 
-    The quaternion from the second orientation to the first changes by half the angular velocity in the second
-    one times itself.
+    The quaternion from the second orientation to the first changes by half the product of the angular velocity in
+    the second orientation and the quaternion.
     """
     errors: list[Array] = []
     maps: list[Array] = []

@@ -38,7 +38,8 @@ def _body_equality(read: Reader, index: int, *, is_weld: bool) -> BodyEquality:
     name = read.name("EQUALITY", index)
     sides = _sides(read, index, is_weld=is_weld)
     owners = [read.owner(body) for body, _, _ in sides]
-    if owners[0] == WORLD:  # the constraint is the same seen from its other side
+    # the world must be the second side, and exchanging both sides gives the same constraint
+    if owners[0] == WORLD:
         sides, owners = sides[::-1], owners[::-1]
     if owners[0] == WORLD:
         raise UsageError(
@@ -64,7 +65,7 @@ def _sides(read: Reader, index: int, *, is_weld: bool) -> list[tuple[int, np.nda
     objects, data = (int(m.eq_obj1id[index]), int(m.eq_obj2id[index])), m.eq_data[index]
     if m.eq_objtype[index] == read.mujoco.mjtObj.mjOBJ_SITE:
         return [(int(m.site_bodyid[one]), *read.site(one)[1:]) for one in objects]
-    if is_weld:  # the anchor is in the second body, the pose of the second body in the first one
+    if is_weld:  # the anchor is given in the second body, and the pose of the second body in the first body
         anchors, turns = (data[3:6], data[:3]), (data[6:10], UPRIGHT)
     else:
         anchors, turns = (data[:3], data[3:6]), (UPRIGHT, UPRIGHT)

@@ -222,7 +222,7 @@ def bias_accelerations(
         lifted = upwards if of_weightless or not body.weightless else jnp.zeros(6)
         before = lifted if body.parent == WORLD else result[body.parent]
         start, size = body.joints[0].velocity, sum(joint.size for joint in body.joints)
-        if body.joints[0].kind == "free":  # its turning is carried by its flight
+        if body.joints[0].kind == "free":  # the linear velocity of a free body carries its rotation along
             flight, spin = rates[start : start + 3], rates[start + 3 : start + 6]
             result.append(before + joined(jnp.zeros(3), cross(flight, spin)))
             continue
@@ -234,7 +234,7 @@ def bias_accelerations(
 def _carrying(
     structure: Structure, placed: Frames, rates: Float[Array, " dofs"], motions: Float[Array, "bodies 6"]
 ) -> list[Float[Array, "size 6"]]:
-    """Returns for each body the motions that carry the axes of its joints; nothing for a free one."""
+    """Returns the motions that carry the axes of each body's joints, or nothing for a free body."""
     result: list[Array] = []
     for body in structure.bodies:
         motion = jnp.zeros(6) if body.parent == WORLD else row(motions, body.parent)

@@ -139,7 +139,7 @@ def _import_mujoco() -> Any:
                 f"of it for Python {version} on {platform.machine()}, use a Python for which PyPI has wheels of "
                 "mujoco."
             ) from None
-        # Importing it also loads the renderer that MUJOCO_GL chooses.
+        # Importing MuJoCo also loads the renderer that MUJOCO_GL selects.
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(
             f"the package mujoco cannot be imported with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} ({reason}). "

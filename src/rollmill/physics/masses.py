@@ -19,8 +19,8 @@ from rollmill.physics.kinematics import Frames, Inertias, per_dof
 from rollmill.physics.model import WORLD, Model, Structure
 
 LARGE = 24
-"""Number of degrees of freedom from which a dense matrix is factored by XLA's library. Single operations would
-take minutes to compile, and kernels have no space for such a matrix."""
+"""Number of degrees of freedom from which a dense matrix is factored by the library of XLA. Single operations
+would take minutes to compile, and kernels have no space for such a matrix."""
 
 
 class SparseMatrix(NamedTuple):
@@ -96,14 +96,14 @@ def with_diagonal(
     diagonal: Float[Array, " dofs"],
     dofs: Collection[int] | None = None,
 ) -> SparseMatrix:
-    """Adds one number for each degree of freedom to a matrix. For free bodies, numbers refer to their own axes.
+    """Adds one value for each degree of freedom to a matrix. For free bodies, values refer to their own axes.
 
     Args:
         structure: structure of the robot.
         placed: poses of the robot's bodies.
         matrix: matrix to add to.
-        diagonal: numbers to add.
-        dofs: degrees of freedom whose numbers are not zero. Default: all.
+        diagonal: values to add.
+        dofs: degrees of freedom whose values are not zero. Default: all.
     """
     rows: list[Array] = []
     for i, entries in enumerate(matrix.rows):

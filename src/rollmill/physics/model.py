@@ -301,7 +301,7 @@ class Model(eqx.Module):
 
 
 class RobotState(eqx.Module):
-    """State of a robot: coordinates, velocities, and what a step keeps for the next one."""
+    """State of a robot: coordinates, velocities, and values that a step stores for the next step."""
 
     positions: Float[Array, " coordinates"]
     """Coordinates, as `qpos` in MuJoCo. Quaternions have length 1."""
@@ -310,4 +310,4 @@ class RobotState(eqx.Module):
     accelerations: Float[Array, " dofs"]
     """Accelerations in the last step, from which the constraint solver starts."""
     sensors: Float[Array, " readings"]
-    """Sensor readings of the last step: three numbers for each sensor, then the forces on joints."""
+    """Sensor readings of the last step: three values for each sensor, then the forces on joints."""

@@ -9,7 +9,7 @@ import numpy as np
 from rollmill.physics.model import WORLD, Rows, Softness, Triple
 
 _TINY = 1e-15
-"""MuJoCo's `mjMINVAL`."""
+"""The constant `mjMINVAL` of MuJoCo."""
 
 
 class Reader:
@@ -152,8 +152,8 @@ class Reader:
         return np.array(m.body_ipos[body], float), self._matrix(m.body_iquat[body])
 
     def softness(self, reference: Any, impedance: Any) -> Softness:
-        """Returns the stiffness and damping of a constraint from its `solref` and `solimp`, within MuJoCo's
-        limits.
+        """Returns the stiffness and damping of a constraint from its `solref` and `solimp`, limited as in
+        MuJoCo.
         """
         low, high, width, midpoint, power = (float(value) for value in impedance)
         low, high, midpoint = (float(np.clip(value, 0.0001, 0.9999)) for value in (low, high, midpoint))
@@ -175,7 +175,7 @@ class Reader:
 
 
 def as_triple(values: Any) -> Triple:
-    """Converts a vector to a tuple of three numbers, as `Structure` holds it."""
+    """Converts a vector to a tuple of three floats, as `Structure` holds it."""
     x, y, z = (float(value) for value in values)
     return x, y, z
 

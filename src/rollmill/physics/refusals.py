@@ -39,15 +39,16 @@ _ZEROS = {
     "sensor_delay": ("SENSOR", "a delay"),
     "sensor_interval": ("SENSOR", "an interval"),
 }
-"""Arrays of numbers that have to be zero, some of which older versions do not have."""
+"""Arrays that must be zero. Older versions of MuJoCo lack some of them."""
 
 
 DISABLED = {
     *("CONSTRAINT", "EQUALITY", "FRICTIONLOSS", "LIMIT", "CONTACT", "PASSIVE", "SPRING", "DAMPER", "GRAVITY"),
     *("CLAMPCTRL", "FILTERPARENT", "ACTUATION", "REFSAFE", "EULERDAMP"),
-    *("WARMSTART", "MIDPHASE", "NATIVECCD", "ISLAND", "MULTICCD"),  # ways to the same accelerations
-    "AUTORESET",  # of unstable robots, which environments end
-    "SENSOR",  # rejected beside sensors
+    # these affect only how the accelerations are computed
+    *("WARMSTART", "MIDPHASE", "NATIVECCD", "ISLAND", "MULTICCD"),
+    "AUTORESET",  # resets unstable robots, whose episodes end anyway
+    "SENSOR",  # checked separately
 }
 """Features that a model may disable, as in `mjtDisableBit`: Rollmill disables them too, or they do not affect a
 step."""
@@ -106,10 +107,11 @@ def _refuse_compensation(mujoco: Any, compiled: Any) -> None:
     """Raises a UsageError unless gravity is compensated wholly or not at all in each tree."""
     flags, bits = int(compiled.opt.disableflags), mujoco.mjtDisableBit
     if all(flags & int(getattr(bits, f"mjDSBL_{flag}", 0)) for flag in ("SPRING", "DAMPER")):
-        return  # MuJoCo leaves it out
+        return  # MuJoCo ignores it
     for index in np.flatnonzero(compiled.body_gravcomp):
         tree = compiled.body_treeid == compiled.body_treeid[index]
-        others = compiled.body_gravcomp[tree]  # the root's stands for its tree, even if it has no mass
+        # the value of the root applies to its tree, even if the root has no mass
+        others = compiled.body_gravcomp[tree]
         if compiled.body_treeid[index] < 0 or np.all(others == 1.0):
             continue
         name = name_of(mujoco, compiled, "BODY", int(index))

@@ -21,7 +21,7 @@ from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import Structure
 
 MANY = 8
-"""Number of points between two moving bodies from which one matrix product handles all of them."""
+"""Minimum number of points between two moving bodies for which one matrix product handles all of them."""
 
 
 class ContactSides(NamedTuple):
@@ -84,7 +84,9 @@ def alone(sides: tuple[ContactSides, ...]) -> tuple[int, ...]:
 def added_stiffness(
     structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
-    """Returns what points that are held against the world add to the inertias of the bodies."""
+    """Returns the stiffness that constraints between points of bodies and the world add to the inertias of the
+    bodies.
+    """
     single, first = alone(sides), sides[0]
     if not single:
         return None
@@ -95,7 +97,7 @@ def added_stiffness(
 def joining(
     structure: Structure, placed: Frames, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "dofs dofs"] | None:
-    """Returns what constraints between two moving bodies add to the Hessian: J'WJ of each constraint."""
+    """Returns the terms J'WJ that constraints between two moving bodies add to the Hessian."""
     if len(sides) < 2:
         return None
     first, second = sides

@@ -1,4 +1,4 @@
-"""Solves for the constrained acceleration, by Newton's method on MuJoCo's convex cost with a fixed number of
+"""Solves for the constrained acceleration, by Newton's method on the convex cost of MuJoCo with a fixed number of
 iterations.
 
 The cost is 1/2 (x - x0)' M (x - x0) + sum of s(row), where x0 is the acceleration without constraints and s is D/2
@@ -49,7 +49,7 @@ class _Problem(NamedTuple):
     inertia: Float[Array, "dofs dofs"]
     """All entries of `matrix`."""
     smooth: Float[Array, " dofs"]
-    """All forces but those of constraints and of inertia."""
+    """All forces except constraint forces and inertial forces."""
 
 
 class _Pushes(NamedTuple):
@@ -75,7 +75,7 @@ def constrained_accelerations(
         placed: poses of the robot's bodies.
         rows: constraint rows of the robot.
         matrix: inertia matrix of the robot.
-        smooth: all forces except those of constraints and inertia.
+        smooth: all forces except constraint forces and inertial forces.
         start: accelerations at which Newton's method begins.
     """
     if rows.are_none:
@@ -149,7 +149,7 @@ def _pushes(rows: ContactRows, accelerations: Float[Array, "bodies 6"]) -> _Push
     entries = [jnp.sum(active, axis=1), skew1, skew2, skew1, square1, zero, skew2, zero, square2]
     inner = jnp.stack(entries, axis=1).reshape(-1, 3, 3)
     back = np.swapaxes(rows.frames, -1, -2) if isinstance(rows.frames, np.ndarray) else transposed(rows.frames)
-    half = times(back[:, None], inner)  # of each row
+    half = times(back[:, None], inner)  # product with each row
     return _Pushes(times(back, along), times(back[:, None], transposed(half)))
 
 

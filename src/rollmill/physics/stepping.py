@@ -89,7 +89,7 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
         pushed = _constraint_wrenches(structure, rows, equal, changes)
         readings.append(_readings(model, placed, pushed, turning, changes))
     if structure.force_readings:
-        # Constraints are all that is left between the forces of inertia and the others.
+        # The difference between inertial and other forces is the force of the constraints.
         forces = acted.forces + inertial - driven
         forces = (
             forces
@@ -136,7 +136,9 @@ def _implicit(
 
 
 def _tendon_damping(structure: Structure, acted: Actuation) -> Float[Array, " tendons"] | None:
-    """Returns the damping of tendons that implicitfast takes at the end of a step; None if there is none."""
+    """Returns the damping of tendons that implicitfast evaluates at the end of a step, or None if there is
+    none.
+    """
     if structure.implicit != "velocity" or not structure.tendons:
         return None
     own = [tendon.damping for tendon in structure.tendons]
@@ -148,7 +150,7 @@ def _tendon_damping(structure: Structure, acted: Actuation) -> Float[Array, " te
 def _constraint_wrenches(
     structure: Structure, rows: ConstraintRows, equal: EqualityRows, changes: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"] | None:
-    """Returns what contacts and equality constraints do to bodies; None if there are none."""
+    """Returns the wrenches of contacts and equality constraints on bodies, or None without constraints."""
     parts = [contact_wrenches(structure, rows, changes), equality_wrenches(structure, equal, changes)]
     present = [part for part in parts if part is not None]
     return sum(present[1:], present[0]) if present else None
@@ -185,7 +187,7 @@ def _reading(sensor: Sensor, placed: Frames, wrench: Float[Array, "6"]) -> Float
 def _moved(
     structure: Structure, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]
 ) -> Float[Array, " coordinates"]:
-    """Returns coordinates after a step at constant velocities; quaternions have length 1."""
+    """Returns coordinates after a step at constant velocities, with quaternions scaled to length 1."""
     parts: list[Array] = []
     for joint in structure.joints:
         at, dof = joint.position, joint.velocity

@@ -1,4 +1,4 @@
-"""Converts drawings to pixels, and frames to files or text. Draws figures with matplotlib."""
+"""Converts drawings to pixels, and frames to files or terminal output. Draws figures with matplotlib."""
 
 from rollmill.pictures.captions import Legend as Legend, captioned as captioned
 from rollmill.pictures.figures import (

@@ -1,4 +1,4 @@
-"""Captions below pictures, a strip with texts in fixed positions and a legend of colours, drawn by Pillow."""
+"""Captions below pictures, strips with strings at fixed positions and a legend of colours, drawn by Pillow."""
 
 import importlib
 from collections.abc import Iterator, Sequence
@@ -34,10 +34,10 @@ class _Placed(NamedTuple):
 
 
 def captioned(picture: Picture, texts: Sequence[str], legend: Legend = ()) -> Picture:
-    """Returns the picture above a strip with the texts and a legend.
+    """Returns the picture above a strip with the strings `texts` and a legend.
 
-    The height depends only on the number of texts and on the legend, so all frames of a film have the same size. A
-    picture that is too narrow is returned unchanged. Raises a `UsageError` if Pillow is not installed.
+    The height depends only on the number of strings and on the legend, so all frames of a film have the same size.
+    A picture that is too narrow is returned unchanged. Raises a `UsageError` if Pillow is not installed.
     """
     width = picture.shape[1]
     if width < MIN_WIDTH:

@@ -158,7 +158,8 @@ def _write_mp4(path: Path, frames: Iterator[Picture], fps: float) -> None:
     )
     margins = ((0, even[0] - height), (0, even[1] - width), (0, 0))
     try:
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # its fork only runs ffmpeg
+        # the forked process only executes ffmpeg
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
             writer.send(None)
             writer.send(np.pad(first, margins, mode="edge"))
         for frame in frames:

@@ -77,7 +77,7 @@ def _rgb(colour: str) -> Float[np.ndarray, "3"]:
 
 
 def _in_pixels(shape: Shape, drawing: Drawing, scale: tuple[float, float]) -> Shape:
-    """Returns the shape in pixels from the upper left corner, in plain numbers that can be keys of a cache."""
+    """Returns the shape in pixels from the upper left corner, as Python scalars that can be keys of a cache."""
     points = [shape.centre] if isinstance(shape, Circle) else shape.points
     placed = tuple(((float(x) - drawing.left) * scale[0], (drawing.top - float(y)) * scale[1]) for x, y in points)
     match shape:

@@ -21,7 +21,7 @@ def coloured_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int)
 
 
 def plain_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
-    """Returns a picture as lines of ASCII characters, dark where it differs from its upper left corner."""
+    """Returns a picture as lines of ASCII characters. Pixels that differ from the upper left corner are dark."""
     height, width = _fitted(picture, columns, 2 * rows)
     pixels = resized(picture, max(1, height // 2), width).astype(np.float32)
     paper = pixels[0, 0]

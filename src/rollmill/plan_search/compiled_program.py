@@ -155,7 +155,7 @@ def _of_fullest(devices: Sequence[Any], name: str) -> int:
 
 def process_memory() -> int:
     """Returns the bytes used by this process and its descendants, or 0 if the system does not report it."""
-    return_freed_memory()  # by the compiler
+    return_freed_memory()  # returns memory that the compiler has freed
     return resident_memory(descendants_of(os.getpid()))
 
 

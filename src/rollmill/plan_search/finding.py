@@ -141,8 +141,8 @@ def find_plan(
     """Searches for the fastest plan on this machine or on `machine`, or returns the result of an earlier search.
 
     `graph_of` returns the graph with a given number of environments, or with the user's own number for None.
-    `environment` contains the environment variables of processes that train. `say` is called with a line of text
-    for each candidate that is tried. Raises a `UsageError` if there is no candidate, or if none can run. Raises
+    `environment` contains the environment variables of processes that train. `say` is called with a line for each
+    candidate that is tried. Raises a `UsageError` if there is no candidate, or if none can run. Raises
     `SearchStopped` after a signal, once all processes have ended.
     """
     graph_of = cache(graph_of)

@@ -140,7 +140,8 @@ class CandidateProcess:
         )
 
     def _send(self, command: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed, with the reason, while waiting
+        # the process has ended, which the wait below reports with the reason
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, f"{command}\n".encode())
 
     def _wait(self, look: Callable[[], T | None], *, seconds: float) -> T:
@@ -224,7 +225,7 @@ class _PeakMemory:
         self._pid, self._last, self.peak = pid, 0.0, 0
 
     def look(self) -> None:
-        """Looks again, if the last look was long enough ago."""
+        """Measures the memory again, unless the last measurement was recent."""
         now = time.monotonic()
         if now - self._last >= MEMORY_SECONDS:
             self._last, self.peak = now, max(self.peak, resident_memory(descendants_of(self._pid)))

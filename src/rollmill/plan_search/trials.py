@@ -25,9 +25,8 @@ CORES_FOR_THE_NEXT = 4
 The imports of the next process end before the current candidate is measured.
 """
 FURTHER_PROCESS = 0.9
-"""Memory of each additional process of a run, relative to a process that trains alone. Processes share libraries,
-and each compiles only parts of the run.
-"""
+"""Memory of each additional process of a run, relative to a process that trains by itself. Processes share
+libraries, and each compiles only parts of the run."""
 
 PLACED_BY_CANDIDATES = (
     "distribution",
@@ -173,7 +172,7 @@ class ProcessTrials:
                 learns_from=learns_from,
             )
             self._has_measured = True
-            # What workers take of a GPU is not known here: JAX reserves most of it for them.
+            # The GPU memory that workers use is unknown here, because JAX reserves most of it for them.
             known = candidate.place == "program" or not self.machine.gpus
             return found if known else found._replace(memory=None)
         finally:
@@ -210,7 +209,7 @@ class ProcessTrials:
         return candidate.num_envs or self.workload.num_envs
 
     def _memory_of_workers(self, candidate: Candidate) -> float | None:
-        """Returns the bytes that workers of one GPU need together, as one program would, or those of processes."""
+        """Returns the bytes that the workers of one GPU need together, as one program or as separate processes."""
         if self.machine.gpus:
             together = self.program_bytes.get(self._num_envs(candidate))
             return None if together is None else together / max(candidate.gpus, 1)

@@ -16,7 +16,7 @@ from rollmill.envs.host import replaced_by_legal
 
 WARM_STEPS, MIN_STEPS = 3, 10
 MAX_SECONDS = 1.0
-"""Seconds for which steps are repeated after the first ones, unless `MIN_STEPS` steps take longer."""
+"""Seconds for which steps are repeated after the first steps, unless `MIN_STEPS` steps take longer."""
 SCHEDULING = Path("/proc/thread-self/schedstat")
 """File in which Linux reports on the scheduling of a thread. Its second number is the nanoseconds spent ready
 without a core.
@@ -65,7 +65,9 @@ class _Clocks:
         self._wall, self._computing, self._without_core = time.perf_counter(), time.process_time(), _without_core()
 
     def waited_since(self) -> float:
-        """Returns the share of the time since then without computing, except that in which a core was lacking."""
+        """Returns the share of the time since this object was created in which the process neither computed nor
+        lacked a core, from 0 to 1.
+        """
         served = time.perf_counter() - self._wall - (_without_core() - self._without_core)
         computing = time.process_time() - self._computing
         return min(max(1 - computing / max(served, 1e-9), 0.0), 1.0)

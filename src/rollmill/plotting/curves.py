@@ -67,7 +67,7 @@ def plot(
     """
     axes = axes_of(x)
     file = None if output is None else coerce("output", Path, output)
-    opened = _opened(runs)  # what is no run is told before what is wrong with the output
+    opened = _opened(runs)  # checked first, so that invalid runs are reported before problems of the output
     if file is not None:
         check_output(file, force=force)
     curves = _read_curves(opened, metric=coerce("metric", str | None, metric), smoothing=smoothing)._replace(

@@ -56,7 +56,7 @@ class CurveGroup(NamedTuple):
     """The learning curves of runs with the same configuration."""
 
     label: str
-    """The settings in which the group differs from others, as text."""
+    """The settings in which the group differs from others, as a string."""
     runs: tuple[str, ...]
     """Name of each curve's run."""
     steps: Band

@@ -25,13 +25,13 @@ def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:
     if handles:
         columns = 2 if len(labels) > 3 else 1
         legend = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
-        for text in legend.get_texts():  # names of others are no formulas
+        for text in legend.get_texts():  # other people's names must not be parsed as formulas
             text.set_parse_math(False)
     figure.savefig(file, format="png")
 
 
 def _draw(part: Any, curves: Curves, axis: str) -> None:
-    for index in reversed(range(len(curves.groups))):  # the best lie on top
+    for index in reversed(range(len(curves.groups))):  # the best groups are drawn last, on top
         group, band = curves.groups[index], getattr(curves.groups[index], axis)
         coloured = index < COLOURED
         colour = COLOURS[index] if coloured else GREY

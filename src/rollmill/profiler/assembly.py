@@ -55,7 +55,8 @@ def profile_of(
         ceilings=calibration.ceilings,
         memory=memory(processes),
         devices=device_activities(windows.activities, process_times),
-        cores=None if prepared.spec.read_plan().place == "ray" else windows.cores,  # workers may be elsewhere
+        # Ray workers may be on other hosts
+        cores=None if prepared.spec.read_plan().place == "ray" else windows.cores,
         windows=tuple(
             results.WindowDuration(
                 1e-9 * pair.profiled,

@@ -44,7 +44,7 @@ def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram)
         launches=program.launches,
         compiler_options=SEPARATE_INSTRUCTIONS,
     )
-    # What is done once is not recorded: a replay memory is filled, algorithms for products are chosen.
+    # One-time work is not recorded, such as filling a replay memory and choosing algorithms for products.
     state, metrics = separate.advance(separate.start(), first_learning_iteration(prepared.algorithm) + 1)
     metrics.block_until_ready()
     text = separate.step.as_text() or ""

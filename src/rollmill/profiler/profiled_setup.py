@@ -49,7 +49,7 @@ def _possible_fusion(prepared: PreparedTraining, plan: Plan) -> str:
     graph, options = prepared.algorithm, prepared.options
     if plan.place not in ("program", "mesh") or graph.host is not None or options.num_seeds > 1:
         return "off"
-    if options.fusion == "full":  # it was
+    if options.fusion == "full":  # the run was fused
         return "full"
     return possible_fusion(graph, options.numerics)
 

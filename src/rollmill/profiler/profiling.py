@@ -137,7 +137,7 @@ class _Trained(NamedTuple):
     error: Exception | None
     """The error that ended the training."""
     code: int
-    """The exit code of the training."""
+    """Exit code of the run."""
 
 
 def _reason(error: Exception | None, code: int) -> str | None:
@@ -164,7 +164,7 @@ def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[st
     error: Exception | None = None
     try:
         code = begin_training(prepared, watch=watched).exit_code
-    except Exception as ended_by:  # of any kind: what was measured must not be lost
+    except Exception as ended_by:  # after any error, the measurements must not be lost
         if windows is None:
             raise
         error = ended_by

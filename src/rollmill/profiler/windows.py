@@ -41,7 +41,7 @@ not read."""
 
 @runtime_checkable
 class RecordsWorkers(Protocol):
-    """Interface of a training session whose worker processes can be recorded."""
+    """Interface of a session whose worker processes can be recorded."""
 
     def start_recording(self) -> Sequence[str]:
         """Starts recording in every worker, and returns their names."""
@@ -264,7 +264,7 @@ class Windows:
 
     def _measure(self) -> Steps[None]:
         yield from self._warm_up()
-        # The first recording of a process takes longer, above all on a GPU, so it counts for nothing.
+        # The first recording of a process takes longer, especially on a GPU, so it is not counted.
         yield from self._profiled_window(FIRST_RECORDING_SECONDS)
         begin = yield from self._regain_speed()
         for number in range(self.planned):
@@ -355,9 +355,9 @@ class Windows:
         awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
         if self._workers is not None:
-            begin = yield from self._pause(SETTLE_SECONDS)  # workers start later
+            begin = yield from self._pause(SETTLE_SECONDS)  # workers start their recordings later
         else:
-            begin = yield  # a report of iterations that were under way while the recording began
+            begin = yield  # skips a report of iterations that began before the recording
         if jax.default_backend() != "cpu":
             begin = yield from self._settle_while_recording(begin)
         span = yield from self._window(begin, seconds)
@@ -379,7 +379,7 @@ class Windows:
         begin, end = span.begin.now, span.end.now
         if self._workers is None and jax.default_backend() != "cpu":
             window, use = self._recorder.stop_with_use(begin, end, read=read)
-            # Several devices wait for each other, too, and the use of an idle one says nothing.
+            # Several devices also wait for each other, and an idle device shows nothing.
             return window, use if use.devices == 1 and use.kernels else None
         if read:
             if self._workers is not None:

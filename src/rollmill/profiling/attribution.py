@@ -147,7 +147,7 @@ def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator
 
 
 class _OpenEvents:
-    """The events of a lane around one time, and the state that follows from them."""
+    """The events of a lane that contain one point in time, and the state that they determine."""
 
     def __init__(self, lane: Lane) -> None:
         self._on_device = lane.on_device
@@ -192,7 +192,7 @@ class _OpenEvents:
                 return around
             return _after(self._last_work) if self._last_work else state
         if isinstance(state, HostActivity) and state.category == IDLE_CATEGORY and not self._runs_python:
-            return None  # a thread of the framework that waits for its turn
+            return None  # a thread of the framework that is waiting
         if isinstance(state, HostActivity):
             return state.inside(around if isinstance(around, HostActivity) else None)
         return around if state is None else state
@@ -245,7 +245,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
 
 
 class _Division:
-    """Divides each instant among the lanes that are at work in it."""
+    """Divides each instant among the lanes that compute in it."""
 
     def __init__(self) -> None:
         self._working: dict[int, DeviceWork] = {}

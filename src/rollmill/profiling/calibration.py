@@ -77,7 +77,7 @@ def _keep(file: Path, found: Calibration) -> None:
         with folder.replacing(file.name, shared=True) as whole:
             whole.write(json.dumps(asdict(found)).encode())
     except (OSError, CheckpointError):
-        return  # it is measured again next time
+        return  # if the result cannot be stored, the next profile measures again
 
 
 def measure_ceilings() -> Ceilings:
@@ -88,7 +88,7 @@ def measure_ceilings() -> Ceilings:
     width, length = SIZES.get(jax.default_backend(), SIZES["cpu"])
     matrix, vector = jnp.ones((width, width), jnp.float32), jnp.ones(length, jnp.float32)
     product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
-    # Into the memory of the first vector: new memory would be measured with what the system needs to provide it.
+    # Writes to the memory of the first vector, because the time to provide new memory would be measured as well.
     total = jax.jit(jnp.add, donate_argnums=0).lower(vector, vector).compile()
     sums = jnp.zeros(length, jnp.float32)
 

@@ -135,7 +135,7 @@ class Classifier:
         for module, instructions in programs.items():
             for name in instructions:
                 self._by_name.setdefault(name, []).append(module)
-        # Kernels of a GPU are named after instructions, with characters that C allows.
+        # GPU kernels are named after instructions, with characters that C allows.
         self._by_kernel = {re.sub(r"[.\-]", "_", name): name for name in self._by_name}
         self._known: dict[tuple[str, str, str, bool], EventClass] = {}
 
@@ -194,7 +194,7 @@ class Classifier:
         modules = self._by_name.get(name)
         if not modules:
             return None
-        plain = module.partition("/")[0]  # a device may not say the number, or another one
+        plain = module.partition("/")[0]  # the number may be missing, or another number
         alike = [each for each in modules if each.partition("/")[0] == plain] or modules
         return self._programs[module if module in modules else alike[0]][name]
 

@@ -58,8 +58,8 @@ class EventCosts(NamedTuple):
     inside: float = 0.0
     """Share of a program event's cost that falls inside the event."""
     in_idle_time: bool = False
-    """True if the remaining share falls into idle time of the device. This is so on an accelerator, where there is
-    no event of an enclosing loop."""
+    """True if the remaining share falls into idle time of the device, as on an accelerator, whose traces have no
+    event of an enclosing loop."""
     calibrated: float = 0.0
     """Cost of a program event in a program of known duration, or 0 if it is not known."""
     waiting_kept: float | None = None
@@ -139,7 +139,7 @@ def middle_mean(values: Sequence[float]) -> float:
 
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
-    """Predicts the duration of an iteration without the profiler, in nanoseconds, from a window with it."""
+    """Predicts the nanoseconds of an iteration without the profiler, from a window with the profiler."""
     late = 0.0 if found.waiting_kept is None else max(0.0, (pair.waiting or 0.0) - found.waiting_kept)
     return pair.profiled - late - pair.program_events * found.program - pair.span_events * found.span
 
@@ -267,7 +267,7 @@ def _measure_event_on_cpu(recorder: TraceRecorder, run: Callable[[], object]) ->
 def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], object]) -> MeasuredEvent:
     plain = min(_nanoseconds(run) for _ in range(3))
     recorder.start()
-    run()  # CUDA graphs are made anew
+    run()  # CUDA graphs are created again
     begin = time.monotonic_ns()
     run()
     _, use = recorder.stop_with_use(begin, time.monotonic_ns(), read=False)

@@ -27,7 +27,7 @@ class Instruction(NamedTuple):
 
     kind: Kind
     shares: Mapping[Path, float]
-    """The operations it belongs to, with the share of each. They sum to 1."""
+    """The operations to which the instruction belongs, each with its share. Shares sum to 1."""
     flops: float
     bytes: float
     """Bytes that it reads and writes."""

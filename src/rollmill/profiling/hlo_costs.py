@@ -1,8 +1,8 @@
 """Counts the FLOPs and bytes of a compiled program's instructions from their shapes.
 
 An element of an element-wise instruction counts as one floating-point operation, and moving data as none. Caches
-are ignored: all reads and writes count as memory traffic. As in XLA's cost analysis, an instruction that indexes a
-buffer reads or writes only the selected or replaced part.
+are ignored: all reads and writes count as memory traffic. As in the cost analysis of XLA, an instruction that
+indexes a buffer reads or writes only the selected or replaced part.
 """
 
 import math
@@ -91,7 +91,7 @@ def _updates(line: HloLine) -> tuple[str, ...]:
     """Returns the operands that replace parts of others."""
     if line.opcode == "dynamic-update-slice":
         return line.operands[1:2]
-    if line.opcode == "scatter":  # buffers, indices, and an update of each buffer
+    if line.opcode == "scatter":  # buffers, indices, and one update per buffer
         return line.operands[len(line.operands) // 2 + 1 :]
     return ()
 
@@ -109,7 +109,7 @@ def _bytes_read(line: HloLine, computations: Computations, lines: Lines) -> list
     if line.opcode == "fusion" and line.called:
         used = _bytes_used(computations.get(line.called[0], ()), computations, lines)
         return [min(size, used[position]) for position, size in enumerate(read)]
-    replaced = len(_updates(line))  # the first operands, in place
+    replaced = len(_updates(line))  # the first operands are replaced in place
     read[:replaced] = [0] * replaced
     if line.opcode in PICKS:
         read[:1] = [min(size, line.bytes) for size in read[:1]]
@@ -117,10 +117,10 @@ def _bytes_read(line: HloLine, computations: Computations, lines: Lines) -> list
 
 
 def _bytes_used(fused: Sequence[HloLine], computations: Computations, lines: Lines) -> Mapping[int, int]:
-    """Returns the bytes that a fused computation reads of each of its parameters, by their numbers."""
+    """Returns the bytes that a fused computation reads of each parameter, by parameter index."""
     used: dict[int, int] = defaultdict(int)
-    numbers: dict[str, int] = {}  # of parameters, and of views of them
-    for line in fused:  # each after its operands
+    numbers: dict[str, int] = {}  # indices of parameters, also for views of parameters
+    for line in fused:  # each line comes after its operands
         if line.parameter is not None:
             numbers[line.name] = line.parameter
         elif line.opcode in VIEWS and line.operands and line.operands[0] in numbers:

@@ -68,7 +68,7 @@ def operations_in(op_name: str) -> Path:
     """
     path: list[str] = []
     for name in _OPERATION.findall(op_name.partition(";")[0]):
-        if not path or path[-1] != name:  # gradients are traced in the scope of what they are gradients of
+        if not path or path[-1] != name:  # gradients are traced in the scope of the differentiated operation
             path.append(name)
     return tuple(path)
 

@@ -1,6 +1,6 @@
 """Starts and stops the JAX profiler, and keeps its events in memory.
 
-Before version 0.12, JAX's own functions write the events to files, in several formats, which takes longer than
+Before version 0.12, the functions of JAX write the events to files in several formats, which takes longer than
 reading them.
 """
 
@@ -64,7 +64,7 @@ def _session(options: jax.profiler.ProfileOptions) -> Any:
     kind = getattr(getattr(jax_library, "_profiler", None), "ProfilerSession", None)
     if kind is None or not hasattr(kind, "stop_and_get_profile_data"):
         return None
-    jax.devices()  # a session records the devices that are there when it begins
+    jax.devices()  # a session only records devices that exist when it begins
     return kind(options)
 
 

@@ -1,9 +1,9 @@
-"""Attributes temporary memory to operations, based on XLA's buffer assignment.
+"""Attributes temporary memory to operations, based on the buffer assignment of XLA.
 
-XLA plans the memory of a program when it compiles it. It visits the instructions in order, those in a loop once,
-and gives each buffer a place in an allocation, from the instruction that first writes it to the last one that
-reads it. A buffer belongs to the operation whose instruction first writes it. A buffer carried by a loop belongs
-to the operation that wrote it before the loop, if there is one.
+XLA plans the memory of a program when it compiles it. It visits the instructions in order, instructions in a loop
+once, and gives each buffer a place in an allocation, from the instruction that first writes it to the instruction
+that last reads it. A buffer belongs to the operation whose instruction first writes it. A buffer carried by a loop
+belongs to the operation that wrote it before the loop, if there is one.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ MAX_INTERVALS = 120
 
 
 Shares: TypeAlias = Mapping[Path, float]
-"""The operations of a buffer, with the share of each."""
+"""The operations of a buffer, each with its share."""
 NO_OPERATION: Shares = {(): 1.0}
 
 
@@ -71,7 +71,7 @@ def memory_by_operation(
     shares = _shares_of_buffers(events, instructions)
     totals = [sum(now.values()) for now in _moments(events, places, shares)]
     chosen = {max(interval, key=totals.__getitem__) for interval in _intervals(len(totals))}
-    # Gone through twice, and not kept in a list: a large program has very many moments.
+    # Iterated twice instead of kept in a list, because a large program has very many points.
     course = [dict(now) for index, now in enumerate(_moments(events, places, shares)) if index in chosen]
     if course:
         fullest = max(course, key=lambda moment: sum(moment.values()))
@@ -104,7 +104,7 @@ def _events(assignment: bytes, places: Container[int]) -> list[HeapEvent]:
         [event for event in map(_event, parts_of(heap, 1)) if event.buffer in places]
         for heap in parts_of(assignment, HEAPS)
     ]
-    return max(heaps, key=len, default=[])  # a kind of memory that a backend has besides has little
+    return max(heaps, key=len, default=[])  # other kinds of memory of a backend are small
 
 
 def _event(message: bytes) -> HeapEvent:

@@ -179,7 +179,7 @@ class _Programs:
 
     def _note_memory(self, programs: Sequence[tuple[Any, str, bytes]]) -> None:
         traced: Sequence[AssignedProgram] = ()
-        with contextlib.suppress(Exception):  # not every backend knows them, nor the sizes
+        with contextlib.suppress(Exception):  # some backends do not report these sizes
             traced = assigned_programs(trace_of_programs())
         for executable, key, module in programs:
             with contextlib.suppress(Exception):

@@ -18,7 +18,7 @@ from rollmill.core.schema import read_as
 VERSION = 1
 MAX_BYTES = 64 * 2**20
 MAX_NUMBER = 1e18
-"""Largest number in a profile, so that reports can multiply any two of them."""
+"""Upper bound on values in a profile, so that reports can multiply any two of them."""
 UNNAMED = "other"
 """Name for the time that belongs to no operation."""
 THIS_PROCESS = "training"
@@ -327,7 +327,7 @@ def read_profile(data: bytes | str, *, where: str) -> Profile:
 
 
 def _numbers(value: Any, field: str) -> Iterator[tuple[str, float]]:
-    """Yields all numbers in a value, with their fields."""
+    """Yields all numeric values in a profile, with their fields."""
     if isinstance(value, int | float):
         yield field, value
     elif is_dataclass(value):

@@ -70,7 +70,7 @@ def is_simulator(function: object) -> bool:
     """Returns whether a function is compiled code of a package other than Python, NumPy, JAX and Rollmill."""
     if isinstance(function, (FunctionType, MethodType, type, jax.stages.Wrapped)):
         return False
-    if isinstance(getattr(type(function), CALL, None), FunctionType):  # an object of a class in Python
+    if isinstance(getattr(type(function), CALL, None), FunctionType):  # an instance of a Python class
         return False
     return (_module_of(function) or "builtins").partition(".")[0] not in NOT_SIMULATORS
 

@@ -1,4 +1,4 @@
-"""Formats numbers, durations and names for the reports of a profile."""
+"""Formats values, durations and names for the reports of a profile."""
 
 import math
 

@@ -126,7 +126,7 @@ def lanes_of(data: Any) -> Iterator[tuple[str, bool, Any]]:
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")
         for number, line in enumerate(plane.lines):
-            if not on_device or line.name.startswith("Stream"):  # others are derived from the streams
+            if not on_device or line.name.startswith("Stream"):  # other lines are derived from the streams
                 yield _lane_name(plane.name, line.name, number), on_device, line
 
 
@@ -147,7 +147,8 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
 
 def clock_offset(data: Any) -> int:
     """Returns the nanoseconds to add to a time of the trace to get the host's monotonic clock, or 0 if unknown."""
-    for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):  # it is of the host
+    # the host's plane comes first
+    for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):
         for line in plane.lines:
             for event in line.events:
                 if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):

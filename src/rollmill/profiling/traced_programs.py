@@ -19,7 +19,7 @@ COMPUTATIONS, INSTRUCTIONS, NAME, INSTRUCTION_ID = 3, 2, 1, 35
 """Numbers of fields of an `HloModuleProto`, of its computations, and of their instructions. The name of a module
 is also 1."""
 MIN_IN_COMMON = 0.5
-"""Smallest share of common instructions for which two texts count as the same program."""
+"""Minimum share of common instructions for which two programs count as the same."""
 
 
 class AssignedProgram(NamedTuple):
@@ -51,7 +51,7 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
         part_in(statistic, BYTES)  # an `HloProto`
         for plane in metadata
         for entry in parts_of(plane, PROGRAMS)
-        for statistic in parts_of(part_in(entry, 2), STATISTICS)  # the value of an entry of a map
+        for statistic in parts_of(part_in(entry, 2), STATISTICS)  # the value of a map entry
     )
     programs = ((part_in(each, MODULE), part_in(each, ASSIGNMENT)) for each in statistics)
     return [

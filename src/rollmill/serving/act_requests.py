@@ -141,7 +141,9 @@ def _sessions(document: Any, single: bool, count: int) -> Sequence[str | None]:
 
 
 def _json_type(space: spaces.Space) -> Any:
-    """Returns the type of one element in JSON, as msgspec checks it: nested lists of numbers for an array."""
+    """Returns the JSON type of one element, as msgspec checks it. For example, an array is a nested list of
+    floats.
+    """
     match space:
         case spaces.Dict():
             return _object_type({name: _json_type(part) for name, part in space.spaces.items()})
@@ -237,7 +239,7 @@ def _bounds(space: spaces.Space) -> tuple[Any, Any]:
 
 
 def _over(mask: PyTree, leaf: Callable, values: Sequence[Any], path: str) -> PyTree[np.ndarray]:
-    """Returns a function of every leaf of a mask, and the values given for it."""
+    """Returns the results of `leaf`, called with each leaf of a mask, the values given for it, and its path."""
     if not isinstance(mask, dict):
         return leaf(mask, values, path)
     return {

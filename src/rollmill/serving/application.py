@@ -46,7 +46,7 @@ class PolicyApplication:
         self._engine = Engine(policy, self._batcher, statistics, lost_memories=self._sessions.clear)
         self._description = json_response(describe(policy, rule, limits))
         self.stopping = False
-        """True once new requests for actions are refused."""
+        """True if new requests for actions are rejected, because the server is stopping."""
 
     @property
     def unanswered(self) -> int:

@@ -161,7 +161,7 @@ class HttpConnection(asyncio.Protocol):
         """Starts a new request when the parser finds its first byte."""
         self._receiving, self._in_head = Exchange(), True
         self._head_bytes = self._headers = self._received = self._body_left = 0
-        self._unparsed = self._piece  # all of it may be this head's
+        self._unparsed = self._piece  # all of it may belong to this request
         self._url = self._authorization = self._expect = self._length = b""
         self._body, self._owes_continue = [], False
         self._began = self._loop.time()
@@ -201,7 +201,7 @@ class HttpConnection(asyncio.Protocol):
                 raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not supported.")
         except Refusal as refusal:
             if len(self._length) > MAX_DIGITS or self._announced() > self._limits.body_bytes:
-                raise  # the body is not read, so nothing can follow it
+                raise  # the body is not read, so no other request can follow
             exchange.request = refusal
         else:
             self._owes_continue = bool(self._expect)
@@ -248,7 +248,8 @@ class HttpConnection(asyncio.Protocol):
             if not isinstance(error.__context__, Refusal):
                 raise
             return error.__context__
-        except httptools.HttpParserUpgrade:  # an offer that a server may ignore; nothing else can follow
+        # the client offers another protocol, which a server may ignore, and nothing can follow
+        except httptools.HttpParserUpgrade:
             if self._receiving is not None or not self._unanswered:
                 return Refusal(501, "protocol changes (Upgrade) are not supported. Use HTTP/1.1.")
             self._unanswered[-1].keep_alive, self._ended = False, True
@@ -291,7 +292,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self) -> None:
         """Starts requests up to the limit of concurrent ones."""
-        if self._starting:  # some are answered at once, inside of the loop below, which continues by itself
+        if self._starting:  # an answer inside the loop below calls this again, and the loop continues by itself
             return
         self._starting = True
         try:
@@ -315,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
                 )
             except Refusal as refusal:
                 self._respond(exchange, error_response(refusal))
-            except Exception:  # a fault of this program ends no other request
+            except Exception:  # an error of the server must not affect other requests
                 traceback.print_exc()
                 self._respond(exchange, error_response(Refusal(500, "an internal error occurred in the server.")))
 

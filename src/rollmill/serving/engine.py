@@ -56,7 +56,7 @@ class Engine:
         self.unanswered = 0
         """Requests that wait or are computed."""
         self.failures = 0
-        """Batches that failed, since the last one that did not."""
+        """Number of batches that failed since the last successful batch."""
         threading.Thread(target=self._work, name="rollmill-serve", daemon=True).start()
 
     def submit(self, job: QueuedRequest) -> None:
@@ -92,11 +92,12 @@ class Engine:
         while (jobs := self._batches.get()) is not None:
             try:
                 found = self._compute(jobs)
-            except Exception as error:  # of the device or its driver: the requests get it as their answer
+            # an error of the device or its driver is sent as the answer to the requests
+            except Exception as error:
                 found = error
             try:
                 self._loop.call_soon_threadsafe(self._finish, jobs, found)
-            except RuntimeError:  # the loop has ended, and nobody waits for the answers
+            except RuntimeError:  # the event loop has ended, and nobody waits for answers
                 return
 
     def _compute(self, jobs: Sequence[QueuedRequest]) -> list[Answer]:
@@ -112,7 +113,7 @@ class Engine:
         self._computing = False
         if isinstance(found, Exception):
             self._statistics.add("failed_batches")
-            if self._policy.recurrent:  # those that wait belong to sessions whose memories are lost
+            if self._policy.recurrent:  # waiting requests belong to sessions whose memories are lost
                 jobs = [*jobs, *self._batcher.take_all()]
             message = f"the batch could not be computed: {type(found).__name__}: {str(found)[:300]}"
             answers: Sequence[Answer] = [Refusal(500, message)] * len(jobs)
@@ -130,7 +131,7 @@ class Engine:
         self._lost_memories()
         try:
             self._policy.forget()
-        except Exception:  # the device cannot be used any more: the server gives up
+        except Exception:  # the device can no longer be used, so the server gives up
             traceback.print_exc()
             self.failures = MAX_FAILURES
 

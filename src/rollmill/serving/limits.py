@@ -10,8 +10,7 @@ BYTES_PER_NUMBER = 32
 """Bytes reserved for a JSON number. The longest 64-bit number has 25 characters, plus a comma and spaces."""
 
 BYTES_BESIDES, BYTES_BESIDES_EACH = 4096, 128
-"""Bytes reserved for field names and white space of a body, and for brackets and a session id of each
-observation."""
+"""Bytes of a body reserved for field names and white space, and for brackets and a session id per observation."""
 
 DESCRIPTORS_BESIDES = 1024
 """File descriptors reserved for uses other than open connections: JAX, libraries, and connections about to
@@ -20,7 +19,7 @@ close."""
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server. A request that exceeds one is answered with an error that names the limit."""
+    """Limits of a server. A request that exceeds a limit is answered with an error that names the limit."""
 
     body_bytes: Count
     """Maximum size of a request's body in bytes."""
@@ -47,7 +46,7 @@ class ServerLimits:
     send_seconds: Positive = 10.0
     """Maximum time, in seconds, in which a client must receive an answer."""
     drain_seconds: Positive = 30.0
-    """Maximum time, in seconds, for requests in flight after the server is told to stop."""
+    """Maximum number of seconds in which pending requests are answered when the server stops."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
         """Returns these limits with another number of sessions, which end after `seconds` without a request."""

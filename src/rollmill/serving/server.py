@@ -66,7 +66,7 @@ class Server:
         )
         self._context = ConnectionContext(self._application, self._limits, self._statistics)
         gc.collect()
-        gc.freeze()  # collections would go through all objects of JAX, and take a tenth of a second
+        gc.freeze()  # otherwise a collection would visit all objects of JAX, which takes a tenth of a second
         loop.add_reader(listener, self._accept, listener)
         ready()
         try:

@@ -30,7 +30,8 @@ class Sessions:
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self._free = list(range(limits.sessions))[::-1]
-        self._by_name: OrderedDict[str, Session] = OrderedDict()  # the one that was used last comes last
+        # the session that was used most recently comes last
+        self._by_name: OrderedDict[str, Session] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_name)

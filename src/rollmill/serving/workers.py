@@ -132,8 +132,8 @@ def run_workers(
     descriptor of its pipe, and inherits `descriptors`. `stop` is called ten times a second, and `ready` once all
     workers serve. When the server stops, workers have `patience` seconds to answer the requests in flight.
 
-    Returns the exit code: 0, or that of a worker that could not start. Raises `WorkersLost` if workers end again
-    and again, or if a worker ends before it has served.
+    Returns 0, or the exit code of a worker that could not start. Raises `WorkersLost` if workers end again and
+    again, or if a worker ends before it has served.
     """
 
     def launch(index: int, pipe: int) -> subprocess.Popen:

@@ -77,7 +77,7 @@ class Candidate:
     def kind(self) -> tuple[str, ...]:
         """Distribution policy, place, fusion and asynchrony. Candidates of one kind have similar overheads.
 
-        The numbers in `WIDTHS`, such as `devices` and `workers`, are not part of the kind.
+        The fields in `WIDTHS`, such as `devices` and `workers`, are not part of the kind.
         """
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 

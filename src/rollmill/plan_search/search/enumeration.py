@@ -101,9 +101,9 @@ def _meshes(machine: Machine) -> Iterator[Candidate]:
 
 
 def _instances(machine: Machine) -> Iterator[Candidate]:
-    """Several processes on each GPU, whose means are taken by NCCL or through the host's memory.
+    """Returns candidates with several processes per GPU, which average by NCCL or through the host's memory.
 
-    They share all GPUs: workers are divided among as many GPUs as there are.
+    They use all GPUs of the machine.
     """
     for instances in widths_up_to(machine.max_instances)[1:] if machine.gpus else ():
         for place in ("mesh", "processes"):

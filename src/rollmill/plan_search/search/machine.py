@@ -1,4 +1,4 @@
-"""Describes a machine and a run by numbers, from which candidate plans are listed."""
+"""Describes the machine and the sizes of a run, from which candidate plans are listed."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

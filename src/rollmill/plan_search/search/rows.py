@@ -1,4 +1,4 @@
-"""The table of a plan search: what became of each candidate, and which one was chosen."""
+"""The table of a plan search: the outcome of each candidate, and the chosen candidate."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -32,7 +32,7 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """A candidate with its predictions, its measurements, its status, and the reason for it."""
+    """A candidate with its predictions, its measurements, its status, and a reason."""
 
     candidate: Candidate
     status: Status
@@ -65,7 +65,7 @@ class PlanTable:
 
 
 def draw_table(table: PlanTable) -> str:
-    """Returns the table of a plan search as text: measured candidates first, the fastest on top."""
+    """Formats the table of a plan search: measured candidates first, the fastest on top."""
     head = ("candidate", "steps/s", "predicted steps/s", "memory", "predicted memory", "status", "reason")
     ordered = sorted(table.rows, key=lambda row: (row.measured_speed is None, -(row.measured_speed or 0.0)))
     cells = [head, *(_cells(row) for row in ordered)]

@@ -130,7 +130,7 @@ def search(
         memory_limit: bytes that a candidate may take. None for no limit.
         threshold: threshold of the saturation rule, see `THRESHOLD`.
         clock: returns the time in seconds.
-        say: called with a line of text for each candidate that is tried.
+        say: called with a line for each candidate.
     """
     began = clock()
     state = _SearchState(trials, memory_limit, threshold, lambda: budget_seconds - (clock() - began))

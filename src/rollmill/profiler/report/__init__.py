@@ -1,1 +1,1 @@
-"""Renders profiles as text, as pages, as traces for Perfetto, and as comparisons of two profiles."""
+"""Renders profiles for terminals, as pages, as traces for Perfetto, and as comparisons of two profiles."""

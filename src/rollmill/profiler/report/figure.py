@@ -20,7 +20,7 @@ from rollmill.profiling.results import ProcessTime, Profile
 from rollmill.profiling.text import machine_text, path_text, sizes_text, speed_text, titled
 
 COLOURS = {"device": "#0072b2", "host": "#e69f00", "both": "#009e73", "idle": GREY}
-"""Colours of the figure, the same as on the page."""
+"""Colours of the figure, which the page also uses."""
 WIDTH, LINE, MARGIN = 8.0, 0.24, 1.1
 """Sizes in inches: the width of the figure, the height of a bar, and the height of everything around the bars."""
 MAX_NAME = 48

@@ -73,7 +73,7 @@ class Layer(NamedTuple):
 
 
 def _temporary(programs: Sequence[MemoryUse]) -> list[str]:
-    """The operations that temporary memory is for, of the program that needs most of it."""
+    """Returns the operations that use the temporary memory of the program that needs most of it."""
     memory = max((one for one in programs if one.operations), key=lambda one: one.temporary, default=None)
     if memory is None:
         return []
@@ -149,7 +149,7 @@ def _area(layer: Layer, tops: Sequence[float]) -> str:
 
 
 def _sum(courses: Iterable[Sequence[int]]) -> list[int]:
-    """Returns the total bytes in each interval. Profiles changed by hand may have any number of them."""
+    """Returns the total bytes in each interval. A profile edited by hand may have any number of intervals."""
     return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MAX_INTERVALS]
 
 

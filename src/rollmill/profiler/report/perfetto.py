@@ -74,7 +74,7 @@ def nested_stacks(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
 class _Stack(NamedTuple):
     spans: list[TimelineSpan]
     open_ends: list[float]
-    """Ends of the spans that the next one may lie in, the innermost last."""
+    """Ends of the spans that may contain the next span, with the innermost last."""
 
 
 def _fits(span: TimelineSpan, stack: _Stack) -> bool:

@@ -36,7 +36,7 @@ class RooflinePoint(NamedTuple):
 
 
 class LogScale(NamedTuple):
-    """A logarithmic scale, which maps positive numbers to positions on an axis."""
+    """A logarithmic scale, which maps positive values to positions on an axis."""
 
     low: float
     high: float
@@ -49,7 +49,7 @@ class LogScale(NamedTuple):
         return self.start + part * (self.end - self.start)
 
     def decades(self) -> Iterator[float]:
-        """The powers of ten in the range of the scale."""
+        """Yields the powers of ten in the range of the scale."""
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         return (10.0**power for power in range(first, last + 1))
 
@@ -126,7 +126,7 @@ def _drawing(points: Sequence[RooflinePoint], ceilings: Ceilings) -> str:
     upwards = _scale(speeds, BOTTOM, TOP)
     parts = [*_grid(across, upwards), *_roof(ceilings, ridge, across, upwards)]
     parts += [_dot(index, point, across, upwards) for index, point in enumerate(points, 1)]
-    parts.append(_limits(ceilings))  # over the dots
+    parts.append(_limits(ceilings))  # drawn over the dots
     label = 'role="img" aria-label="roofline"'
     return f'<svg height="{HEIGHT}" {label}>{"".join(parts)}</svg>'
 
@@ -174,7 +174,7 @@ def _roof(ceilings: Ceilings, ridge: float, across: LogScale, upwards: LogScale)
 
 
 def _limits(ceilings: Ceilings) -> str:
-    """Returns the two limits as text in the upper right corner, where no dot can cover it."""
+    """Labels the two limits in the upper right corner, in which no dot can cover them."""
     text = f"{compact(ceilings.flops_per_second)}FLOP/s, {compact(ceilings.bytes_per_second)}B/s"
     return f'<text x="{RIGHT}%" y="{TOP + 12}" text-anchor="end" class="above">{text}</text>'
 

@@ -27,7 +27,7 @@ class Section(NamedTuple):
     heading: str = ""
     unit: str = ""
     columns: Sequence[str] = ()
-    """Titles of the table's columns. A title that begins with a blank belongs to a text column."""
+    """Titles of the table's columns. A title that begins with a blank belongs to a column of strings."""
     rows: Sequence[Sequence[str | Text]] = ()
     below: Sequence[RenderableType] = ()
     """Lines shown below the table."""
