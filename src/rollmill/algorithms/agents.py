@@ -182,7 +182,7 @@ class AgentPolicy(NamedTuple):
         start = self.networks[group.name].start_weights
         if not group.independent:
             return start(key)
-        # without `vmap`, each agent's weights are exactly those of a single agent
+        # without `vmap`, each agent gets exactly the weights of a single agent
         return jax.lax.map(start, jax.random.split(key, group.size))
 
     def start_memory(self) -> Memory:

@@ -102,7 +102,7 @@ def shorten(text: str) -> str:
 
 def check_limits(value: Any, *, where: str, depth: int = MAX_DEPTH, error: type[Exception] = DataError) -> None:
     """Checks the nesting and the integers of a parsed document, with the arguments and errors of `parse_json`."""
-    # Goes level by level, because recursion could exceed Python's stack in a deep document.
+    # Goes level by level, because recursion into a deep document could overflow the stack.
     level = [value]
     for _ in range(depth + 1):
         for part in level:

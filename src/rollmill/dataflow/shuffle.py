@@ -16,7 +16,7 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
     2012) pairs `x` with `k - x mod size` in each round, and swaps the pair if a hashed bit of it is set. Each
     round is a bijection for any size.
     """
-    if size == 1:  # XLA's CPU compiler (jaxlib 0.10.2) fails on the rounds below if the modulus is 1
+    if size == 1:  # the CPU compiler of XLA (jaxlib 0.10.2) fails on the rounds below if the modulus is 1
         return jnp.zeros(1, jnp.uint32)
     offsets, salts = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
     n = jnp.uint32(size)

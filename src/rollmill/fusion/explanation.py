@@ -110,7 +110,7 @@ def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
-        # The loader would report the same, but it needs a GPU of this kind.
+        # The loader would report the same, but only on a GPU of this kind.
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         usage = run_program(*command, capture_output=True, text=True, check=True).stdout
     number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])

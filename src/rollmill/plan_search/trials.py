@@ -172,7 +172,7 @@ class ProcessTrials:
                 learns_from=learns_from,
             )
             self._has_measured = True
-            # The GPU memory that workers use is unknown here, because JAX reserves most of it for them.
+            # The GPU memory that workers use is unknown here, because JAX reserves most of it in advance.
             known = candidate.place == "program" or not self.machine.gpus
             return found if known else found._replace(memory=None)
         finally:

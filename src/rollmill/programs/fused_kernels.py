@@ -330,7 +330,7 @@ class _Chooser:
         loops = self.graph.loops  # with a replay memory, one minibatch is timed
         return seconds * loops.epochs * (1 if self.graph.replay is None else loops.num_minibatches)
 
-    # --- one device's share of a training; several lanes are timed as one that is as large -------------------
+    # --- the share of one device; several lanes are timed as one large lane ---------------------------------
 
     @property
     def _share(self) -> int:

@@ -207,7 +207,7 @@ def compile_program(
             launches=launches,
         )
     claim_compiled(graph, program)
-    return_freed_memory()  # compiling uses as much memory as many runs do
+    return_freed_memory()  # compiling can use more memory than the run
     for note in (*program.notes, *means.notes):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"

@@ -98,7 +98,7 @@ def resume(
     saved_plan = None if where else _saved_plan(run)
     prepare_devices(options, plan=saved_plan)
     asks_policy = saved_plan is None and not where.keys() & {"distribution", "plan"}
-    # without these options, it continues where it was
+    # without these options, the saved cluster is used
     if not where.keys() & {"distribution", "plan", "place", "cluster"}:
         check_cluster(run, read_saved(run), trust=trust)
     reopened = _reopen(run, algorithm, imports, changes or {}, trust=trust, asks_policy=asks_policy)

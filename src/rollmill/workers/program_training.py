@@ -64,7 +64,7 @@ class ProgramTraining:
                     windows.close()
                 stop_at_fault(self._graph, self._program, window, self._fault)
             if not window.kept:
-                continue  # the state of this window was not kept, so that of the next kept window is used
+                continue  # the state of this window was not kept, so the next kept state is used
             ends = stopping()
             if ends or self._snapshot_requested:
                 self._snapshot_requested = False

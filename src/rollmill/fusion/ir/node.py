@@ -115,6 +115,6 @@ def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Nod
             yield node
         elif node not in seen and node not in known:
             seen.add(node)
-            # Pushed again behind its operands, so that it is yielded after all of them.
+            # Pushed again behind its operands, so that all operands are yielded first.
             pending.append((node, True))
             pending.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)

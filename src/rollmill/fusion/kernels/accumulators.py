@@ -144,7 +144,7 @@ class _Tiles:
 
         `stride` is the distance between two rows of the result.
         """
-        # Scalars go to the left, where they can share a tile. The result is then transposed when it is stored.
+        # Scalars go to the left to share a tile. The result is then transposed when it is stored.
         turned = any(is_row(left) for left, _ in terms) and not any(is_row(right) for _, right in terms)
         if turned:
             terms = [TileTerm(right, left) for left, right in terms]

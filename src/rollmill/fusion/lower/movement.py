@@ -118,7 +118,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
     lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
     # All rows of the result are cut at the same columns, so that each piece consists of rows or of scalars.
     cuts = _cuts(value, table)
-    # If there are many short runs, as after a transposition along columns, splitting rows is cheaper than so many
+    # If there are many short runs, as after a transposition along columns, splitting rows is cheaper than many
     # pieces.
     if len(cuts) - 1 > max(MAX_PIECES, places.shape[-1] // NARROW):
         check_columns(value.shape)
@@ -206,7 +206,7 @@ def _run(ctx: Lowering, value: RowArray | Concat, source: _Piece, width: int, fi
         own = ScalarArray(nodes[source.first : source.first + width], value.dtype)
         return ctx.rows(own).nodes[()]
     row = part.nodes.reshape(-1)[source.row]
-    # Slicing a row where it is computed costs less than splitting and assembling it.
+    # Slicing a row at its computation costs less than splitting and assembling it.
     try:
         return slice_row(ctx.region, row, source.first, width)
     except LoweringError:

@@ -44,7 +44,7 @@ def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
     """Returns the number of changes between rows and scalars before each node. Rows have even levels."""
     levels: dict[Node, int] = {}
     for node in nodes:
-        # As early as the operands allow, so that the first levels contain as many nodes as possible.
+        # As early as the operands allow, so that the first levels contain most nodes.
         before = max((levels[operand] for operand in node.operands), default=0)
         # Inputs, constants and uniform values cost nothing and are available from the start, so they end no
         # segment.

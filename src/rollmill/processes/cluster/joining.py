@@ -298,7 +298,7 @@ def _keeping_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
-    except SystemExit:  # Ray's handler of SIGTERM exits with code 1
+    except SystemExit:  # the SIGTERM handler of Ray exits with code 1
         signal.signal(signal.SIGTERM, before)
         signal.raise_signal(signal.SIGTERM)
         raise StoppedJoining("SIGTERM arrived while Ray was being joined, before training began.") from None

@@ -51,7 +51,7 @@ class Worker:
         sent = SentModules(*modules)
         missing = missing_here(sent)
         unpacked = unpack(sent, missing) if missing else None
-        # The guard cleans up if Ray's processes are killed before they can.
+        # The guard cleans up if the processes of Ray are killed first.
         self._guard = start_guard(os.environ[MARK], folder=str(unpacked.path) if unpacked else "")
         ray = find_ray()
         host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()

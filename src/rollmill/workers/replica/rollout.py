@@ -182,7 +182,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:
     """Returns the reply for environments that were lost: their episodes are truncated at the last observation."""
     info = reply.info
-    # keeps returns and lengths of running episodes, and resets those of episodes that had just ended
+    # keeps returns and lengths of running episodes, and resets both for episodes that had just ended
     if last is not None:
         done = np.asarray(last.terminated) | np.asarray(last.truncated)
         info = {name: jax.tree.map(partial(_unless, done), last.info[name]) for name in reply.info}

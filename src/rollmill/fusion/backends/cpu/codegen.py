@@ -295,7 +295,7 @@ class CodeWriter:
         inside = self.emit.builder.icmp_signed("<", lane, self.emit.constant(width, np.dtype(np.int32)))
         return self.emit.builder.select(inside, vector, self.emit.constant(_neutral(op, dtype), dtype))
 
-    # --- elements of rows, where they are read -------------------------------------------------------------
+    # --- elements of rows at their uses --------------------------------------------------------------------
 
     def _ready(self, row: Node) -> None:
         """Before a loop over samples: what its elements are made of is in memory."""

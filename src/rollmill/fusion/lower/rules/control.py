@@ -57,7 +57,7 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
 def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) -> list[Value]:
     """Returns a loop for as long as its condition, a single boolean, holds."""
     # Unrolled as long as the condition is constant. Such loops have a fixed number of iterations, and each
-    # iteration is folded with the values that are constant in it.
+    # iteration is folded with its own constants.
     first, now, turns = ctx.region.size, start, 0
     while turns <= SHORT or ctx.region.size - first <= MAX_NODES:
         (goes_on,) = condition(ctx, now)
@@ -84,7 +84,7 @@ def _turn_of_lanes(condition: Body, body: Body) -> Body:
         goes_on, *before = now
         pairs = zip(body(ctx, list(before)), before, strict=True)
         after = [_where_lanes(ctx, goes_on, *pair) for pair in pairs]
-        # Evaluated once per iteration, and carried to the next, where it selects the lanes that change.
+        # Evaluated once per iteration, and carried to the next to select the lanes that change.
         return [*condition(ctx, after), *after]
 
     return turn
