@@ -44,7 +44,7 @@ class Resets(NamedTuple):
     """True if the observation is in the observation space."""
 
 
-class Rollout(NamedTuple):
+class PlayedSteps(NamedTuple):
     """Steps of one environment under random actions, and many first states to compare them with."""
 
     resets: Resets
@@ -54,7 +54,7 @@ class Rollout(NamedTuple):
     """Number of the first of the steps, for messages."""
 
 
-def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
+def rollout(env: Environment, seed: int, num_steps: int) -> PlayedSteps:
     """Runs an environment for `num_steps` random legal actions, and resets it after each episode.
 
     Raises a `ContractError` if the environment raised an exception.
@@ -63,10 +63,10 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
     with attribute_to_user_code(f"{env.name}: a rollout"):
         # The check compiles a program for itself, which is not part of a run.
         play = jax.jit(lambda key, params: _rollout(env, key, params, num_steps))  # noqa: TID251
-        return Rollout(*play(key, env.params))
+        return PlayedSteps(*play(key, env.params))
 
 
-def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> tuple[Rollout, int]:
+def first_end(env: Environment, record: PlayedSteps, seed: int, max_steps: int) -> tuple[PlayedSteps, int]:
     """Continues a rollout's unfinished episode to its end, with random legal actions.
 
     It stops early at a step that violates the contract, so that later checks find the violation, and after
@@ -81,7 +81,7 @@ def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> t
     return record._replace(steps=steps, first_step=played + more - 1), more
 
 
-def check_finite(env: Environment, record: Rollout) -> None:
+def check_finite(env: Environment, record: PlayedSteps) -> None:
     """Checks that observations, rewards and the results of `central` contain neither NaN nor infinity."""
     name, steps = env.name, record.steps
     _check_numbers(name, "observation", record.resets.observation, "after reset number", 0)
@@ -97,7 +97,7 @@ def check_finite(env: Environment, record: Rollout) -> None:
         _check_numbers(name, "the result of central", central, "before step number", record.first_step)
 
 
-def check_bounds(env: Environment, record: Rollout) -> None:
+def check_bounds(env: Environment, record: PlayedSteps) -> None:
     """Checks that every observation is in the observation space."""
     parts: tuple[tuple[str, int, Any, Any], ...] = (
         ("after reset number", 0, record.resets.inside, record.resets.observation),
@@ -114,7 +114,7 @@ def check_bounds(env: Environment, record: Rollout) -> None:
             )
 
 
-def check_legal_actions(env: Environment, record: Rollout) -> None:
+def check_legal_actions(env: Environment, record: PlayedSteps) -> None:
     """Checks that the action mask, if any, allows at least one choice for each action component before every
     step.
     """
@@ -132,7 +132,7 @@ def check_legal_actions(env: Environment, record: Rollout) -> None:
             )
 
 
-def check_to_move(env: Environment, record: Rollout) -> None:
+def check_to_move(env: Environment, record: PlayedSteps) -> None:
     """Checks that `to_move`, if any, is player 0 or player 1 before every step."""
     if env.to_move is None:
         return
@@ -144,7 +144,7 @@ def check_to_move(env: Environment, record: Rollout) -> None:
         raise ContractError(f"{env.name}: to_move is {players[first]} before step {number}, expected 0 or 1.")
 
 
-def check_no_auto_reset(env: Environment, record: Rollout) -> None:
+def check_no_auto_reset(env: Environment, record: PlayedSteps) -> None:
     """Checks that the last step of an episode returns its final state, not the next episode's first state.
 
     Auto-reset is reported only if all three hold at every episode end, or at every termination not caused by a
@@ -160,7 +160,7 @@ def check_no_auto_reset(env: Environment, record: Rollout) -> None:
         )
 
 
-def _return_first_ones(record: Rollout, ending: np.ndarray) -> bool:
+def _return_first_ones(record: PlayedSteps, ending: np.ndarray) -> bool:
     """Returns True if the steps that end an episode return states like those after a reset.
 
     At least one of these steps must have begun in a state that differs from a first state.
@@ -172,7 +172,7 @@ def _return_first_ones(record: Rollout, ending: np.ndarray) -> bool:
     return bool(advanced.any() and is_first[ending].all())
 
 
-def _without_clock(record: Rollout) -> Rollout:
+def _without_clock(record: PlayedSteps) -> PlayedSteps:
     """The record as if no time limit counted the steps, which an environment that resets itself does not reset."""
 
     def without(state: State) -> State:
@@ -183,12 +183,12 @@ def _without_clock(record: Rollout) -> Rollout:
 
     steps, resets = record.steps, record.resets
     timestep = steps.timestep._replace(state=without(steps.timestep.state))
-    return Rollout(
+    return PlayedSteps(
         resets._replace(state=without(resets.state)), steps._replace(state=without(steps.state), timestep=timestep)
     )
 
 
-def check_vmapped(env: Environment, record: Rollout) -> None:
+def check_vmapped(env: Environment, record: PlayedSteps) -> None:
     """Checks that steps of an environment under `jax.vmap` return the same results as single steps."""
     steps = record.steps
     with attribute_to_user_code(f"{env.name}: step under jax.vmap"):
@@ -201,7 +201,7 @@ def check_vmapped(env: Environment, record: Rollout) -> None:
         )
 
 
-def check_planning(env: Environment, record: Rollout) -> None:
+def check_planning(env: Environment, record: PlayedSteps) -> None:
     """Checks that a step from the planning state, with another key, returns the same results as the original step.
 
     Environments with transforms are skipped, because their planning state is only a part of their state.
