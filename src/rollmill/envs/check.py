@@ -7,7 +7,7 @@ import numpy as np
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.envs.check_host import NUM_COPIES, check_host
 from rollmill.envs.check_run import (
-    Rollout,
+    PlayedSteps,
     check_bounds,
     check_finite,
     check_legal_actions,
@@ -105,7 +105,7 @@ def _check_by_tracing(env: Environment) -> None:
     warn_of_promotion(env, traced)
 
 
-def _check_by_running(env: Environment, seed: int, num_steps: int) -> Rollout:
+def _check_by_running(env: Environment, seed: int, num_steps: int) -> PlayedSteps:
     record = rollout(env, seed, num_steps)
     _check_steps(env, record)
     check_vmapped(env, record)
@@ -113,7 +113,7 @@ def _check_by_running(env: Environment, seed: int, num_steps: int) -> Rollout:
     return record
 
 
-def _check_steps(env: Environment, record: Rollout) -> None:
+def _check_steps(env: Environment, record: PlayedSteps) -> None:
     """The checks of what steps return."""
     check_finite(env, record)
     check_bounds(env, record)
@@ -136,6 +136,6 @@ def _warn_of_no_end(name: str, num_steps: int) -> None:
     )
 
 
-def _count_episodes(record: Rollout) -> int:
+def _count_episodes(record: PlayedSteps) -> int:
     steps = record.steps.timestep
     return int(np.sum(np.asarray(steps.terminated | steps.truncated)))
