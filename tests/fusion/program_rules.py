@@ -59,8 +59,9 @@ def check_row(node: Node) -> None:
         case "column":
             assert node.width is None and 0 <= node.attributes[0] < first.width
         case "dot":
-            _, rows, columns, start, _ = node.attributes
-            assert first.width == rows and start >= 0 and start + node.width <= columns
+            _, row, column, size, transposed = node.attributes
+            across, start = (first.width, row) if transposed else (node.width, column)
+            assert row >= 0 and column >= 0 and start + across <= size
         case _:
             assert node.width is None and first.width
 

@@ -235,7 +235,7 @@ def test_products_of_what_is_partly_known(kind, turned):
     each = [np.linspace(-2, 3, 9, dtype=np.float32), np.linspace(1, -1, 9, dtype=np.float32)]
     assert_same(*both(function, each, uniform, evaluate=partial(evaluate, precision="highest")))
     nodes = operations(function, uniform)
-    assert [node.attributes[1] for node in nodes if node.op == "dot"] in ([5], [3], [])
+    assert [node.operands[0].width for node in nodes if node.op == "dot"] in ([5], [3], [])
     assert sum(node.op == "add" for node in nodes) <= 1  # what is known is added with the bias
 
 

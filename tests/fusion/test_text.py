@@ -37,7 +37,7 @@ def test_a_small_program_reads_as_it_computes():
 
 def test_rows_show_their_widths_and_their_matrices():
     text = program_text(lower_function(lambda w, x: w @ x, (ROW,), (jnp.ones((12, 40)),)).program)
-    assert text == "program(in0:f32[40]):\n  v0:f32[12] = dot(slot0[40, 12] transposed) in0\nreturn v0"
+    assert text == "program(in0:f32[40]):\n  v0:f32[12] = dot(slot0[0:40, 0:12] transposed) in0\nreturn v0"
 
 
 def test_loops_show_their_conditions_and_bodies():

@@ -90,7 +90,7 @@ def _cost(node: Node) -> Cost:
     if node.op == "loop":
         return _loop_cost(node.attributes[0])
     if node.op == "dot":
-        return Cost(tensor=2 * node.attributes[1] * (node.width or 1))
+        return Cost(tensor=2 * (node.operands[0].width or 1) * (node.width or 1))
     if node.op in ("row_sum", "row_max", "row_min"):
         return Cost(floats=node.operands[0].width or 1)
     return _arithmetic(node).times(node.width or 1)
@@ -120,7 +120,7 @@ def instructions_of(node: Node, lanes: int) -> int:
     each row.
     """
     if node.op == "dot":
-        return -(-node.attributes[1] * (node.width or 1) // MMA)
+        return -(-(node.operands[0].width or 1) * (node.width or 1) // MMA)
     cost = _cost(node).instructions
     is_row = node.width is not None or any(operand.width is not None for operand in node.operands)
     return -(-cost // lanes) if is_row else cost

@@ -120,10 +120,10 @@ def _row_value(node: Node, operands: list[Any], uniforms: Sequence[Array], preci
             return first.max(axis=-1)
         case "row_min":
             return first.min(axis=-1)
-    slot, rows, columns, start, transposed = node.attributes
-    stored = uniforms[slot]
-    matrix = stored.reshape(columns, rows).T if transposed else stored.reshape(rows, columns)
-    own = matrix[:, start : start + node.width]
+    slot, row, column, size, transposed = node.attributes
+    stored = uniforms[slot].reshape(-1, size)
+    matrix = stored.T if transposed else stored
+    own = matrix[row : row + (node.operands[0].width or 1), column : column + (node.width or 1)]
     return jax.lax.dot(first, own, precision=precision, preferred_element_type=node.dtype)
 
 

@@ -92,8 +92,8 @@ ROWS = {
     "row_sum": "() row: the sum over its columns",
     "row_max": "() row: the greatest of its columns",
     "row_min": "() row: the least of its columns",
-    "dot": "(slot, rows, columns, first column, transposed) row of as many columns as the matrix has rows: its "
-    "product with columns of a uniform matrix [rows, columns], which is stored as [columns, rows] where "
-    "transposed",
+    "dot": "(slot, first row, first column, size, transposed) row: its product with part of a uniform matrix, "
+    "which has as many rows as the row has columns, and as many columns as the node. The array is made of rows of "
+    "`size` numbers, which are the columns of the matrix if it is transposed",
 }
 """Operations between scalars and rows, with their attributes and operands."""

@@ -102,13 +102,16 @@ def _dtype_text(dtype: np.dtype) -> str:
     return f"{SHORT[kind]}{dtype.itemsize * 8}" if kind in SHORT else dtype.name
 
 
+def _span(first: int, count: int | None) -> str:
+    return f"{first}:{first + (count or 0)}"
+
+
 def _attributes_text(node: Node) -> str:
     """Parameters of an operation."""
     if node.op == "dot":
-        slot, rows, columns, start, transposed = node.attributes
-        matrix = f"slot{slot}[{rows}, {columns}]"
-        part = "" if node.width == columns else f" columns {start}:{start + (node.width or 0)}"
-        return f"({matrix}{part}{' transposed' if transposed else ''})"
+        slot, row, column, _, transposed = node.attributes
+        part = f"slot{slot}[{_span(row, node.operands[0].width)}, {_span(column, node.width)}]"
+        return f"({part}{' transposed' if transposed else ''})"
     if node.op in OF_UNIFORMS:
         return f"(slot{node.attributes[0]})"
     if node.op == "cell":

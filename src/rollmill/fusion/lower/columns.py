@@ -36,9 +36,9 @@ def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) 
         return region.emit(node.op, *parts, dtype=node.dtype, width=width, attributes=node.attributes)
     match node.op:
         case "dot":
-            slot, rows, columns, start, transposed = node.attributes
+            slot, row, column, size, transposed = node.attributes
             # Fewer columns of the matrix, so the product itself becomes cheaper.
-            attributes = (slot, rows, columns, start + first, transposed)
+            attributes = (slot, row, column + first, size, transposed)
             return region.emit("dot", *node.operands, dtype=node.dtype, width=width, attributes=attributes)
         case "uniform":
             slot, place = node.attributes

@@ -74,7 +74,7 @@ def _skinny_matmuls(program: Program) -> SkinnyMatmuls:
 def _skinny_lines(found: SkinnyMatmuls, names: NodeNames) -> Iterator[str]:
     for product, bias in found.first.items():
         addend = "" if bias is None else f", with {names.of(bias.row)} as one more row"
-        yield f"{names.of(product)}: product of {product.attributes[1]} scalars{addend}"
+        yield f"{names.of(product)}: product of {len(product.operands[0].operands)} scalars{addend}"
     heads: dict[Any, list[Node]] = {}
     for node, (head, _) in found.heads.items():
         heads.setdefault(head, []).append(node)

@@ -89,7 +89,7 @@ def find_skinny_matmuls(
 def _find_first(product: Node, only_user: Mapping[Node, Node], products: SkinnyMatmuls) -> None:
     """Notes a product of stacked scalars, and what is added to it."""
     # A bias becomes an additional row, which must fit into the tile next to the others.
-    user, has_room = only_user.get(product), product.attributes[1] < MAX_SKINNY
+    user, has_room = only_user.get(product), len(product.operands[0].operands) < MAX_SKINNY
     addend = _addend(user, product, only_user) if user is not None and has_room else None
     products.first[product] = addend
     if user is not None and addend is not None:
@@ -132,7 +132,7 @@ def _heads(
 
 def is_stacked_product(node: Node, most: int) -> bool:
     """Returns whether a node is the product of at most `most` scalars with rows of a matrix."""
-    return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
+    return node.op == "dot" and node.operands[0].op == "stack" and len(node.operands[0].operands) <= most
 
 
 def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias | None:

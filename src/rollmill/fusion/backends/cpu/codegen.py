@@ -219,9 +219,10 @@ class CodeWriter:
         for dtype in (node.dtype, node.operands[0].dtype):
             if dtype != FLOAT32:
                 raise CannotFuse(f"machine code does not support matrices of {dtype.name}.", advice="use float32")
-        slot, rows, columns, start, transposed = node.attributes
-        width = node.width or 0
-        strides, first = ((1, rows), start * rows) if transposed else ((columns, 1), start)
+        slot, row, column, size, transposed = node.attributes
+        width, rows = node.width or 0, node.operands[0].width or 0
+        strides = (1, size) if transposed else (size, 1)
+        first = row * strides[0] + column * strides[1]
         matrix = self._packed(slot, first, (rows, width), strides, node.dtype, stride=1)
         rows_of_product = self.new_rows(width)
         product(self.emit, self.in_memory(node.operands[0]), matrix, rows_of_product, self.block, self.room)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from rollmill.fusion.backends.triton.control import SEPARATOR, AddSum, write_items
-from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
+from rollmill.fusion.backends.triton.hoist import MatrixPart, columns, permute_to_mma_order
 from rollmill.fusion.backends.triton.operations import (
     SELECT_APART,
     TYPES,
@@ -222,19 +222,19 @@ class TritonWriter:
         return interleave(self.source, own + [zero] * (columns(node.width or 0) - len(own)))
 
     def _dot(self, node: Node, operand: str) -> str:
-        slot, rows, size, start, transposed = node.attributes
         left, width = node.operands[0], node.width or 0
         if node in self._skinny.first:
             return operand if self._skinny.first[node] is not None else self._first(node, operand.split(SEPARATOR))
         if left in self._scattered:
-            stride = (1, rows) if transposed else (size, 1)
+            part = MatrixPart.of(node)
+            stride = part.strides
             own = [
-                self.source.before.row(slot, row * stride[0] + start * stride[1], width, stride[1])
-                for row in range(rows)
+                self.source.before.row(part.slot, part.first + row * stride[0], width, stride[1])
+                for row in range(part.rows)
             ]
             scalars = map(self._repeated, left.operands, operand.split(SEPARATOR))
             return self._assign(" + ".join(f"{scalar} * {row}" for scalar, row in zip(scalars, own, strict=True)))
-        matrix = self.source.before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=False)
+        matrix = self.source.before.matrix(MatrixPart.of(node), of_scalars=False)
         return self._assign(self.product(self._taken(left, operand), matrix))
 
     def _taken(self, row: Node, name: str) -> str:
@@ -261,9 +261,8 @@ class TritonWriter:
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """Returns the product of a few scalars. A bias is one more row of the matrix."""
-        slot, rows, size, start, transposed = node.attributes
-        width, before = node.width or 0, self.source.before
-        matrix = before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
+        before, part = self.source.before, MatrixPart.of(node)
+        matrix = before.matrix(part, of_scalars=True)
         addend = self._skinny.first[node]
         if addend is not None:
             slot, place = addend.row.attributes
@@ -272,7 +271,8 @@ class TritonWriter:
             # no cost.
             matrix = before.once(
                 ("one more row", matrix, row),
-                f"tl.where({before.columns(MAX_SKINNY)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",
+                f"tl.where({before.columns(MAX_SKINNY)}[:, None] == {part.rows}, {row}.to({matrix}.dtype), "
+                f"{matrix})",
             )
         return self._assign(self.product(self.beside(scalars), matrix))
 

@@ -7,12 +7,14 @@ matrices are padded with zeros.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 from rollmill.fusion.backends.triton.operations import TYPES
+from rollmill.fusion.ir import Node
 from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, ColumnDots
 
 MIN_COLUMNS = 16
@@ -27,6 +29,38 @@ def columns(width: int) -> int:
 NOTHING_TURNED: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
 
+class MatrixPart(NamedTuple):
+    """Part of a uniform matrix, as a product multiplies by it."""
+
+    slot: int
+    first: int
+    """Index of its first element in the array."""
+    rows: int
+    columns: int
+    strides: tuple[int, int]
+    """Distances in the array between consecutive rows, and between consecutive columns."""
+
+    @classmethod
+    def of(cls, product: Node) -> "MatrixPart":
+        """Returns the part that a `dot` multiplies by."""
+        slot, row, column, size, transposed = product.attributes
+        strides = (1, size) if transposed else (size, 1)
+        first = row * strides[0] + column * strides[1]
+        return cls(slot, first, product.operands[0].width or 0, product.width or 0, strides)
+
+
+class KeptMatrices(NamedTuple):
+    """Matrices that stay on the chip in a loop that reloads all others."""
+
+    slots: Sequence[str]
+    """Pointers to the uniform arrays, which do not depend on the iteration."""
+    bytes: int
+    """Room for matrices, which the first ones take."""
+
+
+NOTHING_KEPT = KeptMatrices((), 0)
+
+
 class Hoisted:
     """The lines of a kernel before its main loop. Each value is computed once."""
 
@@ -38,17 +72,20 @@ class Hoisted:
         *,
         memory: Memory = BY_TRITON,
         turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
+        kept: KeptMatrices = NOTHING_KEPT,
     ) -> None:
         """Prepares an empty prologue, in which `fresh` returns new names.
 
         `slots` are pointers to uniform arrays, and `memory` reads rows and matrices. `turned` maps slots whose
-        array is stored as the transpose of a matrix to the shape of this matrix.
+        array is stored as the transpose of a matrix to the shape of this matrix. `kept` are matrices to load only
+        once.
         """
         self.lines: list[str] = []
         self._numerics = numerics
         self._slots, self._turned = slots, turned
         self._fresh = fresh
         self._read = memory.read
+        self._kept, self._room = kept.slots, kept.bytes
         self._names: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
@@ -99,23 +136,26 @@ class Hoisted:
         row, column = divmod(place, columns)
         return column * rows + row, rows
 
-    def matrix(
-        self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool, of_scalars: bool
-    ) -> str:
-        """Loads columns of a uniform matrix, stored as `[rows, size]`, or as `[size, rows]` if `transposed`, and
-        returns its name.
+    def matrix(self, part: MatrixPart, *, of_scalars: bool) -> str:
+        """Loads part of a uniform matrix, and returns its name.
 
         Its rows are in the order of tensor-core products, or in their original order if `of_scalars` is set.
         """
+        rows, width = part.rows, part.columns
         row, column = self.columns(rows) if of_scalars else self.mma_order(rows), self.columns(width)
         # A transposed matrix is read with exchanged strides, without moving it in memory.
-        row_stride, column_stride = (1, rows) if transposed else (size, 1)
-        place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
+        place = f"{part.first} + {row}[:, None] * {part.strides[0]} + {column}[None, :] * {part.strides[1]}"
         checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
         checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
         cast = ".to(tl.bfloat16)" if self._numerics == "bfloat16" else ""
-        text = f"{self._read(f'{self._slots[slot]} + {place}', checks)}{cast}"
-        return self.once(("matrix", slot, rows, start, width, transposed, of_scalars), text)
+        key = ("matrix", part, of_scalars)
+        if key in self._names:
+            return self._names[key]
+        size = (2 if cast else 4) * columns(rows) * columns(width)
+        stays = not of_scalars and size <= self._room
+        self._room -= size if stays else 0
+        slots = self._kept if stays else self._slots
+        return self.once(key, f"{self._read(f'{slots[part.slot]} + {place}', checks)}{cast}")
 
     def heads(self, head: ColumnDots) -> str:
         """Loads uniform rows as the columns of a matrix, and returns its name."""

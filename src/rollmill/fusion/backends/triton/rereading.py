@@ -22,8 +22,8 @@ FAR = "FAR: tl.constexpr = 1 << 30  # more turns than there are"
 
 def matrices_fit(nodes: Iterable[Node]) -> bool:
     """Returns whether all matrices that these nodes multiply by fit in shared memory."""
-    matrices = {(*node.attributes, node.width) for node in nodes if node.op == "dot"}
-    needed = sum(4 * columns(summed) * columns(width or 1) for _, summed, *_, width in matrices)
+    matrices = {(*node.attributes, node.operands[0].width, node.width) for node in nodes if node.op == "dot"}
+    needed = sum(4 * columns(summed or 1) * columns(width or 1) for *_, summed, width in matrices)
     return needed <= MAX_MATRIX_BYTES
 
 

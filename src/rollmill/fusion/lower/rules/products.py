@@ -252,7 +252,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
     # Only this case becomes a matrix product of the kernel. The cases above are cheaper as ordinary arithmetic.
     row = ctx.rows(vector).nodes[()]
     slot = ctx.prologue.slot(matrix.array)
-    attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
+    attributes = (slot, 0, 0, matrix.summed if matrix.transposed else matrix.columns, matrix.transposed)
     row = ctx.region.emit("dot", row, dtype=dtype, width=matrix.columns, attributes=attributes)
     return RowArray(alone(row), matrix.columns, dtype)
 
