@@ -20,6 +20,7 @@ from rollmill.fusion import GradientLaunch, first_batch, lower_gradients, run_gr
 from rollmill.fusion.backends.triton import operations
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.fusion.kernels.minibatch_loop import example_minibatch
+from rollmill.fusion.kernels.wide_gradients import wide_gradients
 
 HEADER = f"""\
 import triton
@@ -128,8 +129,8 @@ def interpreted(kernel, arrays, folder):
 
 
 def main():
-    algorithm, environment, folder, own_steps = sys.argv[1:]
-    network = rollmill.NetworkConfig(hidden_sizes=(20,))
+    algorithm, environment, folder, own_steps, tile = sys.argv[1:]
+    network = rollmill.NetworkConfig(hidden_sizes=(88, 72) if int(tile) else (20,), layer_norm=tile != "0")
     graph = getattr(rollmill, algorithm)(environment, **SIZES, network=network)
     index = jnp.arange(SIZES["num_envs"], dtype=jnp.int32)
 
@@ -137,10 +138,14 @@ def main():
     def begin(key):
         return *first_batch(graph, start(graph, key, index)), shuffled_rows(key, index, graph.loops)
 
-    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, own_steps=int(own_steps))
+    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, own_steps=int(own_steps), tile=int(tile))
     minibatch = example_minibatch(graph, step, *begin(jax.random.key(3)))
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics="float32")
-    mine = interpreted(kernel, arrays, Path(folder))[0].sum(0) / minibatch.num_samples
+    sums, *rows = interpreted(kernel, arrays, Path(folder))
+    mine = sums.sum(0) / minibatch.num_samples
+    if launch.tile:
+        assert len(rows) == 4  # of an actor and a critic
+        mine = np.asarray(wide_gradients(step, launch.tile).assembled(mine, rows, "float32"))
     right = np.asarray(run_gradients_reference(step, minibatch, precision="highest"))
     print(float(np.abs(mine - right).max() / np.abs(right).max()))
 

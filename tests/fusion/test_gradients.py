@@ -32,6 +32,7 @@ from wordings import raises
 
 SHARED = rollmill.NetworkConfig(shared_torso=True)
 SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
+WIDE = rollmill.NetworkConfig(hidden_sizes=(96, 72), layer_norm=True, shared_torso=True)
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 LINEAR = rollmill.NetworkConfig(hidden_sizes=())
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(12,), recurrent_size=36)
@@ -50,6 +51,7 @@ CASES = {
     "shared": Case("CartPole-v1"),
     "separate": Case("CartPole-v1", SEPARATE),
     "no-hidden-layer": Case("CartPole-v1", LINEAR),
+    "wide": Case("CartPole-v1", WIDE),
     "continuous": Case("Pendulum-v1", settings={"normalize_observations": True, "normalize_values": True}),
     "state-dependent-std": Case("Pendulum-v1", STATE_STD),
     "plain-losses": Case("Acrobot-v1", settings={"clip_vloss": False, "norm_adv": False}),
@@ -242,6 +244,7 @@ def test_an_epoch_leads_to_the_same_weights(name):
 KERNELS = [
     ("shared", "tf32", 90, GradientLaunch(4, 64, 4)),
     ("shared", "tf32", 90, GradientLaunch(4, 64, 4, own_steps=1)),
+    ("wide", "tf32", 90, GradientLaunch(4, 64, 4, tile=32)),
     ("continuous", "bfloat16", 80, GradientLaunch(2, 32, 2)),
     ("masked", "tf32", 120, GradientLaunch(1, 16, 1)),
 ]

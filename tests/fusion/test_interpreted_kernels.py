@@ -15,11 +15,16 @@ SCRIPT = Path(__file__).parent / "interpreted.py"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("algorithm", "environment", "own_steps"),
-    [("ppo", "CartPole-v1", 0), ("ppo", "CartPole-v1", 1), ("ippo", "TagGridWorld-Small-v0", 0)],
+    ("algorithm", "environment", "own_steps", "tile"),
+    [
+        ("ppo", "CartPole-v1", 0, 0),
+        ("ppo", "CartPole-v1", 1, 0),
+        ("ippo", "TagGridWorld-Small-v0", 0, 0),
+        ("ppo", "CartPole-v1", 0, 32),
+    ],
 )
-def test_a_kernel_computes_what_the_reference_does(algorithm, environment, own_steps, tmp_path):
-    command = [sys.executable, str(SCRIPT), algorithm, environment, str(tmp_path), str(own_steps)]
+def test_a_kernel_computes_what_the_reference_does(algorithm, environment, own_steps, tile, tmp_path):
+    command = [sys.executable, str(SCRIPT), algorithm, environment, str(tmp_path), str(own_steps), str(tile)]
     own = {**os.environ, "TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
     assert done.returncode == 0, done.stderr

@@ -128,6 +128,7 @@ KERNELS = [
     ("CartPole-v1", SHARED, "tf32", 90, Launch(64, 4)),
     ("CartPole-v1", SHARED, "bfloat16", 80, Launch(16, 1)),
     ("CartPole-v1", SHARED, "float32", 120, Launch(32, 2)),
+    ("CartPole-v1", SHARED, "tf32", 90, Launch(32, 2, tile=32, kept=8)),
     *(case for n, name in enumerate(OWN) for case in cases_of(name, n % len(CAPABILITIES))),
     *(
         pytest.param("CartPole-v1", GRU, "tf32", capability, Launch(16, 1), marks=pytest.mark.slow)

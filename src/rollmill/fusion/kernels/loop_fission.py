@@ -4,6 +4,8 @@ For example, an actor and a critic without a shared torso would need the registe
 the loss, which is a sum, so the kernel goes through the samples once for each network.
 """
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -43,6 +45,8 @@ class SampleLoop(NamedTuple):
     """Positions of the inputs that each iteration hands to the next."""
     turns: SampleTurns = SampleTurns()
     """Equal parts of a sample that are processed one after the other. The sums are written for the first part."""
+    stored: Sequence[tuple[int, tuple[Node, ...]]] = ()
+    """Rows of each sample that are written to memory, with their numbers. Each is a list of tiles."""
 
 
 class FissionPlan(NamedTuple):
@@ -53,11 +57,17 @@ class FissionPlan(NamedTuple):
     """Scalar results: the index in the vector of all results, and the terms of the sum."""
 
 
-def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int, Node] = NOTHING) -> FissionPlan:
+def plan_sample_loops(
+    kept: Accumulators,
+    program: Program,
+    carried: Mapping[int, Node] = NOTHING,
+    stored: Sequence[tuple[Node, ...]] = (),
+) -> FissionPlan:
     """Assigns the accumulators of a gradient kernel to loops over the samples, so that no two loops use the same
     matrix product.
 
-    `carried` maps the index of an input to the node that becomes this input in the next iteration.
+    `carried` maps the index of an input to the node that becomes this input in the next iteration. `stored` are
+    rows of each sample that are written to memory.
     """
     # Sets are bits of an integer, because programs have tens of rows and tens of thousands of nodes.
     depends = _products(program, [program.inputs[place] for place in carried])
@@ -68,11 +78,13 @@ def plan_sample_loops(kept: Accumulators, program: Program, carried: Mapping[int
         parts = _joined(parts, bits)
     for tile in kept.tiles:
         parts = _joined(parts, _of_tile(tile, depends))
+    parts = functools.reduce(_joined, [_of_nodes(row, depends) for row in stored], parts)
     terms = {node: _terms(Term(1.0, node), parts, depends) for _, node in kept.numbers}
     for each in terms.values():
         for term in each:
             parts = _joined(parts, depends[term.node])
-    loops = [SampleLoop({}, [], []) for _ in parts or [0]]
+    own = lambda n: [(k, row) for k, row in enumerate(stored) if _part(parts, _of_nodes(row, depends)) == n]
+    loops = [SampleLoop({}, [], [], stored=own(n)) for n in range(max(1, len(parts)))]
     for place, bits in handed.items():
         loops[_part(parts, bits)].carried.append(place)
     for n, tile in enumerate(kept.tiles):
@@ -101,11 +113,11 @@ def _products(program: Program, carried: Sequence[Node]) -> dict[Node, int]:
 
 
 def _of_tile(tile: Tile, depends: dict[Node, int]) -> int:
-    bits = 0
-    for term in tile.terms:
-        for node in term.nodes:
-            bits |= depends[node]
-    return bits
+    return _of_nodes([node for term in tile.terms for node in term.nodes], depends)
+
+
+def _of_nodes(nodes: Sequence[Node], depends: dict[Node, int]) -> int:
+    return functools.reduce(operator.or_, [depends[node] for node in nodes], 0)
 
 
 def _joined(parts: Sequence[int], bits: int) -> list[int]:

@@ -12,13 +12,14 @@ from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.control import Names
-from rollmill.fusion.backends.triton.hoist import NOTHING_TURNED, columns
+from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, NOTHING_TURNED, KeptMatrices, columns
 from rollmill.fusion.backends.triton.means import means_by_kernel
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON, Memory
 from rollmill.fusion.backends.triton.registers import ONE
 from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.samples import SamplePlace, SamplePrefetch
 from rollmill.fusion.backends.triton.source import KernelSource
+from rollmill.fusion.backends.triton.stored_rows import TiledLoops, row_tile_stores, stored_arrays, stored_names
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
@@ -26,6 +27,7 @@ from rollmill.fusion.kernels.leaves import KernelArguments
 from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, plan_sample_loops
 from rollmill.fusion.kernels.rerolling import reroll
 from rollmill.fusion.kernels.vector import Vector
+from rollmill.fusion.kernels.wide_gradients import StoredRow, wide_gradients
 from rollmill.fusion.opt.schedule import schedule_of
 
 
@@ -43,6 +45,12 @@ class GradientLaunch(NamedTuple):
     own_steps: int = 0
     """1 to follow the kernel by kernels that add its partial sums and step the optimiser, and to read transposed
     weights in place. No launch that is tried by default does so: on GPUs it has not been measured."""
+    tile: int = 0
+    """Columns of the tiles that wide rows and matrices are divided into, or 0 to leave them whole. Gradients of
+    matrices larger than a tile are then products after the kernel."""
+    kept: int = 0
+    """Kilobytes of matrix tiles that stay on the chip. All others are reloaded for every block. Only with
+    `tile`."""
 
 
 def run_gradients_kernel(
@@ -53,16 +61,20 @@ def run_gradients_kernel(
     With several `lanes`, call it inside `jax.vmap`.
     """
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
-    (sums,) = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
+    sums, *rows = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
     if launch.own_steps:
         return means_by_kernel(sums, minibatch.num_samples, lanes=lanes)
-    return jnp.sum(sums, axis=0) / minibatch.num_samples
+    means = jnp.sum(sums, axis=0) / minibatch.num_samples
+    return wide_gradients(step, launch.tile).assembled(means, rows, numerics) if rows else means
 
 
 def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
     """Returns the gradient kernel of a minibatch, and the arrays that it takes."""
+    stored: Sequence[StoredRow] = ()
+    if launch.tile:
+        step, stored, _ = wide_gradients(step, launch.tile)
     packed, num_rows, turns = minibatch.packed, minibatch.num_rows, minibatch.turns
     conditioned = minibatch.shuffled.conditioned
     given = KernelArguments()
@@ -95,14 +107,16 @@ def gradient_kernel(
         numerics=numerics,
         reads_again=again,
         turned=turned,
+        tiles=TiledLoops(stored, launch.kept) if launch.tile else None,
     )
     size = sum(each.size for each in step.sums if each.is_computed)
     programs = min(launch.programs, -(-num_rows // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
+    rows = stored_arrays(stored, num_rows, numerics)
     sizes = {"N": num_rows, "T": turns, "STRIDE": minibatch.stride, "W": packed.table.shape[1], "SIZE": size}
     arrays = [packed.table, minibatch.shuffled.rows, minibatch.number.reshape(1), *given.arrays]
     constants, uniforms = {**sizes, "PROGRAMS": programs, "BLOCK": launch.block}, len(given.arrays) - aligned
-    return Kernel(source, programs, (sums,), constants, launch.num_warps, uniforms), arrays
+    return Kernel(source, programs, (sums, *rows), constants, launch.num_warps, uniforms), arrays
 
 
 def _pointer(given: KernelArguments, array: Any) -> str:
@@ -156,6 +170,7 @@ def gradient_source(
     numerics: Numerics,
     reads_again: bool = False,
     turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
+    tiles: TiledLoops | None = None,
 ) -> str:
     """Generates the source of a gradient kernel.
 
@@ -174,10 +189,13 @@ def gradient_source(
         numerics: precision of matrix products.
         reads_again: whether weight matrices are reloaded in every step of a sequence.
         turned: slots whose matrix is stored as its transpose, with their shapes.
+        tiles: how matrices are read in tiles, and rows to store in the arrays after the partial sums, or None to
+            keep all matrices on the chip.
     """
     # All loops share one set of tiles, of which each keeps some, so that offsets in the result do not depend on
     # the loops.
-    plan = _plan_of(step)
+    stored = tiles.stored if tiles else ()
+    plan = _plan_of(step, stored)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
     size = _operations(step, plan)
     in_turns = any(each.turns.count > 1 for each in plan.loops)  # such a loop reads each scalar separately
@@ -185,12 +203,12 @@ def gradient_source(
     lines = []
     for n, each in enumerate(plan.loops):
         lines += _sample_loop(
-            _Common(step, places, slots, whole_blocks, numerics, reads_again, memory, turned),
+            _Common(step, places, slots, whole_blocks, numerics, reads_again, memory, turned, tiles),
             each,
             numbers,
             f"p{n}",
         )
-    arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
+    arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums", *stored_names(stored)])
     constants = ", ".join(
         f"{name}: tl.constexpr" for name in ("N", "T", "STRIDE", "W", "SIZE", "PROGRAMS", "BLOCK")
     )
@@ -213,9 +231,10 @@ def _operations(step: GradientStep, plan: FissionPlan) -> int:
     return sum(len(_program_of(step, each).nodes()) for each in plan.loops)
 
 
-def _plan_of(step: GradientStep) -> FissionPlan:
-    plan = plan_sample_loops(accumulators_of(step.sums, step.program.outputs), step.program, step.handed_on)
-    return reroll(plan, step.program, step.sample)
+def _plan_of(step: GradientStep, stored: Sequence[StoredRow] = ()) -> FissionPlan:
+    kept = accumulators_of(step.sums, step.program.outputs)
+    plan = plan_sample_loops(kept, step.program, step.handed_on, stored)
+    return plan if stored else reroll(plan, step.program, step.sample)
 
 
 class _Common(NamedTuple):
@@ -229,6 +248,7 @@ class _Common(NamedTuple):
     reads_again: bool
     memory: Memory
     turned: Mapping[int, tuple[int, int]]
+    tiles: TiledLoops | None
 
 
 MAX_NODES_BY_TRITON = 1_000
@@ -243,9 +263,11 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     back = {place: step.handed_on[place] for place in each.carried}
     samples = SamplePrefetch(prefix, by_step=bool(step.carried), memory=task.memory, turns=each.turns)
     reads_again = bool(step.carried) and (task.reads_again or not matrices_fit(program.nodes()))
+    reads_again |= task.tiles is not None
     slots = slots_read_again(task.slots) if reads_again else task.slots
+    kept = NOTHING_KEPT if task.tiles is None else KeptMatrices(task.slots, task.tiles.kept * 1024)
     source = KernelSource(
-        task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v", turned=task.turned
+        task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v", turned=task.turned, kept=kept
     )
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples, prefix)
@@ -261,7 +283,7 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
     uniforms, inside = source.before.lines, [*samples.ahead(), *source.lines, *samples.over()]
     if reads_again:
-        uniforms, inside = read_where_used(uniforms, inside, "count")
+        uniforms, inside = read_where_used(uniforms, inside, "first" if loop == [LOOP_OVER_BLOCKS] else "count")
     before = [*uniforms, *samples.opening(), *_empty(each, numbers), *carried.nothing()]
     return [*before, *loop, *here, *inside, *_tile_stores(each, task.memory), *_summed(each, numbers)]
 
@@ -282,7 +304,8 @@ def _program_of(step: GradientStep, each: SampleLoop) -> Program:
     """Returns the program of all that a loop sums or hands back."""
     summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
     back = [step.handed_on[place] for place in each.carried]
-    return Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back]),))
+    stored = [node for _, row in each.stored for node in row]
+    return Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back, *stored]),))
 
 
 class _BackwardCarry:
@@ -338,16 +361,21 @@ class _SumWriter:
         self._writer, self._mask = writer, mask
         self._terms = [(n, term) for n, tile in each.tiles.items() for term in tile.terms]
         self._numbers = [(node, numbers[node]) for node in each.numbers]
+        self._stores = row_tile_stores(each.stored)
 
     @property
     def nodes(self) -> list[list[Node]]:
-        """The nodes that each sum reads: terms of tiles, then scalars."""
-        return [term.nodes for _, term in self._terms] + [[node] for node, _ in self._numbers]
+        """The nodes that each sum reads: terms of tiles, then scalars, then tiles of rows that are stored."""
+        summed = [term.nodes for _, term in self._terms] + [[node] for node, _ in self._numbers]
+        return summed + [[store.tile] for store in self._stores]
 
     def add(self, number: int, names: Names) -> None:
         """Adds a sum by its number."""
         if number < len(self._terms):
             self._add_term(*self._terms[number], names)
+        elif number >= len(self._terms) + len(self._numbers):
+            store = self._stores[number - len(self._terms) - len(self._numbers)]
+            store.write(self._writer.source, names[store.tile], self._mask)
         else:
             node, total = self._numbers[number - len(self._terms)]
             self._add_number(total, names[node])

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import Numerics
 from rollmill.core.operations import ROLLOUT_KERNEL
 from rollmill.fusion.backends.triton.codegen import MemoryPlace, TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
-from rollmill.fusion.backends.triton.hoist import columns
+from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, KeptMatrices, columns
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.memories import StepStores
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
@@ -21,10 +22,11 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
 from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.source import KernelSource
-from rollmill.fusion.ir import total_of
+from rollmill.fusion.ir import Program, total_of
 from rollmill.fusion.kernels.memories import in_order_of_writes
 from rollmill.fusion.kernels.rollout import RolloutStep, aliased, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
+from rollmill.fusion.opt.row_tiles import tiled
 from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 
@@ -41,6 +43,10 @@ class Launch(NamedTuple):
     num_warps: int = 4
     registers: int = 0
     """Maximum number of registers per thread. With fewer, more blocks run at once. 0 allows the maximum."""
+    tile: int = 0
+    """Columns of the tiles that wide rows and matrices are divided into, or 0 to leave them whole."""
+    kept: int = 0
+    """Kilobytes of matrix tiles that stay on the chip. All others are reloaded in every step. Only with `tile`."""
 
 
 def run_kernel(
@@ -72,7 +78,7 @@ def rollout_kernel(
 ) -> tuple[Kernel, list[Any]]:
     """Returns the kernel of a rollout, and the arrays that it takes."""
     num_envs = keys.shape[0]
-    source = rollout_source(step, num_steps, num_envs, launch.block, numerics)
+    source = rollout_source(step, num_steps, num_envs, launch.block, numerics, launch.tile, launch.kept)
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
     outputs = [struct(leaf, num_envs) for leaf in written_leaves(step)]
     outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step if leaf.places]
@@ -96,22 +102,34 @@ def rollout_kernel(
 
 # shared by launches that differ only in warps, and by the program that is compiled in the end
 @lru_cache(maxsize=64)
-def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
+def rollout_source(
+    step: RolloutStep,
+    num_steps: int,
+    num_envs: int,
+    block: int,
+    numerics: Numerics,
+    tile: int = 0,
+    kept: int = 0,
+) -> str:
     """Generates the source of a rollout kernel.
 
     The kernel takes pointers to the leaves of the collector (the state carried from step to step), to the random
     keys and to the uniform arrays. Pointers to its outputs follow: the collector's changed leaves, and the leaves
-    of the trajectory. `N` environments, `T` steps and `BLOCK` are compile-time arguments.
+    of the trajectory. `N` environments, `T` steps and `BLOCK` are compile-time arguments. Rows wider than `tile`
+    are divided, if it is not 0, and `kept` kilobytes of matrix tiles stay on the chip.
     """
-    program, slots = step.program, range(step.prologue.num_slots)
+    program, slots = _program_of(step, tile), range(step.prologue.num_slots)
     leaves = [*step.carried, *step.fixed]
     changes = step.changed
     before, uniform = [f"in{n}" for n in range(len(leaves))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
     memory = BY_INSTRUCTIONS if needs_segments(total_of(program.nodes())) else BY_TRITON
-    again = not matrices_fit(program.nodes())
-    source = KernelSource(numerics, slots_read_again(uniform) if again else uniform, memory=memory)
+    again = bool(tile) or not matrices_fit(program.nodes())
+    kept_slots = KeptMatrices(uniform, kept * 1024) if again else NOTHING_KEPT
+    source = KernelSource(
+        numerics, slots_read_again(uniform) if again else uniform, memory=memory, kept=kept_slots
+    )
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
     # If all blocks are full, no access needs a mask.
     mask = "" if num_envs % block == 0 else "here"
@@ -160,6 +178,16 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     ]
     loop = ["    for t in range(T):", *turn]
     return "\n".join([*head, *uniforms, *opening, *loop, *source.lines, "", entry(ROLLOUT_KERNEL)])
+
+
+def _program_of(step: RolloutStep, tile: int) -> Program:
+    """Returns the program of a step, with rows of at most `tile` columns if it is not 0."""
+    if not tile:
+        return step.program
+    found = tiled(step.program, tile)
+    if found is None or any(len(places) > 1 for places in found.outputs):
+        raise CannotFuse(f"the step hands on rows of more than {tile} columns.")
+    return found.program
 
 
 def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:
