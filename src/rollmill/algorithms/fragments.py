@@ -20,6 +20,7 @@ from rollmill.core.spaces import box_bounds, struct
 from rollmill.core.traced_once import TracedOnce, are_checked
 from rollmill.core.types import (
     FINAL_MASK,
+    OVERFLOW,
     UNSTABLE,
     Action,
     Environment,
@@ -68,7 +69,7 @@ PLANNED_STEPS, STEPS_DONE = "planned_steps", "steps_done"
 
 KEPT_INFO = (
     *("final_observation", "episode_return", "episode_length", "discounted_return", "agent_returns"),
-    *(FINAL_MASK, UNSTABLE),
+    *(FINAL_MASK, UNSTABLE, OVERFLOW),
 )
 """Entries of an environment's `info` that are stored in the trajectory."""
 

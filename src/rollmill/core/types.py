@@ -148,6 +148,9 @@ FINAL_MASK = "final_action_mask"
 UNSTABLE = "unstable_state"
 """Entry of a step's `info` that is True if the simulation became unstable, which ends the episode."""
 
+OVERFLOW = "simulation_overflow"
+"""Entry of a step's `info` that says whether a simulation left out contacts because a buffer was too small."""
+
 
 class HostStep(NamedTuple):
     """The result of one step of `n` host environments: NumPy arrays with a leading axis of environments.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from rollmill.core.operations import traced
-from rollmill.core.types import UNSTABLE, Key
+from rollmill.core.types import OVERFLOW, UNSTABLE, Key
 from rollmill.dataflow.fragment_results import check_action
 from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, Step, Trajectory, Weights
 from rollmill.dataflow.minibatch_loop import all_finite
@@ -149,8 +149,9 @@ def _episodes(steps: Step, replicas: int) -> Metrics:
         "episodes/return_sum": scale * (ended * steps.info["episode_return"]).sum(),
         "episodes/length_sum": scale * (ended * steps.info["episode_length"].astype(jnp.float32)).sum(),
     }
-    if UNSTABLE in steps.info:
-        sums["episodes/unstable"] = scale * steps.info[UNSTABLE].astype(jnp.float32).sum()
+    for name, flag in (("episodes/unstable", UNSTABLE), ("episodes/overflows", OVERFLOW)):
+        if flag in steps.info:
+            sums[name] = scale * steps.info[flag].astype(jnp.float32).sum()
     return sums
 
 

@@ -321,7 +321,7 @@ def _named(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEn
 
         return env._replace(name=name, options=options, start=StartByName(name, options, env.start))
     if isinstance(env, Environment):
-        return env._replace(name=name, options=options)
+        return env._replace(name=name, options={**env.options, **options})
     raise UsageError(
         f"{name}: its factory returned {type(env).__name__}, expected a rollmill.Environment or "
         "rollmill.HostEnvironment."

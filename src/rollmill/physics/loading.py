@@ -68,7 +68,7 @@ def load(
         tendons=tuple(_tendon(read, i) for i in range(compiled.ntendon)),
         actuators=tuple(_actuator(read, i) for i in range(compiled.nu)),
         sensors=tuple(_sensor(read, i) for i in range(compiled.nsensor)) if sensors else (),
-        force_readings=_scalar_dofs(read) if joint_forces else (),
+        force_readings=scalar_dofs(compiled) if joint_forces else (),
         time_step=float(compiled.opt.timestep),
         implicit=read.implicit,
         iterations=iterations,
@@ -122,10 +122,9 @@ def outline(source: Any) -> Model:
     return Model(structure, _params(read, []))
 
 
-def _scalar_dofs(read: Reader) -> tuple[int, ...]:
-    """Returns the degrees of freedom of hinges and slides."""
-    m = read.compiled
-    return tuple(int(m.jnt_dofadr[joint]) for joint in range(m.njnt) if m.jnt_type[joint] >= 2)
+def scalar_dofs(compiled: Any) -> tuple[int, ...]:
+    """Returns the degrees of freedom of a model's hinges and slides."""
+    return tuple(int(dof) for dof in compiled.jnt_dofadr[compiled.jnt_type >= 2])
 
 
 def _import_mujoco() -> Any:

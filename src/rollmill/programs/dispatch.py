@@ -4,8 +4,9 @@ While the host reads and records the metrics of one window, the device already c
 device never waits for the host.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -131,7 +132,8 @@ def dispatch_ahead(
             began = time.perf_counter()
             window = window or _read(program, running)
             waited = time.perf_counter() - began
-            yield window._replace(kept=ahead is None or not program.loses_state)
+            with _finishing(ahead):
+                yield window._replace(kept=ahead is None or not program.loses_state)
             growing.note_window(waited)
 
 
@@ -174,6 +176,22 @@ def _dispatch(program: CompiledProgram, state: State, first: int, size: int, spa
             state, vector = program.advance(state, counts[-1])
         metrics.append(vector)
     return _Running(before, state, first, metrics, counts)
+
+
+@contextlib.contextmanager
+def _finishing(ahead: _Running | None) -> Iterator[None]:
+    """Waits for the next window if the consumer stops, so that nobody will read it.
+
+    A program that calls functions of Python on a CPU, such as MuJoCo Warp, would wait forever if the interpreter
+    ended first. With several processes, others may have died, so that the window would never end.
+    """
+    try:
+        yield
+    except GeneratorExit:
+        if ahead is not None and jax.process_count() == 1:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                jax.block_until_ready(ahead.metrics)
+        raise
 
 
 def _read(program: CompiledProgram, running: _Running) -> Window:

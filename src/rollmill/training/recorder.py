@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.algorithms.hyperparameters import SCHEDULES, scheduled_in
 from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
+from rollmill.core.errors import UsageError
 from rollmill.dataflow import COMPUTED, Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.hooks import (
@@ -58,6 +59,8 @@ MAX_LINES_OF_REPLAY = 2_000
 """Maximum number of log lines of a run with a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED, UNSTABLE = "episodes/ended", "episodes/failed", "episodes/unstable"
+OVERFLOWS = "episodes/overflows"
+"""Steps in which a simulation left out contacts because a buffer was too small."""
 OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
 """Metrics of the episodes that ended in an iteration."""
 
@@ -254,7 +257,21 @@ class Recorder:
             self._display.update(self._status(speed))
         self._reported_seconds = now
         self._announce_checkpoint()
+        self._stop_at_overflow(blocks)
         return first + total
+
+    def _stop_at_overflow(self, blocks: Sequence[StackedRows]) -> None:
+        """Raises a `UsageError` if a simulation left out contacts."""
+        steps = sum(block.of(OVERFLOWS).sum() for block in blocks)
+        if steps:
+            options = self._config["graph"].get("environment_options", {})
+            sizes = ", ".join(f"{name}={options[name]}" for name in ("contacts", "rows") if name in options)
+            raise UsageError(
+                f"MuJoCo Warp left out contacts or constraints in {steps:,.0f} steps up to iteration "
+                f"{self._iteration}, because its buffers are too small{sizes and f' ({sizes})'}. The last "
+                "checkpoint is kept. hint: double the environment's options contacts and rows, such as by "
+                "--env-option rows=N."
+            )
 
     def _add(
         self,
@@ -515,6 +532,7 @@ class Recorder:
             "episode/ended": totals[ENDED],
             "episode/failed": totals.get(FAILED, 0.0),
             **({"episode/unstable": totals[UNSTABLE]} if UNSTABLE in totals else {}),
+            **({"episode/overflows": totals[OVERFLOWS]} if OVERFLOWS in totals else {}),
             **of_games,
             **metrics,
             "losses/explained_variance": explained_variance(means),

@@ -1,4 +1,4 @@
-"""`robots:ID`: tasks of robots, simulated by `rollmill.physics` or by C MuJoCo."""
+"""`robots:ID`: tasks of robots, simulated by `rollmill.physics`, by MuJoCo Warp or by C MuJoCo."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,8 @@ from rollmill.envs.robots import (
     shadow_hand,
 )
 from rollmill.envs.robots.in_mujoco import in_mujoco
+from rollmill.envs.robots.substeps import PHYSICS
+from rollmill.physics import ITERATIONS
 
 TASKS = {
     "Ant": ant.ant,
@@ -47,7 +49,10 @@ MODELS: dict[str, Callable[[], str]] = {
 """Functions that return the MJCF of each task's robot."""
 
 SOLVER = ("iterations", "line_search_iterations")
-"""Options of the solver of this package's physics."""
+"""Options of the solver, which C MuJoCo does not have."""
+
+ROOM = ("contacts", "rows")
+"""Options that set the sizes of MuJoCo Warp's buffers."""
 
 
 def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | HostEnvironment:
@@ -55,39 +60,46 @@ def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | Ho
 
     Args:
         name: an id, such as `Ant`.
-        physics: `jax` for `rollmill.physics`, compiled by XLA or in kernels, or `mujoco` for C MuJoCo on the CPU
-            of the host.
-        **options: arguments of the task, such as `max_steps=500`.
+        physics: `jax` for `rollmill.physics`, compiled by XLA or in kernels, `warp` for MuJoCo Warp, or `mujoco`
+            for C MuJoCo on the CPU of the host.
+        **options: arguments of the task, such as `max_steps=500`. With MuJoCo Warp, `contacts` and `rows` set the
+            sizes of its buffers.
 
     Raises:
-        UsageError: there is no such task, option or physics, or MuJoCo, which reads the robot's model, is not
-            installed.
+        UsageError: there is no such task, option or physics, or a package that it needs is not installed.
     """
     if name not in TASKS:
         raise unknown_name("robot", name, TASKS)
     _check_physics(name, physics, options)
     known = keyword_names(TASKS[name])
     for option in options:
-        if option not in known:
+        if option not in known and option not in ROOM:
             raise unknown_option(f"robots:{name}", option, [*known, "physics"])
+    room = {option: options.pop(option) for option in ROOM if option in options}
     env = TASKS[name](**options)
+    if physics == "warp":
+        from rollmill.envs.robots.in_warp import in_warp  # imports a large package
+
+        solver = {option: options.get(option, ITERATIONS) for option in SOLVER}
+        return in_warp(env, MODELS[name](), **solver, **room)
     return in_mujoco(env, MODELS[name]()) if physics == "mujoco" else env
 
 
 def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
-    if physics == "warp":
-        raise UsageError(
-            f"robots:{name}: MuJoCo Warp is not supported. hint: physics='jax', the default, computes on GPUs, "
-            "and physics='mujoco' is C MuJoCo on the host's cores."
-        )
-    if physics not in ("jax", "mujoco"):
+    if physics not in PHYSICS:
         raise UsageError(
             f"robots:{name} has no physics {physics!r}: it is 'jax', this package's physics, by XLA or in "
-            "kernels, or 'mujoco', C MuJoCo on the host's cores."
+            "kernels, 'warp', MuJoCo Warp, or 'mujoco', C MuJoCo on the host's cores."
         )
     for option in SOLVER:
         if physics == "mujoco" and option in options:
             raise UsageError(
-                f"robots:{name}: {option}={options[option]} applies only to the solver of physics='jax', because "
-                "MuJoCo iterates until it has converged. hint: leave it out."
+                f"robots:{name}: {option}={options[option]} does not apply to physics='mujoco', because MuJoCo "
+                "iterates until it has converged. hint: leave it out."
+            )
+    for option in ROOM:
+        if physics != "warp" and option in options:
+            raise UsageError(
+                f"robots:{name}: {option}={options[option]} sets the size of a buffer of MuJoCo Warp, which "
+                f"physics={physics!r} does not have. hint: leave it out."
             )

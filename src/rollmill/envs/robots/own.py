@@ -19,7 +19,7 @@ from rollmill.envs.physics import Scalar
 from rollmill.envs.robots.in_mujoco import in_mujoco
 from rollmill.envs.robots.pictures import drawing_of
 from rollmill.envs.robots.stability import end_unstable, itself
-from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
+from rollmill.envs.robots.substeps import PHYSICS, advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
 from rollmill.physics import (
     ITERATIONS,
@@ -67,6 +67,8 @@ def robot(
     max_speed: float = 1e4,
     iterations: int = ITERATIONS,
     physics: str = "jax",
+    contacts: int | None = None,
+    rows: int | None = None,
     name: str = "robot",
 ) -> Environment | HostEnvironment:
     """Creates an environment from the model of a robot.
@@ -79,7 +81,7 @@ def robot(
         reward: computes the reward of a step: `(state before, action, state after) -> number`.
         observe: `(state) -> vector`. By default, it returns all coordinates (except x and y of free bodies), all
             velocities, and `state.sensors`: the readings of force and torque sensors, or of all sensors if
-            `physics` is `mujoco`.
+            `physics` is not `jax`.
         terminated: `(state) -> bool`: whether the episode ends, for example by a fall. By default, it never does.
         substeps: number of model time steps per step of the task.
         max_steps: time limit of an episode, in steps of the task.
@@ -88,9 +90,12 @@ def robot(
         reset_speed: bound of the initial velocities (m/s or rad/s).
         max_speed: maximum velocity (m/s or rad/s). If a velocity exceeds it, the episode ends as unstable, with a
             reward of 0.
-        iterations: Newton iterations in each time step, if `physics` is `jax`.
-        physics: `jax` for `rollmill.physics`, or `mujoco` for C MuJoCo on the host CPU, which supports more
-            elements.
+        iterations: Newton iterations in each time step, unless `physics` is `mujoco`.
+        physics: `jax` for `rollmill.physics`. MuJoCo Warp (`warp`) and C MuJoCo on the host CPU (`mujoco`) support
+            more elements.
+        contacts: number of contacts per robot, averaged over a batch, that MuJoCo Warp has room for. Default: at
+            least twice as many as robots under random controls have in C MuJoCo.
+        rows: number of constraint rows per robot that MuJoCo Warp has room for. Default: likewise.
         name: environment name in messages and runs.
 
     Raises:
@@ -103,6 +108,9 @@ def robot(
         >>> env = rollmill.robot("walker.xml", reward=forwards)
     """
     own = _loaded(model, physics, iterations)
+    for option, size in (("contacts", contacts), ("rows", rows)):
+        if physics != "warp" and size is not None:
+            raise UsageError(f"{option}={size} needs physics='warp', because it is the size of its buffers.")
     if not own.structure.actuators:
         raise UsageError(f"{name} has no actuators. hint: add some to its model, such as <motor joint=...>.")
     count = checked_count("substeps", substeps)
@@ -121,23 +129,34 @@ def robot(
         compare=None if isinstance(model, Model) else _comparing(model, own),
     )
     limited = time_limit(end_unstable(env, itself, max_speed=max_speed), max_steps)
+    if physics == "warp":
+        from rollmill.envs.robots.in_warp import in_warp  # imports a large package
+
+        solver = {"iterations": checked_count("iterations", iterations), "line_search_iterations": ITERATIONS}
+        return in_warp(limited, model, **solver, contacts=contacts, rows=rows)._replace(options=limited.options)
     return in_mujoco(limited, model) if physics == "mujoco" else limited
 
 
 def _loaded(model: Any, physics: str, iterations: int) -> Model:
-    """Returns a robot, or its outline for C MuJoCo."""
-    if physics not in ("jax", "mujoco"):
-        raise UsageError(f"physics={physics!r}: it is 'jax', this package's physics, or 'mujoco', C MuJoCo.")
-    if physics == "mujoco":
+    """Returns a robot, or its outline for other physics."""
+    if physics not in PHYSICS:
+        raise UsageError(
+            f"physics={physics!r}: it is 'jax', this package's physics, 'warp', MuJoCo Warp, or 'mujoco', C "
+            "MuJoCo."
+        )
+    if physics != "jax":
         if isinstance(model, Model):
             raise UsageError(
-                "physics='mujoco' takes the robot as MJCF, URDF or mujoco.MjModel, not as a loaded Model."
+                f"physics={physics!r} takes the robot as MJCF, URDF or mujoco.MjModel, not as a loaded Model."
             )
         return outline(model)
     try:
         return model if isinstance(model, Model) else load(model, iterations=iterations)
     except NotCovered as error:
-        raise NotCovered(f"{error} hint: physics='mujoco' steps such a robot by C MuJoCo, on the host.") from None
+        raise NotCovered(
+            f"{error} hint: physics='mujoco' steps such a robot by C MuJoCo on the host, and physics='warp' by "
+            "MuJoCo Warp."
+        ) from None
 
 
 def _comparing(source: Any, own: Model) -> Callable[[int, int], str]:

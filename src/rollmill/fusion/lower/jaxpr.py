@@ -66,6 +66,7 @@ ADVICE = {
         "a kernel steps each environment separately, but in some libraries (brax:, playground:) environments "
         "share their resets. With reset_ratio=1 (--env-option reset_ratio=1) each environment resets separately."
     ),
+    "advance_in_warp": "a kernel cannot call MuJoCo Warp. With physics=jax, a kernel can compute the task.",
     "cross": "a fragment of another group cannot be part of a kernel.",
 }
 
