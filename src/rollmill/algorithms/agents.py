@@ -46,9 +46,7 @@ CriticSees = Literal["central", "own"]
 
 
 class AgentView(NamedTuple):
-    """What a multi-agent algorithm observes of an environment: observations of all agents, and which agents are
-    active.
-    """
+    """Observations of all agents of a multi-agent environment, and which agents are active."""
 
     agents: dict[str, Observation]
     """Observations of each kind, `[A, ...]`."""
@@ -243,9 +241,7 @@ class AgentPolicy(NamedTuple):
     def advance(
         self, networks: dict[str, PyTree[Array]], view: AgentView, memory: Memory, mask: PyTree
     ) -> dict[str, Output]:
-        """Returns the distributions, values and next memories of each kind's agents, `[A]`, for a normalised
-        `AgentView`.
-        """
+        """Returns distributions, values and next memories of each kind's agents for a normalised `AgentView`."""
         central, masks = self._central(view), {} if isinstance(mask, tuple) else mask
 
         def of(kind: AgentKind) -> Output:
@@ -264,9 +260,7 @@ class AgentPolicy(NamedTuple):
     def distributions_of(
         self, weights: AgentWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> dict[str, Distribution]:
-        """Returns the action distributions of each kind's agents, `[A]`, for raw observations or a raw
-        `AgentView`.
-        """
+        """Returns action distributions of each kind's agents, `[A]`, for raw observations or a raw `AgentView`."""
         agents = observation.agents if isinstance(observation, AgentView) else observation
         return self.distributions(weights.networks, self.normalise_agents(weights, agents), memory, action_mask)
 

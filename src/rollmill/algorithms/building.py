@@ -122,9 +122,7 @@ def _is_on_host(env: Any) -> bool:
 
 
 def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
-    """Returns the override of the field `network`, and the function that creates the network. At most one is
-    set.
-    """
+    """Returns the override of the field `network` and the function that creates the network. One is None."""
     if isinstance(network, str):
         network = {"name" if is_network(network) else "torso": network}
     if isinstance(network, Mapping):
@@ -294,9 +292,7 @@ def environment_parts(
 
 
 def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> Environment | HostEnvironment:
-    """Converts `env` to an environment (`as_environment`), or raises a `UsageError` if it is a multi-agent
-    environment.
-    """
+    """Converts `env` with `as_environment`. Raises a `UsageError` if it is a multi-agent environment."""
     env = as_environment(env)
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)

@@ -365,9 +365,7 @@ class NetworkPolicy(NamedTuple):
     def forward(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Output:
-        """Returns the network's output for a normalised observation. Its value is normalised if
-        `normalise_values`.
-        """
+        """Returns the output for a normalised observation. Its value is normalised if `normalise_values`."""
         network = eqx.combine(weights.network, self.static)
         return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 
@@ -396,9 +394,7 @@ class NetworkPolicy(NamedTuple):
 
     @property
     def condensation(self) -> Callable[[PolicyWeights, Step], Step] | None:
-        """The function `condense` if observations are large, so that final observations would double a trajectory.
-        Otherwise None.
-        """
+        """The function `condense` if final observations are so large that they need condensing. Otherwise None."""
         return self.condense if self.is_large else None
 
     @property
@@ -478,9 +474,7 @@ def network_policy(
 
 
 def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
-    """Returns a small placeholder for a large leaf: floats `[E]`, which are 0 if the leaf is finite and NaN
-    otherwise.
-    """
+    """Returns a placeholder for a large leaf: floats `[E]` that are 0 if the leaf is finite and NaN otherwise."""
     if not is_large(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)):
         return leaf
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):

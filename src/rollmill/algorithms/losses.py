@@ -52,7 +52,5 @@ def bound_loss(
 
 
 def approximate_kl(log_ratio: Float[Array, ""]) -> Float[Array, ""]:
-    """Estimates KL(old, new) from one sample, as `(r - 1) - log r` (Schulman, "Approximating KL Divergence",
-    2020).
-    """
+    """Estimates KL(old, new) from one sample as `(r - 1) - log r` (Schulman, "Approximating KL Divergence")."""
     return jnp.expm1(log_ratio) - log_ratio

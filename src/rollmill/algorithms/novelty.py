@@ -66,9 +66,7 @@ class Distillation(NamedTuple):
 
 
 def distillation(space: spaces.Space, config: NetworkConfig) -> Distillation:
-    """Creates the networks of random network distillation for an observation space, with the image layout of
-    `config`.
-    """
+    """Creates the networks of random network distillation, with the image layout of `config`."""
     of_features = replace(NETWORK, image_layout=config.image_layout)
     make = partial(
         action_values,

@@ -173,9 +173,7 @@ def update_value_statistics(
 def absorb(
     batch_size: int, learner: ActorCriticLearner, metrics: Metrics, *, share: float = 1.0
 ) -> ActorCriticLearner:
-    """Updates the statistics of the critic's targets with the moments that the metrics contain
-    (`Graph.absorb`).
-    """
+    """Updates the statistics of the critic's targets with the moments in the metrics (`Graph.absorb`)."""
     mean, square = metrics[f"{MOMENTS}target"], metrics[f"{MOMENTS}target_square"]
     values = learner.weights.values
     assert values is not None

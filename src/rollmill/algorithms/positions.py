@@ -58,9 +58,7 @@ def plannable_parts(
 
 
 def require_discrete(env: Environment, *, who: str) -> None:
-    """Raises a `UsageError` if the action space is not `Discrete`. The message names the algorithm or player
-    `who`.
-    """
+    """Raises a `UsageError` that names the algorithm or player `who` if the action space is not `Discrete`."""
     if not isinstance(env.action_space, spaces.Discrete):
         raise UsageError(f"{who} needs a Discrete action space, got {env.action_space} of {env.name}.")
 

@@ -72,9 +72,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of names, shapes, dtypes and byte order in hexadecimal. Ends with equal digests interpret bytes
-        in the same way.
-        """
+        """Hexadecimal SHA-256 of names, shapes, dtypes and byte order, which must be equal at both ends."""
         return hashlib.sha256("\n".join([sys.byteorder, *map(str, self.leaves)]).encode()).hexdigest()
 
     def flat_views(self, buffer: Buffer) -> list[np.ndarray]:

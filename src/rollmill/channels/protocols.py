@@ -179,9 +179,7 @@ class Broker(Protocol):
         ...
 
     def holder(self, name: str) -> int:
-        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
-        it.
-        """
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if there was none."""
         ...
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:

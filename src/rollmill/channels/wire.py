@@ -41,9 +41,7 @@ class Wire(Protocol):
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> QueueReceiver:
-        """Opens the receiving end of the queue `name` for consumer `target`, which receives from `sources`. See
-        `sender`.
-        """
+        """Opens the end of the queue `name` for consumer `target`, which receives from `sources`. See `sender`."""
         ...
 
     def latest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:

@@ -36,9 +36,7 @@ class ExportOptions:
 
 
 def run(arguments: list[str]) -> int:
-    """Writes the policy's file, and prints its inputs, its outputs and the result of comparing it with the
-    original.
-    """
+    """Writes the policy's file. Prints its inputs, its outputs and how it compares with the original."""
     options = parse(ExportOptions, arguments, prog="rollmill export")
     written = export(
         options.run,

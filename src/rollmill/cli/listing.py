@@ -44,9 +44,7 @@ class List:
 
 
 def run(arguments: list[str]) -> int:
-    """Prints the names of algorithms, environments, networks, transforms and recipes, each with a summary. Returns
-    the exit code.
-    """
+    """Prints all algorithms, environments, networks, transforms and recipes. Returns the exit code."""
     options = parse(List, arguments, prog="rollmill list")
     import_modules(options.imports)
     kinds, problems = _parts()

@@ -73,9 +73,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits with its code: 0 on success, 2 on a usage error, and 130, 140 or 143 on a
-    signal.
-    """
+    """Runs a command and exits with its code: 0, 2 on a usage error, and 130, 140 or 143 on a signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
     forked = words if arguments is None else []  # a program that calls this function must not be forked

@@ -103,9 +103,7 @@ class Tally:
 
 
 def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
-    """Plays frames in a terminal at `fps`. Without a terminal, prints them one below the other in plain
-    characters.
-    """
+    """Plays frames in a terminal at `fps`. Without a terminal, prints them below each other as plain text."""
     if not sys.stdout.isatty():
         for frame in frames:
             print("\n".join([_caption(frame), *plain_lines(frame.picture, 80, 24), ""]))

@@ -29,9 +29,7 @@ class SearchOptions:
     """Search again, even if an earlier search has a result."""
 
     def check(self, given: Collection[str]) -> None:
-        """Raises a `UsageError` if an option is out of bounds, or has no effect together with the `given`
-        options.
-        """
+        """Raises a `UsageError` if an option is out of bounds, or has no effect with the `given` options."""
         if not self.search_plan:
             for name in sorted({*given} & {*OWN}):
                 raise UsageError(

@@ -69,9 +69,7 @@ def run(arguments: list[str]) -> int:
 
 
 def find_options(words: list[str]) -> list[_Found]:
-    """Returns the options whose names or descriptions contain all words, ignoring case. Matching names
-    come first.
-    """
+    """Returns options whose names or descriptions contain all words, ignoring case. Names come first."""
     found: dict[tuple[str, str], _Found] = {}
     for owner, option in _all_options():
         text = f"{option.name} {option.name.replace('-', ' ')} {option.help}".lower()

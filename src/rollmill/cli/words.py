@@ -109,9 +109,7 @@ def unknown_option(
     prog: str,
     algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
 ) -> UsageError:
-    """Returns an error about an unknown option, which names other algorithms that have it, or the most similar
-    options.
-    """
+    """Returns an error about an unknown option. It names algorithms that have it, or similar options."""
     known = list(known)
     if len(name) == 2:
         meant = SHORT.get(name[1].lower())

@@ -69,8 +69,6 @@ def _own_folders(given: str) -> list[str]:
 
 
 def _is_of_python(entry: str, installed: set[str]) -> bool:
-    """Returns whether a path entry is a folder of the standard library or of packages, or the library's
-    archive.
-    """
+    """Returns whether a path entry belongs to the standard library or to installed packages."""
     scripts = os.path.realpath(sysconfig.get_path("scripts"))
     return entry.endswith(".zip") or os.path.realpath(entry) in installed - {scripts}

@@ -73,9 +73,7 @@ def place_of(module: str) -> Path | None:
 
 
 def digests_of(modules: Sequence[str]) -> dict[str, str]:
-    """Maps the top-level packages or modules that contain the given modules to their digests, if they have
-    source.
-    """
+    """Maps the top-level packages or modules of the given modules to their digests, if they have source."""
     return {top: digest_of(place) for top, place in places_of(modules)}
 
 

@@ -23,9 +23,7 @@ class Call(NamedTuple):
 
 
 def check_signature(what: str, function: Any, call: Call) -> None:
-    """Raises a `ContractError` unless `function` accepts the call. `what` is its name in messages: "Walk-v0:
-    step".
-    """
+    """Raises a `ContractError` unless `function` accepts the call. `what` names it in messages."""
     if not callable(function):
         raise ContractError(f"{what} is a {type(function).__name__}, expected a function of {call}.")
     try:

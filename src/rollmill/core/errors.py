@@ -61,9 +61,7 @@ class UnfitHost(RollmillError):
 
 
 class ContractError(RollmillError):
-    """Raised if an environment violates the contract of `rollmill.Environment`, or raises an exception in a
-    step.
-    """
+    """Error: an environment violates the contract of `rollmill.Environment`, or raises an exception."""
 
 
 class DataError(RollmillError):
@@ -100,9 +98,7 @@ def first_line(error: BaseException) -> str:
 def unknown_name(
     kind: str, name: str, known: Iterable[str], *, hint: str = "", meant: str | None = None
 ) -> UsageError:
-    """Returns a `UsageError` for an unknown name. It suggests `meant`, or otherwise the known names nearest to
-    `name`.
-    """
+    """Returns a `UsageError` for an unknown name. It suggests `meant`, or the known names nearest to `name`."""
     advice = suggestion(name, known, meant=meant)
     return UsageError(f"unknown {kind} {name!r}. {advice}{' ' + hint if hint else ''}")
 

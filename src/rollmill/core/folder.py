@@ -30,9 +30,7 @@ class ForeignFileError(CheckpointError):
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with untrusted content: a trusted `root`, which the user named, and the names that lead from it to
-    the folder.
-    """
+    """A folder with untrusted content, as a path below a trusted `root` that the user named."""
 
     root: Path
     names: tuple[str, ...] = ()
@@ -151,9 +149,7 @@ class Folder:
         return file
 
     def create(self, name: str) -> int:
-        """Creates a new file in the folder and returns a descriptor for writing. An existing file or link is
-        deleted first.
-        """
+        """Creates a file in the folder, replacing a file or link. Returns a descriptor for writing."""
         with self.opened() as descriptor:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)

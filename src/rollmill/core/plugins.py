@@ -44,9 +44,7 @@ def plugins_named(kind: Kind, name: str) -> list[Plugin]:
 
 
 def modules_being_imported() -> tuple[str, ...]:
-    """Returns the modules whose import is calling this function, directly or indirectly, with the innermost
-    first.
-    """
+    """Returns the modules whose import calls this function, directly or indirectly, the innermost first."""
     names, frame = [], sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>":
@@ -74,9 +72,7 @@ def _is_importable(name: str) -> bool:
 
 
 def _distributions() -> list[metadata.Distribution]:
-    """Returns the installed packages. If a package is installed twice, only the one that Python imports is
-    returned.
-    """
+    """Returns the installed packages. Of duplicates, only the one that Python imports is returned."""
     by_name: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         name = _name(distribution).lower().replace("-", "_") or _package(distribution)

@@ -88,9 +88,7 @@ def kill_family(leader: int, mark: str) -> None:
 
 
 def kill_children() -> None:
-    """Kills and reaps all children of this process, and orphans that it adopts meanwhile, for up to two
-    seconds.
-    """
+    """Kills and reaps all children of this process, and orphans it adopts, for up to two seconds."""
     deadline = time.monotonic() + 2 * FAMILY_SECONDS
     while time.monotonic() < deadline:
         for pid in _children_of(os.getpid()):

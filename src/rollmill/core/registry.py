@@ -82,9 +82,7 @@ class Registry(dict[str, T]):
         return name in self._built_in and self.get(name) is self._built_in[name]
 
     def is_users(self, name: str) -> bool:
-        """Returns whether the user registered the name in this process, so that other processes may not know
-        it.
-        """
+        """Returns whether the user registered the name in this process. Other processes may not know it."""
         if self.get(name) is self._built_in.get(name):
             return False  # built in, or the name of an adapter, which is not registered
         offered = plugins_named(self._kind, name)

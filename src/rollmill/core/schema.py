@@ -222,9 +222,7 @@ class _Walk(NamedTuple):
         return kind(**parts)
 
     def _part(self, name: str, hint: Any, value: Any) -> Any:
-        """Converts a part of a value. A mismatch here is final: it says more than a mismatch of the whole
-        value.
-        """
+        """Converts a part of a value. A mismatch is final, as it is clearer than a mismatch of the whole value."""
         try:
             return self.convert(name, hint, value)
         except Mismatch as mismatch:

@@ -61,9 +61,7 @@ values."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
-    """Returns the setting in `known` that other libraries call `name`, or None. Dashes and underscores are
-    equivalent.
-    """
+    """Returns the setting in `known` that other libraries call `name`, or None. Dashes equal underscores."""
     meant = ALIASES.get(_plain(name))
     return next((option for option in known if option.replace("-", "_") == meant), None)
 
@@ -79,9 +77,7 @@ def note_on(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_setting(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UsageError:
-    """Returns the error for an unknown setting. It suggests the nearest settings, or Rollmill's name for
-    `name`.
-    """
+    """Returns the error for an unknown setting. It suggests the nearest settings, or our name for `name`."""
     known = list(known)
     if (note := note_on(name, known)) is not None:
         return UsageError(f"unknown {kind} {name!r}. {note}")

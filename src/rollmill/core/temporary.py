@@ -51,9 +51,7 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def _parent() -> Folder:
-    """Returns the parent of all folders, in the cache or, if that is not writable, a new folder among the system's
-    temporary files.
-    """
+    """Returns the parent of all folders: in the cache, or in the system's temporary files if that is read-only."""
     folder = Folder(cache_root()).inner(FOLDER)
     try:
         folder.make()

@@ -87,9 +87,7 @@ def small_programs() -> Iterator[None]:
 
 
 def unroll_threefry() -> None:
-    """Makes CPU programs lowered after this call draw random bits without loops, except inside
-    `small_programs`.
-    """
+    """Makes CPU programs lowered from now on draw random bits without loops, except inside `small_programs`."""
     unrolled, rolled = (
         # a jitted function is traced only once for equal shapes
         mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)

@@ -69,9 +69,7 @@ def _collect_condensed(
 def rollout_one(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
 ) -> tuple[Collector, Step]:
-    """Runs `num_steps` steps of ONE environment under fixed weights. Leaves of the returned steps are `[T,
-    ...]`.
-    """
+    """Runs `num_steps` steps of ONE environment under fixed weights. Leaves of the steps are `[T, ...]`."""
 
     def step(carry: Collector, t: Int[Array, ""]) -> tuple[Collector, Step]:
         return step_one(graph, weights, carry, key, t)
@@ -133,9 +131,7 @@ def step_one(
 
 
 def collection_metrics(graph: Graph, trajectory: Trajectory, weights: Weights, index: Int[Array, " E"]) -> Metrics:
-    """Computes metrics of the environments of this replica. Their mean over replicas is the metric of the whole
-    run.
-    """
+    """Computes the metrics of this replica's environments. Their mean over replicas is the run's metric."""
     replicas = graph.loops.num_envs // index.size
     return {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, weights)}
 

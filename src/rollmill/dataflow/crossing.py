@@ -177,9 +177,7 @@ def _live(program: core.Jaxpr) -> list[core.JaxprEqn]:
 
 
 def _stretches(equations: Sequence[core.JaxprEqn]) -> list[_Stretch]:
-    """Divides equations at each crossing. Equations its operands do not need move behind it, as late as
-    possible.
-    """
+    """Divides equations at each crossing. Equations that it does not need move behind it, as late as possible."""
     rest, stretches = list(equations), list[_Stretch]()
     while (place := _next_crossing(rest)) is not None:
         needed = _needed(rest[:place], rest[place])

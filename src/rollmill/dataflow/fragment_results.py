@@ -15,9 +15,7 @@ from rollmill.dataflow.graph import Batch, Graph, Trajectory
 
 
 def check_loss(returned: Any) -> None:
-    """Raises a `ContractError` unless a loss of ONE sample or step is a scalar, with scalar metrics in a
-    dictionary.
-    """
+    """Raises a `ContractError` unless a loss of ONE sample is a scalar, with scalar metrics in a dictionary."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ContractError(f"the loss of one sample returned {outline(returned)}, expected (loss, metrics).")
     loss, metrics = returned

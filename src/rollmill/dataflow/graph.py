@@ -243,9 +243,7 @@ class ExperienceStore(Protocol):
         ...
 
     def empty(self, graph: "Graph", index: Int[Array, " E"], /) -> PyTree[Array]:
-        """Returns the store's contents before the first step, for the environments with the given global
-        indices.
-        """
+        """Returns the store's contents before the first step, for environments with the given global indices."""
         ...
 
     def add(self, graph: "Graph", contents: PyTree[Array], trajectory: Trajectory, /) -> PyTree[Array]:
@@ -253,9 +251,7 @@ class ExperienceStore(Protocol):
         ...
 
     def is_ready(self, contents: PyTree[Array], loops: Loops, /) -> Bool[Array, ""]:
-        """Returns whether the store holds enough steps to begin learning. The answer is the same on every
-        replica.
-        """
+        """Returns whether the store holds enough steps to begin learning. All replicas get the same answer."""
         ...
 
     def sample(
@@ -271,9 +267,7 @@ class ExperienceStore(Protocol):
     def update(
         self, graph: "Graph", contents: PyTree[Array], learner: Learner, sample: Sample, /
     ) -> PyTree[Array]:
-        """Returns the store's contents after learning from a sample. `learner` is the learner before that
-        update.
-        """
+        """Returns the store's contents after learning from a sample. `learner` is from before that update."""
         ...
 
     def mutable(self, contents: PyTree[Array], /) -> PyTree[Array]:

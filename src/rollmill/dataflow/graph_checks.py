@@ -47,9 +47,7 @@ CALLS: Mapping[str, Call] = {
 
 
 def check_parameters(graph: Graph) -> None:
-    """Raises a `ContractError` if a function of a graph does not accept the arguments that the loops pass to
-    it.
-    """
+    """Raises a `ContractError` if a graph's function does not accept the arguments that the loops pass."""
     for field, function in _functions(graph).items():
         check_signature(f"{algorithm_of(graph)}: {field}", function, CALLS[field])
 

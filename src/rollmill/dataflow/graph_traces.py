@@ -36,9 +36,7 @@ class GraphTraces:
 
     @cached_property
     def start(self) -> ReplayedTrace:
-        """Traced function `(root key, hyperparameters) -> State`, which returns the state before the first
-        iteration.
-        """
+        """Traced function `(root key, hyperparameters) -> State`: the state before the first iteration."""
         number = jax.ShapeDtypeStruct((), jnp.float32)
         numbers = dict.fromkeys(self.graph.inputs, number)
         with attribute_to_functions(self.graph):
@@ -46,9 +44,7 @@ class GraphTraces:
 
     @cached_property
     def iterate(self) -> ReplayedTrace:
-        """Traced function `(State) -> (State, Metrics)`, which performs one iteration as `dataflow.iterate`
-        does.
-        """
+        """Traced function `(State) -> (State, Metrics)`: one iteration, as by `dataflow.iterate`."""
         begin = self.start.result
         with attribute_to_functions(self.graph):
             return ReplayedTrace(partial(iterate, self.graph), begin)

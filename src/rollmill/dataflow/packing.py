@@ -71,9 +71,7 @@ def to_rows(samples: PyTree[Array]) -> Rows:
 
 
 def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    """Converts `Rows`, or a selection of them, to samples with leaves `[R, ...]`. `struct` describes ONE
-    sample.
-    """
+    """Converts `Rows`, or some of them, to samples with leaves `[R, ...]`. `struct` describes ONE sample."""
     leaves, structure = jax.tree.flatten(struct)
     first, others, count = 0, iter(rows.others), len(rows.words)
     samples = []

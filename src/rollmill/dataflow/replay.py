@@ -167,9 +167,7 @@ class Replay(NamedTuple):
     def sample(
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """Draws the part of one minibatch that belongs to the environments held here. Each ring must hold at least
-        two steps.
-        """
+        """Draws this replica's part of a minibatch. Each ring must hold at least two steps."""
         return self.sample_by(_draw_uniformly, graph, rings, learner, key, index)
 
     def sample_by(
@@ -201,9 +199,7 @@ class Replay(NamedTuple):
         return rings
 
     def mutable(self, rings: ReplayRing, /) -> tuple[()]:
-        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
-        carries.
-        """
+        """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return ()
 
     def with_mutable(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
@@ -301,9 +297,7 @@ class PrioritisedReplay(NamedTuple):
     def sample(
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """Draws the part of one minibatch that belongs to the environments held here. Each ring must hold at least
-        two steps.
-        """
+        """Draws this replica's part of a minibatch. Each ring must hold at least two steps."""
 
         def draw(key: Key, shard: ReplayRing, *, count: int):
             assert shard.priorities is not None
@@ -326,9 +320,7 @@ class PrioritisedReplay(NamedTuple):
         return self.with_mutable(rings, with_values(rings.priorities, environment, sample.place.row, values))
 
     def mutable(self, rings: ReplayRing, /) -> Priorities | None:
-        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
-        carries.
-        """
+        """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return rings.priorities
 
     def with_mutable(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
@@ -417,9 +409,7 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
 
 
 def _fall(capacity: int) -> int:
-    """Returns the number that is subtracted from counts: a multiple of the capacity, and at least twice as
-    large.
-    """
+    """Returns the number subtracted from counts: a multiple of the capacity, and at least twice as large."""
     return 2 * MAX_ROWS // capacity * capacity
 
 

@@ -167,9 +167,7 @@ class SequenceReplay(NamedTuple):
         return ring
 
     def mutable(self, ring: SequenceRing, /) -> tuple[()]:
-        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
-        carries.
-        """
+        """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return ()
 
     def with_mutable(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
@@ -283,9 +281,7 @@ class PrioritisedSequences(NamedTuple):
     def sample(
         self, graph: Graph, ring: SequenceRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """Draws the part of one minibatch that belongs to the environments held here. Each ring must hold at least
-        one sequence.
-        """
+        """Draws this replica's part of a minibatch. Each ring must hold at least one sequence."""
 
         def draw(key: Key, shard: SequenceRing, *, count: int):
             assert shard.priorities is not None
@@ -305,9 +301,7 @@ class PrioritisedSequences(NamedTuple):
         return self.with_mutable(ring, with_values(ring.priorities, environment, sample.place.row, values))
 
     def mutable(self, ring: SequenceRing, /) -> Priorities | None:
-        """Returns the part of the rings that `update` changes, which is all that the loop over minibatches
-        carries.
-        """
+        """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return ring.priorities
 
     def with_mutable(self, ring: SequenceRing, mutable: Priorities | None, /) -> SequenceRing:

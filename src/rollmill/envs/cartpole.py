@@ -21,9 +21,7 @@ from rollmill.envs.transforms import time_limit
 
 
 class CartPoleState(eqx.Module):
-    """Position (m) and velocity (m/s) of a cart, and angle from upright (rad) and angular velocity (rad/s) of its
-    pole.
-    """
+    """Position (m) and velocity (m/s) of a cart, angle (rad, 0 is upright) and its rate (rad/s) of a pole."""
 
     position: Float[Array, ""]
     velocity: Float[Array, ""]

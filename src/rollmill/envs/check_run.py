@@ -115,9 +115,7 @@ def check_bounds(env: Environment, record: PlayedSteps) -> None:
 
 
 def check_legal_actions(env: Environment, record: PlayedSteps) -> None:
-    """Checks that the action mask, if any, allows at least one choice for each action component before every
-    step.
-    """
+    """Checks that an action mask always allows at least one choice for each action component."""
     if env.action_mask is None:
         return
     possible = possible_masks(env)

@@ -36,9 +36,7 @@ class Traced(NamedTuple):
 
 
 def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
-    """Checks the types of all results of an environment's reset and step, which is the quick part of
-    `check_environment`.
-    """
+    """Checks the types of all results of `reset` and `step`, the quick part of `check_environment`."""
     check_params(env)
     check_kinds(env)
     traced = trace_environment(env, params_vary=params_vary)
@@ -218,9 +216,7 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
 
 
 def check_kinds(env: Environment) -> None:
-    """Checks that kinds of agents have distinct names and at least one agent, and that the spaces match the
-    kinds.
-    """
+    """Checks that kinds have distinct names and at least one agent, and that the spaces match the kinds."""
     if not env.agents:
         if env.active is not None or env.central is not None:
             raise ContractError(
@@ -242,9 +238,7 @@ def check_kinds(env: Environment) -> None:
 
 
 def check_agents(env: Environment, traced: Traced) -> None:
-    """Checks that `active`, if any, returns a boolean for each agent, and that `central`, if any, returns one
-    vector.
-    """
+    """Checks that `active` returns a boolean for each agent, and `central` one vector, if they exist."""
     for what, function, check in (
         ("active", env.active, _check_active),
         ("central", env.central, _check_central),

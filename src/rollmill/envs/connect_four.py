@@ -151,9 +151,7 @@ def legal_columns(state: ConnectFourState) -> Bool[Array, "7"]:
 
 
 def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
-    """Returns the observation: planes of 0 and 1 for the player to move and the opponent, with the top row
-    first.
-    """
+    """Returns planes of 0 and 1 for the player to move and the opponent, with the top row first."""
     upper = jnp.stack([state.own.upper, state.opponent.upper]).reshape(1, 1, 2)
     lower = jnp.stack([state.own.lower, state.opponent.lower]).reshape(1, 1, 2)
     return jnp.concatenate([(upper >> _BITS) & 1, (lower >> _BITS) & 1]).astype(jnp.float32)
@@ -170,9 +168,7 @@ def winner(state: ConnectFourState) -> Int[Array, ""]:
 
 
 def render(state: ConnectFourState) -> str:
-    """Formats a Connect Four board as a string, with column indices below. Player 0 is `X`, and player 1 is
-    `O`.
-    """
+    """Formats a Connect Four board as a string, with column indices below. Player 0 is `X`, player 1 is `O`."""
     planes = np.asarray(observe(state))
     board = draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
     return f"{board}\n{' '.join(map(str, range(COLUMNS)))}"

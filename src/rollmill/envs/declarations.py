@@ -19,9 +19,7 @@ CALLS = {
 
 
 def check_declarations(env: Environment) -> None:
-    """Raises a `ContractError` if a function of an environment takes wrong parameters, or `agents` has a wrong
-    type.
-    """
+    """Raises a `ContractError` if an environment's function has wrong parameters, or `agents` a wrong type."""
     for field, call in CALLS.items():
         if (function := getattr(env, field)) is not None:
             check_signature(f"{env.name}: {field}", function, call)

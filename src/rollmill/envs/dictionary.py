@@ -28,9 +28,7 @@ class DictGoalState(eqx.Module):
 
 
 class DictGoalParams(eqx.Module):
-    """Lengths in DictGoal, relative to half the side of the square. Each field may hold one value per
-    environment.
-    """
+    """Lengths in DictGoal, relative to half the square's side. A field may hold one value per environment."""
 
     stride: Scalar = 0.25
     goal_radius: Scalar = 0.3

@@ -25,9 +25,7 @@ class MountainCarState(eqx.Module):
 
 
 class MountainCarParams(eqx.Module):
-    """Physical parameters of MountainCar, in units of position and steps. Each field may hold one value per
-    environment.
-    """
+    """Parameters of MountainCar in units of position and steps. A field may hold one value per environment."""
 
     force: Scalar = 0.001
     gravity: Scalar = 0.0025
@@ -65,9 +63,7 @@ def observation_space() -> spaces.Box:
 
 
 def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], MountainCarState]:
-    """Starts an episode of MountainCar at rest near the valley's floor. The observation is `[position,
-    velocity]`.
-    """
+    """Starts an episode at rest near the valley's floor. The observation is `[position, velocity]`."""
     width = params.reset_high - params.reset_low
     state = MountainCarState(
         position=params.reset_low + width * jax.random.uniform(key), velocity=jnp.zeros((), jnp.float32)

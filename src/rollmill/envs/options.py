@@ -46,9 +46,7 @@ def _named(function: Callable[..., Any], *, only_defaults: bool = False) -> list
 
 
 def unknown_option(environment: str, option: str, known: Iterable[str]) -> UsageError:
-    """Returns the error for an unknown option of an environment. It lists all options, and suggests the
-    nearest.
-    """
+    """Returns the error for an unknown environment option. It lists all options, and suggests the nearest."""
     names = sorted(known)
     if not names:
         return UsageError(f"{environment} has no options, got {option!r}.")

@@ -236,9 +236,7 @@ def step(
     action: dict[str, Int[Array, "_ 2"]],
     params: TagContinuousParams,
 ) -> Timestep:
-    """Changes each agent's acceleration and direction by its two choices, moves all agents, and then applies
-    tags.
-    """
+    """Changes each agent's acceleration and direction, moves all agents, and then applies tags."""
     choices = jnp.concatenate([action["tagger"], action["runner"]])
     moved, hit = _move(rules, state, choices, params)
     tagged, nearest_tagger = _tags(rules, moved, params)

@@ -47,9 +47,7 @@ class TagGridWorldState(eqx.Module):
 
 
 class TagGridWorldParams(eqx.Module):
-    """Parameters of TagGridWorld: the size of the grid, and rewards. Each field may hold one value per
-    environment.
-    """
+    """Size of the grid and rewards of TagGridWorld. Each field may hold one value per environment."""
 
     grid_length: Int[Array, "..."] | int = 100
     """The largest coordinate."""

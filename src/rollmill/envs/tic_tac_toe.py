@@ -121,9 +121,7 @@ def winner(state: TicTacToeState) -> Int[Array, ""]:
 
 
 def render(state: TicTacToeState) -> str:
-    """Formats a tic-tac-toe board as a string: `X` for player 0, `O` for player 1, and actions for free
-    squares.
-    """
+    """Formats a tic-tac-toe board as a string: `X` for player 0, `O` for player 1, numbers for free squares."""
     planes = np.asarray(observe(state))
     actions = np.arange(9).reshape(3, 3).astype(str)
     return draw_board(planes[..., 0], planes[..., 1], int(to_move(state)), empty=actions)

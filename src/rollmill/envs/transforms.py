@@ -295,9 +295,7 @@ def wrap(
 def _functions_of_state(
     env: Environment, lift: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> dict[str, Callable[..., Any] | None]:
-    """Returns the optional functions of an environment's state, lifted, or None for those that it does not
-    have.
-    """
+    """Returns the optional functions of an environment's state, lifted, or None for missing ones."""
     functions = {
         "action_mask": env.action_mask,
         "active": env.active,

@@ -24,9 +24,7 @@ T = TypeVar("T")
 
 
 def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str] = ()) -> Path:
-    """Returns the cache file of a result that depends on the values `known`, on JAX, and on the versions of
-    `packages`.
-    """
+    """Returns the cache file of a result that depends on `known`, JAX and the versions of `packages`."""
     versions = [version(name) for name in ("jax", "jaxlib", *packages)]
     name = hashlib.sha256(json.dumps([*known, versions]).encode()).hexdigest()[:24]
     return cache_root() / folder / f"{name}.json"

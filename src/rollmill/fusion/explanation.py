@@ -126,9 +126,7 @@ class CompilerStage(NamedTuple):
 
 
 def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
-    """Returns a lowered function after each stage of the compiler: the jaxpr, the prologue, the program, and the
-    results of all passes.
-    """
+    """Returns a lowered function after each stage of the compiler, from the jaxpr to the last pass."""
     return [
         CompilerStage("jaxpr", str(lowered.jaxpr)),
         CompilerStage("prologue", str(lowered.prologue.closed)),

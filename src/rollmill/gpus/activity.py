@@ -35,9 +35,7 @@ GPM_METRICS = {
 
 
 class Activity(NamedTuple):
-    """Average activity of a GPU over an interval. Values are fractions of 1, or None if the GPU does not measure
-    them.
-    """
+    """Average activity of a GPU over an interval, in fractions of 1, or None for what it does not measure."""
 
     utilisation: float | None = None
     """Share of time in which any kernel ran, as in `nvidia-smi`."""
@@ -190,9 +188,7 @@ class GpuActivity:
 
 @contextlib.contextmanager
 def watched_gpus() -> Iterator[GpuActivity]:
-    """Measures the visible GPUs while its context lasts. Measures nothing if NVML is missing or does
-    not answer.
-    """
+    """Measures the visible GPUs while its context lasts, or nothing if NVML is missing or does not answer."""
     with contextlib.ExitStack() as stack:
         monitors: list[ActivityMonitor] = []
         try:

@@ -80,8 +80,7 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
 
 
 def ask_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Reads the memory of each device that CUDA sees in this process. Returns an empty tuple if the driver does
-    not answer.
+    """Reads the memory of all devices that CUDA sees in this process. Empty if the driver does not answer.
 
     In containers, the driver may not name some processes. Runs of this user are then named by their claims.
     """

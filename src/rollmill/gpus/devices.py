@@ -57,9 +57,7 @@ def driver_is_there() -> bool:
 
 @contextlib.contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Opens the NVIDIA management library. Raises a `UsageError` if the driver or the Python package
-    is missing.
-    """
+    """Opens the NVIDIA management library. Raises a `UsageError` if it or its Python package is missing."""
     try:
         import pynvml
     except ImportError as error:
@@ -133,9 +131,7 @@ def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def _named(word: str, gpu: Gpu) -> Gpu | None:
-    """Returns the GPU if a word is its index or begins its UUID, with only those slices whose UUID the word
-    begins.
-    """
+    """Returns the GPU if `word` is its index or begins its UUID, otherwise with only slices whose UUID it begins."""
     if word and (str(gpu.index) == word or gpu.uuid.startswith(word)):
         return gpu
     slices = tuple(part for part in gpu.slices if word and part.uuid.startswith(word))

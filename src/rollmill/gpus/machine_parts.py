@@ -100,9 +100,7 @@ def parts_on_cores(count: int) -> MachineParts:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """Returns the cores of part `number` of `parts`. Parts get equal shares, or share cores if there are too
-    few.
-    """
+    """Returns the cores of part `number` of `parts`: equal shares, or shared cores if there are too few."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= parts:
         return [cores[number % len(cores)]] if cores else []

@@ -82,9 +82,7 @@ class GpuMemory(NamedTuple):
 
 
 def read_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Reads the memory of each device that CUDA sees in this process. Returns an empty tuple if the driver does
-    not answer.
-    """
+    """Reads the memory of all devices that CUDA sees in this process. Empty if the driver does not answer."""
     try:
         with open_nvml() as nvml:
             return memory_by_nvml(nvml)
@@ -121,9 +119,7 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
 
 
 def process_name(pid: int, named: str = "") -> str:
-    """Returns a short description of a process: its program and first arguments, without options, which may
-    contain secrets.
-    """
+    """Returns a process's program and first arguments, without options, which may contain secrets."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -140,9 +140,7 @@ def takes_gpus() -> bool:
 
 
 def takes_as_needed() -> bool:
-    """Returns whether this process allocates GPU memory on demand. Valid only after the JAX backend
-    has started.
-    """
+    """Returns whether this process allocates GPU memory on demand. Valid once the JAX backend has started."""
     return _as_needed
 
 

@@ -165,9 +165,7 @@ def divide_gpus(
 
 
 def part_of(free: int, processes: int) -> float:
-    """Returns the bytes of free memory that each of several processes may allocate, besides memory for library
-    handles.
-    """
+    """Returns the bytes that each process may allocate, after memory for library handles."""
     share = free / processes
     return max(MIN_PART * share, min(IN_USE * share, share - HANDLE_BYTES))
 

@@ -76,9 +76,7 @@ class CheckpointSaved(TrainingEvent):
 
 @dataclass(frozen=True)
 class TrainingRewound(TrainingEvent):
-    """All workers restart from this iteration, because one of them was lost. Metrics of later iterations
-    are void.
-    """
+    """All workers restart from this iteration, as one was lost. Metrics of later iterations are void."""
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,7 @@ def _wandb_id(event: TrainingStarted) -> str:
 
 
 def _kept_wandb_id(folder: Folder) -> str | None:
-    """Returns the id in the directory, followed by a line with the directory's original path, or None without an
-    id.
-    """
+    """Returns the id in the directory and a line with the directory's original path, or None without an id."""
     with contextlib.suppress(OSError, RollmillError, UnicodeDecodeError):
         kept = folder.read(WANDB_ID, limit=MAX_ID_BYTES).decode().strip()
         if re.fullmatch(r"\w+(\n/[^\n]*)?", kept):

@@ -87,9 +87,7 @@ class AgentNetwork(Protocol):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """Returns one agent's action distribution, and the next memory. `action_mask` is True for legal
-        actions.
-        """
+        """Returns one agent's action distribution and the next memory. `action_mask` is True for legal actions."""
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:

@@ -115,9 +115,7 @@ class Bernoulli(eqx.Module):
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
-        """Returns the log-probability of all bits, `sum(log sigmoid(l))`, where `l` is the logit of a 1 or the
-        negated logit of a 0.
-        """
+        """Returns the log-probability of all bits: the sum of `log sigmoid(l)`, with `-l` for zeros."""
         return jnp.sum(jax.nn.log_sigmoid(jnp.where(action == 1, self.logits, -self.logits)))
 
     def entropy(self) -> Float[Array, ""]:
@@ -189,9 +187,7 @@ class TanhGaussian(eqx.Module):
         return self._squash(self._sample_base(key))
 
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
-        """Samples an action, and returns it with its log-density, computed without the rounding errors of an
-        inverse tanh.
-        """
+        """Samples an action and its log-density, without the rounding errors of an inverse tanh."""
         x = self._sample_base(key)
         return self._squash(x), self._log_prob_of_base(x, self._bounded_mean())
 
@@ -224,9 +220,7 @@ class TanhGaussian(eqx.Module):
         return DiagonalGaussian(self.mean, self.log_std).entropy() + expected
 
     def mode(self) -> Float[Array, "*shape"]:
-        """Returns the squashed mean, which is the median of each component rather than the point of highest
-        density.
-        """
+        """Returns the squashed mean, which is the median of each component but not the mode."""
         return self._squash(self.mean)
 
     def _sample_base(self, key: Key) -> Float[Array, "*shape"]:

@@ -170,9 +170,7 @@ def convolution(
     gain: float = math.sqrt(2.0),
     padding: Padding = "VALID",
 ) -> Convolution:
-    """Returns a `Convolution` whose filters are orthogonal to each other and multiplied by `gain`, with
-    zero bias.
-    """
+    """Returns a `Convolution` with orthogonal filters multiplied by `gain`, and zero bias."""
     kernel = orthogonal(key, (size, size, in_channels, out_channels), gain)
     return Convolution(kernel, _zeros(out_channels), stride, padding)
 
@@ -189,9 +187,7 @@ def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:
 
 
 def lstm_cell(key: Key, in_features: int, size: int) -> LSTMCell:
-    """Returns an `LSTMCell` with eight orthogonal matrices and zero biases, except for a bias of one in the forget
-    gates.
-    """
+    """Returns an `LSTMCell` with orthogonal matrices and zero biases, but a bias of one in the forget gates."""
     input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=4)
     return LSTMCell(input_weight, hidden_weight, _zeros(4 * size).at[size : 2 * size].set(1.0))
 

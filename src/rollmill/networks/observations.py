@@ -77,9 +77,7 @@ def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[Observati
 
 
 def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
-    """Returns the image layout that `auto` stands for, or `layout` itself if the images do not all have the same
-    layout.
-    """
+    """Returns the image layout that `auto` means, or `layout` itself if the images differ in layout."""
     channels_first = {leaf.channels_first for leaf in images(space, layout)}
     if layout != "auto" or len(channels_first) != 1:
         return layout
@@ -130,9 +128,7 @@ def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[
 
 
 def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
-    """Encodes one leaf of an observation in float32. Numeric leaves keep their shape, and categories become one
-    vector.
-    """
+    """Encodes a leaf of an observation in float32. Numbers keep their shape, and categories become a vector."""
     value = functools.reduce(operator.getitem, leaf.path, observation)
     if leaf.categories:
         return _one_hot(leaf, value).astype(jnp.float32)

@@ -58,8 +58,6 @@ def is_torso(name: str) -> bool:
 
 
 def registered_networks() -> list[tuple[str, str]]:
-    """Returns the names of all networks, sorted, each with its description. Networks of installed packages are
-    included.
-    """
+    """Returns the names of all networks, also of installed packages, sorted, with their descriptions."""
     NETWORKS.load_plugins()
     return [(name, (inspect.getdoc(NETWORKS[name]) or "").partition("\n")[0]) for name in sorted(NETWORKS)]

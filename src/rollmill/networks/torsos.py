@@ -67,9 +67,7 @@ class MLP(eqx.Module):
 
 
 class FeedForwardBlock(eqx.Module):
-    """A residual block `x + down(activation(up(norm(x))))`, whose hidden layer is four times as wide as
-    its input.
-    """
+    """A residual block `x + down(activation(up(norm(x))))` with a hidden layer four times as wide as `x`."""
 
     norm: LayerNorm
     up: Linear
@@ -189,9 +187,7 @@ ImageNetwork: TypeAlias = CNN | ResNet | ImpalaCNN
 
 
 class FeedForwardTorso(eqx.Module):
-    """Torso without memory: an `ImageNetwork` for each image of the observation, and an `MLP` over their features
-    and all other leaves.
-    """
+    """Torso without memory: an `ImageNetwork` per image, and an `MLP` over their features and other leaves."""
 
     cnns: tuple[ImageNetwork, ...]
     mlp: MLP | ResidualMLP
@@ -210,9 +206,7 @@ class FeedForwardTorso(eqx.Module):
 
 
 class OwnTorso(eqx.Module):
-    """Torso registered by the user: a module that maps an observation to a feature vector, followed by an
-    `MLP`.
-    """
+    """Torso registered by the user: a module that maps an observation to features, followed by an `MLP`."""
 
     own: Any
     mlp: MLP | ResidualMLP
@@ -226,9 +220,7 @@ class OwnTorso(eqx.Module):
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """Returns the features of one observation, or of an observation and an action, and passes `memory`
-        through.
-        """
+        """Returns the features of an observation, or of it with an action, and the unchanged `memory`."""
         if not self.action:
             return self.mlp(self.own(observation)), memory
         features = self.own(observation["observation"])

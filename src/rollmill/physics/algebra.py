@@ -128,9 +128,7 @@ def joined(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Flo
 
 
 def carried(by: Float[Array, "... 6"], motion: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
-    """Returns the rate at which a motion changes while another motion carries it along (the spatial cross
-    product).
-    """
+    """Returns the spatial cross product: how fast a motion changes when another motion carries it along."""
     turning = cross(by[..., :3], motion[..., :3])
     return joined(turning, cross(by[..., :3], motion[..., 3:]) + cross(by[..., 3:], motion[..., :3]))
 
@@ -159,9 +157,7 @@ def point_stiffness(stiffness: Float[Array, "... 3 3"], arm: Float[Array, "... 3
 
 
 def mirrored(matrix: Float[Array, "... 3 3"]) -> Float[Array, "... 3 3"]:
-    """Completes a symmetric matrix from the entries on and above its diagonal. Kernels compute only these
-    entries.
-    """
+    """Completes a symmetric matrix from the entries on and above its diagonal."""
     return symmetric(matrix[..., 0, :], matrix[..., 1, 1:], matrix[..., 2, 2:])
 
 

@@ -109,9 +109,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class BodyEquality:
-    """A `connect` or `weld` constraint of MuJoCo: a point of a body, or also its orientation, follows another
-    body.
-    """
+    """A `connect` or `weld` constraint of MuJoCo: a body's point, or also its orientation, follows another."""
 
     name: str
     bodies: tuple[int, int]

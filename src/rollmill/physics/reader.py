@@ -121,9 +121,7 @@ class Reader:
         return self.owner(body), *self.pose_in_owner(body, m.site_pos[index], m.site_quat[index])
 
     def composite(self, index: int) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, centre and inertia (xx, yy, zz, xy, xz, yz) of a body together with everything that it
-        carries.
-        """
+        """Returns mass, centre and inertia (xx, yy, zz, xy, xz, yz) of a body with everything that it carries."""
         return self._composites[index]
 
     @cached_property
@@ -152,9 +150,7 @@ class Reader:
         return np.array(m.body_ipos[body], float), self._matrix(m.body_iquat[body])
 
     def softness(self, reference: Any, impedance: Any) -> Softness:
-        """Returns the stiffness and damping of a constraint from its `solref` and `solimp`, limited as in
-        MuJoCo.
-        """
+        """Returns a constraint's stiffness and damping from its `solref` and `solimp`, limited as in MuJoCo."""
         low, high, width, midpoint, power = (float(value) for value in impedance)
         low, high, midpoint = (float(np.clip(value, 0.0001, 0.9999)) for value in (low, high, midpoint))
         first, second = (float(value) for value in reference)

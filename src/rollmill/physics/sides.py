@@ -52,9 +52,7 @@ def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int)
 
 
 def between_sides(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"]) -> Float[Array, "points 3"]:
-    """Returns the velocities, or accelerations, of the first points relative to the second points, in world
-    axes.
-    """
+    """Returns velocities or accelerations of the first points relative to the second points, in world axes."""
     first, *others = sides
     result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
     for side in others:
@@ -84,9 +82,7 @@ def alone(sides: tuple[ContactSides, ...]) -> tuple[int, ...]:
 def added_stiffness(
     structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "points 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
-    """Returns the stiffness that constraints between points of bodies and the world add to the inertias of the
-    bodies.
-    """
+    """Returns the stiffness that constraints between bodies and the world add to the bodies' inertias."""
     single, first = alone(sides), sides[0]
     if not single:
         return None

@@ -136,9 +136,7 @@ def _implicit(
 
 
 def _tendon_damping(structure: Structure, acted: Actuation) -> Float[Array, " tendons"] | None:
-    """Returns the damping of tendons that implicitfast evaluates at the end of a step, or None if there is
-    none.
-    """
+    """Returns the damping of tendons that implicitfast evaluates at the end of a step, if there is any."""
     if structure.implicit != "velocity" or not structure.tendons:
         return None
     own = [tendon.damping for tendon in structure.tendons]

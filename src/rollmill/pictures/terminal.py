@@ -12,9 +12,7 @@ RESET = "\x1b[0m"
 
 
 def coloured_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
-    """Returns a picture as lines of half-block characters in 24-bit colours, within a number of columns
-    and rows.
-    """
+    """Returns a picture as lines of half-block characters in 24-bit colours, within `columns` and `rows`."""
     height, width = _fitted(picture, columns, 2 * rows)
     pixels = resized(picture, max(2, height - height % 2), width)
     return ["".join(_pairs(upper, lower)) + RESET for upper, lower in zip(pixels[::2], pixels[1::2], strict=True)]

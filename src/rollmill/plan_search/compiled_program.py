@@ -99,9 +99,7 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:
-    """Measures the seconds of an unfused rollout of all environments on one device. Returns None without a
-    program.
-    """
+    """Measures seconds of an unfused rollout of all environments on one device. None without a program."""
     program, graph = prepared.program, prepared.algorithm
     if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
         return None
@@ -138,9 +136,7 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
 
 
 def most_memory(prepared: PreparedTraining) -> int:
-    """Returns the peak of bytes in use on any device of the program, or 0 if devices do not have their
-    own memory.
-    """
+    """Returns the peak of bytes in use on any device of the program, or 0 for devices without own memory."""
     return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
 
 

@@ -30,17 +30,13 @@ class StoredSearch:
 
 
 def file_for(what: Mapping[str, Any]) -> Path:
-    """Returns the path of the file for the result of a search. `what` holds everything that the result depends on,
-    as JSON.
-    """
+    """Returns the path of the file for a search's result. `what` is all that the result depends on, as JSON."""
     digest = hashlib.sha256(json.dumps({"version": VERSION, **what}, sort_keys=True).encode()).hexdigest()
     return cache_root() / "plans" / f"{digest[:24]}.json"
 
 
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
-    """Returns the result of an earlier search. Returns None if there is none, or if the larger `budget` may find a
-    better plan.
-    """
+    """Returns an earlier search's result. None if there is none, or if `budget` is larger than before."""
     try:
         value = parse_json(
             folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES

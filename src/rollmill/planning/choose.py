@@ -80,9 +80,7 @@ def _check_settings(plan: Plan, graph: Graph, options: PlacementOptions) -> None
 
 
 def uses_workers(options: PlacementOptions) -> bool:
-    """Returns whether a run with these options has workers, as far as this can be known before its graph
-    is built.
-    """
+    """Returns whether a run with these options has workers, as far as is known before its graph is built."""
     one_program = options.distribution == "gpu-only" and options.plan is None
     return options.place not in (None, "program") or options.cluster is not None or not one_program
 

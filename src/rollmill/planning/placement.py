@@ -113,9 +113,7 @@ class Counts:
 
     @property
     def asynchronous(self) -> bool:
-        """True if actors continue with the newest weights instead of waiting for the weights of their
-        iteration.
-        """
+        """True if actors continue with the newest weights instead of waiting for their iteration's weights."""
         self.used.add("asynchronous")
         return self._asynchronous
 
@@ -129,9 +127,7 @@ class Counts:
 
 
 def only_synchronous(counts: Counts, name: str) -> None:
-    """Raises a `UsageError` if `counts` has asynchronous actors, for a policy with policy and update in
-    one group.
-    """
+    """Raises a `UsageError` if `counts` has asynchronous actors, but policy and update are in one group."""
     if counts.asynchronous:
         raise UsageError(
             f"{name} cannot be asynchronous, because its policy belongs to the learner's group. hint: use "

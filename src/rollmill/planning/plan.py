@@ -44,9 +44,7 @@ class SavedGroup:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Options of a run that were chosen together with its partition and place. None leaves an option to
-    the run.
-    """
+    """Options of a run chosen with its partition and place. None leaves an option to the run."""
 
     devices: Annotated[int, Range(0, finite=False)] | None = None
     """Number of devices that share one program."""

@@ -189,9 +189,7 @@ def _positions(members: Sequence[SeedCurve], axis: str) -> list[Float[np.ndarray
 
 
 def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
-    """Returns the exponential moving mean of values, corrected for its start, so that it begins with the first
-    value.
-    """
+    """Returns the exponential moving mean of values, corrected so that it begins with the first value."""
     if weight == 0:
         return values
     total, share, made = 0.0, 0.0, np.empty(len(values))
@@ -216,9 +214,7 @@ def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
 
 
 def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:
-    """Returns the mean of curves and its interval, from the first step that all curves have. One that ended keeps
-    its value.
-    """
+    """Returns the mean of curves and its interval, from their first common step. Ended curves stay constant."""
     x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
     rows = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
     return Band(x, rows.mean(0), *bootstrap_interval(rows))

@@ -15,9 +15,7 @@ WIDTH, HEIGHT = 8.0, 4.2
 
 
 def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:
-    """Writes learning curves as a PNG, with one panel per axis. Raises a `UsageError` if matplotlib is not
-    installed.
-    """
+    """Writes learning curves as a PNG, one panel per axis. Raises a `UsageError` without matplotlib."""
     figure = new_figure(WIDTH, HEIGHT * len(axes))
     for number, axis in enumerate(axes, 1):
         _draw(figure.add_subplot(len(axes), 1, number), curves, axis)

@@ -17,9 +17,7 @@ def metric_title(curves: Curves) -> str:
 
 
 def labels(groups: Sequence[CurveGroup]) -> list[str]:
-    """Returns a label for each group, with its number of seeds. If shortened labels would be equal, they also name
-    a run.
-    """
+    """Returns a label for each group with its number of seeds, and with a run if labels would be equal."""
     texts = [one_line(cut(group.label, MAX_LABEL)) for group in groups]
     counts = Counter(texts)
     return [

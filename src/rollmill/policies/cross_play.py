@@ -40,9 +40,7 @@ class _Participant(NamedTuple):
 
 
 def load_partner(against: str | PathLike[str] | Rule, **options: Any) -> LoadedRun | str | Rule:
-    """Loads the policy for the other roles: the weights of a run, or a function. Takes the options of
-    `load_weights`.
-    """
+    """Loads a policy for the other roles: a run's weights, or a function. See `load_weights`."""
     if isinstance(against, str | PathLike):  # a `Run` is path-like, too
         path = Path(against)
         return str(against) if names_rule(path) else load_weights(path, **options)

@@ -130,9 +130,7 @@ class Below(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """Some nodes of a path of a search tree, from the lowest up, with the step from each to the next lower
-    node.
-    """
+    """Some nodes of a path in a search tree, from the lowest up, with the steps between them."""
 
     node: Int[Array, " L"]
     """Node of each level, or the root if there is none."""

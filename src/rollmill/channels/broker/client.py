@@ -80,9 +80,7 @@ class RemoteBroker:
             self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
-        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
-        it.
-        """
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if there was none."""
         with self._lock:
             answer, _ = self._ask(ask="holder", name=name)
         return int(answer["incarnation"])

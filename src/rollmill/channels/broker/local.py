@@ -103,9 +103,7 @@ class LocalBroker:
                 os.close(segment.fd)
 
     def holder(self, name: str) -> int:
-        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
-        it.
-        """
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if there was none."""
         with self._lock:
             return self._holders.get(name, 0)
 

@@ -43,9 +43,7 @@ class ScopedBroker:
         self._broker.drop(self._scoped(name))
 
     def holder(self, name: str) -> int:
-        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if nobody has claimed
-        it.
-        """
+        """Returns the incarnation of the latest holder of the channel end `name`, or 0 if there was none."""
         return self._broker.holder(self._scoped(name))
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:

@@ -131,9 +131,7 @@ class MemoryReduction:
         self._lines[rank][ATTACHED] = 1
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks. Blocks until every rank has called it, or raises `TimedOut` after
-        `timeout` seconds.
-        """
+        """Averages arrays over all ranks. Raises `TimedOut` unless all call it within `timeout` seconds."""
         return close_on_error(lambda: self._mean(tree, step, timeout), self.close)
 
     def close(self) -> None:

@@ -150,17 +150,13 @@ class BoardReader:
         return None
 
     def copy_into(self, buffer: np.ndarray, newest: LatestVersion) -> bool:
-        """Copies the payload of message `newest` into a buffer, and returns False if the writer overwrote it
-        meanwhile.
-        """
+        """Copies message `newest` into a buffer. Returns False if the writer overwrote it meanwhile."""
         np.copyto(buffer, self._payloads[newest.number % NUM_SLOTS])
         self._fence()
         return self._board.stamps[newest.number % NUM_SLOTS][STAMP] == 2 * newest.number
 
     def ended(self) -> bool:
-        """Returns whether the writer has closed. Check it before `newest`, so that the last message is not
-        missed.
-        """
+        """Returns whether the writer has closed. Check this before `newest`, or the last message may be missed."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:

@@ -86,9 +86,7 @@ class RingSection:
 
 
 class Ledger:
-    """Memory of one holder of a ring's consumer side: how many messages it has taken, and how many slots it has
-    released.
-    """
+    """Memory of one holder of a ring's consumer side, with its counts of taken and released messages."""
 
     def __init__(self, memory: memoryview) -> None:
         self.words = memory[:LINE].cast("q")
@@ -119,9 +117,7 @@ class Holders(Protocol):
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Forgets the shared memory of an earlier holder of a side, `PRODUCER` or `CONSUMER`. Mappings stay
-        valid.
-        """
+        """Unlinks the memory of an earlier holder of a side, `PRODUCER` or `CONSUMER`. Mappings stay valid."""
         ...
 
 
@@ -422,9 +418,7 @@ class RingReader:
 
     @property
     def ended(self) -> bool:
-        """Whether the current producer has closed. Check it before `take`, so that the last message is not
-        missed.
-        """
+        """Whether the current producer has closed. Check this before `take`, or the last message may be missed."""
         section = self._section()
         return (
             section is not None and bool(section.words[ENDED]) and self._ring.root[PRODUCER] == section.incarnation
@@ -461,9 +455,7 @@ class RingReader:
         self._doorbell.ring()
 
     def check_owner(self) -> None:
-        """Raises `ChannelClosed` if this consumer was replaced, because the slots that it holds may have been
-        overwritten.
-        """
+        """Raises `ChannelClosed` if this consumer was replaced, since its slots may have been overwritten."""
         self._fence()
         if self._ring.root[CONSUMER] != self._owner:
             raise ChannelClosed(f"{self._name}: another receiver replaced this one.")

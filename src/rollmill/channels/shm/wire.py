@@ -27,15 +27,11 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, `PRODUCER` or `CONSUMER`, and returns its
-        incarnation.
-        """
+        """Makes the caller the holder of a side, `PRODUCER` or `CONSUMER`, and returns its incarnation."""
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes in the ring's root that a holder of a side, `PRODUCER` or `CONSUMER`, is ready, unless it was
-        replaced.
-        """
+        """Publishes that a holder of a side, `PRODUCER` or `CONSUMER`, is ready, unless it was replaced."""
         self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
@@ -156,9 +152,7 @@ def target_bell(name: str, target: int) -> str:
 
 
 def reader_bell(name: str, reader: int) -> str:
-    """Returns the name of a reader's doorbell, which the writer of a latest-value channel rings when it
-    publishes.
-    """
+    """Returns the name of a reader's doorbell, which the writer rings when it publishes."""
     return f"{name}/reader {reader}"
 
 

@@ -54,9 +54,7 @@ class RootReduction:
         self._closed.wait()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks. Blocks until every rank has called it, or raises `TimedOut` after
-        `timeout` seconds.
-        """
+        """Averages arrays over all ranks. Raises `TimedOut` unless all call it within `timeout` seconds."""
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
@@ -124,9 +122,7 @@ class BranchReduction:
         self._closed = threading.Event()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """Averages arrays over all ranks. Blocks until every rank has called it, or raises `TimedOut` after
-        `timeout` seconds.
-        """
+        """Averages arrays over all ranks. Raises `TimedOut` unless all call it within `timeout` seconds."""
         return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:

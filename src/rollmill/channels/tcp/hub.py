@@ -44,18 +44,14 @@ class Hub:
         return self._broker.claim(end)
 
     def is_replaced(self, end: str, incarnation: int) -> bool:
-        """Returns whether a later process has claimed the channel end, or False if the broker cannot be
-        reached.
-        """
+        """Returns whether a later process has claimed the channel end. False if the broker is unreachable."""
         try:
             return self._broker.holder(end) > incarnation
         except RollmillError:  # without a coordinator, no end is replaced any more
             return False
 
     def announce(self, end: str, serve: Serve, incarnation: int) -> None:
-        """Serves connections to a channel end with `serve`, each in a thread of its own, and publishes the
-        address.
-        """
+        """Serves each connection to a channel end with `serve` in its own thread, and publishes the address."""
         with self._lock:
             self._ends[end] = serve
         self._broker.announce(end, self.address, incarnation)
@@ -121,9 +117,7 @@ class LatestConnection:
 
     @contextmanager
     def take_over(self, connection: Connection, incarnation: int = 0) -> Iterator[bool]:
-        """Ends the current connection and waits until it is no longer served. Yields whether `connection` is now
-        the latest.
-        """
+        """Waits until the current connection has ended. Yields whether `connection` is now the latest."""
         with self._changing:
             if incarnation >= self._incarnation:
                 previous, self._latest = self._latest, connection

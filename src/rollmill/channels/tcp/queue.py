@@ -87,9 +87,7 @@ class ResumePoint:
         return self.sequence % RANGE
 
     def learn(self, sequence: int) -> None:
-        """Sets the number of earlier messages that the remote end has reported, and wakes threads that wait for
-        it.
-        """
+        """Sets the number of earlier messages, reported by the remote end, and wakes threads that wait for it."""
         self.sequence = sequence
         self._known.set()
 

@@ -57,9 +57,7 @@ class ReceiverEndpoint:
                 self.earlier[source].learn(0)
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Receives messages over the connection of one source. An older connection of that source is ended
-        first.
-        """
+        """Receives messages over the connection of one source, after ending its older connection."""
         source, sender = int(hello["source"]), int(hello["sender"])
         replaced = self._hub.is_replaced(self._ends[source].sender, sender)
         if replaced or sender < self._arrivals[source].sender:
@@ -75,9 +73,7 @@ class ReceiverEndpoint:
             self._step_down(source)
 
     def poll_broker(self) -> None:
-        """Asks the broker from time to time whether this receiver was replaced, while a source is not
-        connected.
-        """
+        """While a source is not connected, asks the broker at intervals whether this receiver was replaced."""
         if time.monotonic() > self._next_poll:
             self._next_poll = time.monotonic() + POLL_SECONDS
             for source in self._rings.keys() - self._connected:
@@ -127,9 +123,7 @@ class ReceiverEndpoint:
 
 
 class Stream:
-    """Reads messages from a sender's connection, and returns credit: the number of messages released since
-    `start`.
-    """
+    """Reads messages from a sender, and grants credit: the number of messages released since `start`."""
 
     def __init__(
         self, connection: Connection, writer: RingWriter, ring: Ring, space: Doorbell, start: int

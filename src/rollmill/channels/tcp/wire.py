@@ -168,9 +168,7 @@ class TcpWire:
         self.close()
 
     def close(self) -> None:
-        """Keeps sending the messages of closed senders and writers for a few seconds, then ends all
-        connections.
-        """
+        """Sends the messages of closed senders and writers for a few more seconds, then ends all connections."""
         deadline = Deadline(LINGER)
         while any(end.is_draining() for end in (*self._sender_threads, *self._publishers)):
             if deadline.left() <= 0 or self._abandon():
@@ -213,8 +211,6 @@ class TcpWire:
 
 
 def _ends(name: str, source: int, target: int) -> RingEnds:
-    """Returns the names of both ends of one ring. Each pair has its own, as receivers of one rank may divide its
-    sources.
-    """
+    """Returns the names of both ends of the ring between a source and a receiver."""
     ring = f"{name}/{source} to {target}"
     return RingEnds(f"{ring}/sender", f"{ring}/receiver")

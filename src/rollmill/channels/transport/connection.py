@@ -42,9 +42,7 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, *parts: memoryview | bytes, timeout: float | None = None) -> None:
-        """Sends several buffers over the connection, one after the other. Raises `TimedOut` after `timeout`
-        seconds.
-        """
+        """Sends buffers over the connection, one after the other. Raises `TimedOut` after `timeout` seconds."""
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         deadline = Deadline(timeout)
         while views:
@@ -76,9 +74,7 @@ class Connection:
             raise Refused("the other end sent data out of turn.")
 
     def receive_into(self, view: memoryview, *, timeout: float | None = None) -> None:
-        """Fills `view` with received bytes, blocking until enough have arrived. Raises `TimedOut` after `timeout`
-        seconds.
-        """
+        """Fills `view` with received bytes. Raises `TimedOut` if they take over `timeout` seconds."""
         deadline = Deadline(timeout)
         while len(view):
             count = self.receive_some(view)

@@ -19,9 +19,7 @@ MOVES_A_SECOND = 1.5
 
 
 def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
-    """Draws a Connect Four board in blue, with red stones for the first player and yellow stones for the
-    second.
-    """
+    """Draws a Connect Four board in blue, with red stones for the first player, and yellow for the second."""
     rows, columns = first.shape
     stones = [
         Circle(centre, 0.4, RED if first[place] else YELLOW if second[place] else HOLE)

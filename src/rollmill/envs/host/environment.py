@@ -99,9 +99,7 @@ def host_environment(
 
 
 def evaluation_start(start: StartHost) -> StartHost:
-    """Returns the start of the environments that a host environment's policies are evaluated on
-    (`HasEvaluationForm`).
-    """
+    """Returns the start of environments on which policies are evaluated (`HasEvaluationForm`)."""
     if isinstance(start, partial):  # a partial contains the `gamma` of training, which evaluations do not need
         return evaluation_start(start.func)
     return start.for_evaluation if isinstance(start, HasEvaluationForm) else start

@@ -119,9 +119,7 @@ def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def channel_axis(shape: tuple[int, ...]) -> int:
-    """Returns the channel axis of an image: the first axis if it is shorter than both others, otherwise the
-    last.
-    """
+    """Returns the channel axis of an image: the first axis if it is the shortest, otherwise the last."""
     return 0 if shape[0] < min(shape[1:]) else 2
 
 

@@ -76,9 +76,7 @@ def _assembled(space: spaces.Space, arrays: Any) -> Any:
 
 
 def _native(space: spaces.Space, action: Any) -> Any:
-    """Converts an action to the types that environments expect: Python integers for `Discrete`, otherwise the
-    space's dtypes.
-    """
+    """Converts an action to Python integers for `Discrete`, otherwise to the space's dtypes."""
     match space:
         case spaces.Dict():
             return {name: _native(part, action[name]) for name, part in space.spaces.items()}

@@ -85,9 +85,7 @@ class _Cartpole:
         self.structure = structure
 
     def reset(self, key: Key, params: CartpoleParams) -> tuple[Float[Array, "4"], physics.RobotState]:
-        """Starts nearly upright at the centre. The observation is position and speed, angle and angular
-        velocity.
-        """
+        """Starts nearly upright at the centre. Observes position and speed, angle and angular velocity."""
         for_positions, for_rates = jax.random.split(key)
         positions = uniform(for_positions, 2, params.reset_position)
         state = physics.RobotState(

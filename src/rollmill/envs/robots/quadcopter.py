@@ -72,9 +72,7 @@ def model_text() -> str:
 
 
 class QuadcopterState(eqx.Module):
-    """State of the Quadcopter task: the robot, its servos' target angles (rad), and the thrust of its rotors
-    (N).
-    """
+    """State of Quadcopter: the robot, its servos' target angles (rad), and the thrust of its rotors (N)."""
 
     robot: physics.RobotState
     angles: Float[Array, "8"]

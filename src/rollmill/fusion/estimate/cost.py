@@ -60,9 +60,7 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Operations of one environment step, split into operations of every step and operations that only some steps
-    need.
-    """
+    """Operations of one environment step, split into operations of every step and of only some steps."""
 
     always: Cost
     sometimes: Cost
@@ -116,9 +114,7 @@ MMA = 8 * 8
 
 
 def instructions_of(node: Node, lanes: int) -> int:
-    """Estimates the instructions per thread of a node that is not a loop, with `lanes` threads sharing
-    each row.
-    """
+    """Estimates instructions per thread of a node other than a loop, with `lanes` threads per row."""
     if node.op == "dot":
         return -(-(node.operands[0].width or 1) * (node.width or 1) // MMA)
     cost = _cost(node).instructions

@@ -78,9 +78,7 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
 
 
 def inputs_line(program: Program, names: NodeNames) -> str:
-    """Returns the line that lists a program's inputs with their types, or with the constant or input that each
-    equals.
-    """
+    """Returns the line that lists a program's inputs with their types, or what each of them equals."""
     shown = []
     for place, node in enumerate(program.inputs):
         own = node.op == "input" and node.attributes[0] == place
@@ -89,9 +87,7 @@ def inputs_line(program: Program, names: NodeNames) -> str:
 
 
 def type_text(node: Node) -> str:
-    """Returns the type of a node in printed form, such as `f32` or `i32[4]`, or the types of the values that a
-    loop carries.
-    """
+    """Formats the type of a node, such as `f32` or `i32[4]`, or the types of the values that a loop carries."""
     if node.op == "loop":
         return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"
     return _dtype_text(node.dtype) if node.width is None else f"{_dtype_text(node.dtype)}[{node.width}]"

@@ -53,9 +53,7 @@ class TileTerm(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A matrix `[O, I]` that accumulates products of two sides over samples, and over positions within each
-    sample.
-    """
+    """A matrix `[O, I]` that accumulates products of two sides over samples, and over positions in each."""
 
     terms: list[TileTerm]
     """One product for each position within a sample. All have the same widths."""

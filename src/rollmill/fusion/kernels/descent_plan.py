@@ -35,9 +35,7 @@ class DescentPlan(NamedTuple):
 
 
 def plan_of(program: core.ClosedJaxpr, is_written: IsWritten) -> DescentPlan | None:
-    """Returns the plan of an optimiser's update, or None if an operation is not supported or a sum depends on a
-    scalar.
-    """
+    """Plans an optimiser's update. Returns None if an operation is unsupported or a sum depends on a scalar."""
     flat = jax.make_jaxpr(lambda *values: _without_calls(program.jaxpr, program.consts, values))(*program.in_avals)
     length = flat.jaxpr.invars[0].aval.shape
     is_wide = lambda atom: atom.aval.shape == length

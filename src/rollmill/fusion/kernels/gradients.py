@@ -91,9 +91,7 @@ class GradientStep:
 
 
 class Shuffled(NamedTuple):
-    """Shuffled rows of an epoch, and leaves of the samples that were computed from a whole minibatch, such as
-    standardised advantages.
-    """
+    """Shuffled rows of an epoch, and leaves computed from a whole minibatch, such as standardised advantages."""
 
     rows: UInt32[Array, "*epochs M N"]
     """Indices of the samples of each minibatch."""
@@ -283,9 +281,7 @@ def pack_batch(batch: Batch) -> PackedBatch:
 def shuffle_samples(
     graph: Graph, batch: PackedBatch, rows: UInt32[Array, "epochs M N"], reduce: Reduce
 ) -> Shuffled:
-    """Returns the rows of all epochs, with the leaves that the graph's `condition` rescales using whole
-    minibatches.
-    """
+    """Returns the rows of all epochs, with the leaves that the graph's `condition` rescales per minibatch."""
     condition = partial(_conditioned_leaves, graph, batch, reduce=reduce)
     return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
 

@@ -163,9 +163,7 @@ def _writes(value: MemoryArray, first: int) -> tuple[LeafWrite, ...]:
 
 
 def to_raw(tree: PyTree) -> list[Any]:
-    """Returns the leaves of a pytree of arrays or shapes, with random keys as their data and complex leaves as
-    pairs.
-    """
+    """Returns the leaves of a pytree of arrays or shapes, with keys as their data, and complex ones as pairs."""
     return [_raw(leaf) for leaf in jax.tree.leaves(tree)]
 
 

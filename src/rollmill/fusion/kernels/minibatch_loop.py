@@ -112,9 +112,7 @@ def kernel_sums(
     packed: PackedBatch,
     shuffled: Shuffled,
 ) -> Float[Array, " size"]:
-    """Runs the gradient kernels of several minibatches with the same weights, and returns the sum of their
-    results.
-    """
+    """Runs the gradient kernels of several minibatches with the same weights. Returns their summed results."""
     carried = _carried(graph)
 
     def turn(begun: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " size"]]:

@@ -81,9 +81,7 @@ class RolloutStep:
         return self.lowered.prologue
 
     def carries(self, place: int) -> bool:
-        """Returns whether the input at a position is carried from step to step. Others are constant or equal
-        another input.
-        """
+        """Returns whether the input at a position is carried from step to step."""
         node = self.program.inputs[place]
         return node.op == "input" and node.attributes[0] == place
 
@@ -151,9 +149,7 @@ def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
 
 
 def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunction:
-    """Returns a step's program under the largest invariant part of an assumption, or under none if that takes
-    long.
-    """
+    """Returns a step's program under the largest invariant part of an assumption, or none if that takes long."""
     # From the strongest assumption to weaker ones, until a step preserves its assumption. By induction, the
     # assumption then holds before the first step and after every step.
     for _ in range(MAX_LOWERINGS):
@@ -278,9 +274,7 @@ def aliased(step: RolloutStep) -> dict[int, int]:
 def unpack(
     step: RolloutStep, uniforms: UniformArrays, written: Sequence[Array], carried: Sequence[Array], num_steps: int
 ) -> tuple[list[Array], list[Array]]:
-    """Assembles the results of a rollout from the kernel's outputs, unchanged leaves, and leaves that all
-    environments share.
-    """
+    """Assembles the results of a rollout from the kernel's outputs, unchanged leaves and shared leaves."""
     rest, num_envs = iter(written), carried[0].shape[0]
     pairs = zip(carried, step.changed, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]

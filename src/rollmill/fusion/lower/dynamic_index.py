@@ -115,9 +115,7 @@ def check_selects(count: int) -> None:
 
 
 def is_in_memory(value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> bool:
-    """Returns whether to load a block from memory: all environments share the array, and the block has many
-    positions.
-    """
+    """Returns whether to load a block from memory: the array is shared, and the block has many positions."""
     if not is_shared(value) or is_key(value.dtype):
         return False
     starts_of_axes = [

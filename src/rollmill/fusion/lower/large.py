@@ -314,9 +314,7 @@ def with_cell(
 
 
 def chosen_whole(ctx: Lowering, condition: Node, one: Value, other: Value) -> Value | None:
-    """Selects between two whole arrays by making their writes conditional. Returns None if neither array is in
-    memory.
-    """
+    """Selects between whole arrays by making their writes conditional. Returns None if neither is in memory."""
     opposite = ctx.apply("not", condition)
     match one, other:
         case MemoryArray(), MemoryArray():

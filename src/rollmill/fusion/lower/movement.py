@@ -128,9 +128,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
 
 
 def _cuts(value: RowArray | Concat, table: np.ndarray) -> list[int]:
-    """Returns the columns of a table of indices at which a run of consecutive indices begins in some row, and the
-    end.
-    """
+    """Returns the columns of a table at which consecutive indices begin in some row, and the end."""
     width = value.shape[-1]
     # A run continues if the next index is the next column of the same part and row, or another fill. An index is
     # `row * width + column`.

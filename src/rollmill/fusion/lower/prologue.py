@@ -29,9 +29,7 @@ class UniformArrays(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prologue:
-    """The part of a lowered function that depends only on arguments that all environments share (uniform
-    arguments).
-    """
+    """The part of a lowered function that depends only on uniform arguments, which environments share."""
 
     closed: core.ClosedJaxpr
     """Computes the arrays of all slots, then the outputs, from the leaves of the uniform arguments."""
@@ -110,9 +108,7 @@ class PrologueBuilder:
         self._computed: dict[Any, Any] = {}
 
     def slot(self, array: Array | np.ndarray) -> int:
-        """Adds an array to those that the prologue computes, and returns its number, the slot. The same array is
-        added only once.
-        """
+        """Adds an array that the prologue computes, unless it has it already, and returns its number."""
         key = self._identity(array)
         if key not in self._slots:
             self._slots[key] = len(self.arrays)

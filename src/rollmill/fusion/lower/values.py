@@ -118,9 +118,7 @@ class RowArray(NamedTuple):
 
 
 class Concat(NamedTuple):
-    """Arrays concatenated along their last axis, at least one of which has rows. Rows themselves cannot be
-    concatenated.
-    """
+    """Arrays concatenated along their last axis, at least one of which has rows."""
 
     parts: tuple["Value", ...]
 
@@ -234,9 +232,7 @@ needed."""
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
-    """Returns an array of nodes, made by calling `make` with each index. Raises a `LoweringError` if it has too
-    many elements.
-    """
+    """Returns an array of nodes from calls of `make` with each index. Raises a `LoweringError` if too many."""
     check_size(shape)
     nodes = no_nodes(shape)
     for at in np.ndindex(*shape):

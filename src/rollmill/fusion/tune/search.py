@@ -120,9 +120,7 @@ def rollouts_in_a_row(
 def num_kernel_rows(
     graph: Graph, step: GradientStep, learner: PyTree[Any], batch: Batch, rows: jax.ShapeDtypeStruct
 ) -> int:
-    """Returns the number of rows of a minibatch as a gradient kernel sees it: samples, or sequences of a recurrent
-    policy.
-    """
+    """Returns how many rows a gradient kernel sees: samples, or sequences of a recurrent policy."""
     return trace_abstractly(partial(example_minibatch, graph, step), learner, batch, rows).num_rows
 
 

@@ -69,9 +69,7 @@ class StoredLaunch:
 
 
 class Search(NamedTuple):
-    """A search for the fastest launch of a kernel. Only timing needs arrays. Everything before needs only
-    shapes.
-    """
+    """A search for the fastest launch of a kernel. Only timing needs arrays, and the rest needs shapes."""
 
     file: Path
     """Cache file for the result."""
@@ -96,9 +94,7 @@ class Search(NamedTuple):
         return read_cached(self.file, self._read)
 
     def without_comparison(self) -> "Search":
-        """Returns a search that does not compile or time the unfused function. A search with a stored result is
-        returned unchanged.
-        """
+        """Returns the search without the unfused function, or unchanged if it has a stored result."""
         if self.stored() is not None:
             return self
         return self._replace(unfused=None, file=self.file.with_stem(f"{self.file.stem}-alone"))

@@ -14,9 +14,7 @@ these fields.
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a training job, which a plan search may try. None leaves a field to the default of `rollmill
-    train`.
-    """
+    """One way to run a training job. None leaves a field to the default of `rollmill train`."""
 
     distribution: str = "gpu-only"
     place: Place = "program"
@@ -82,9 +80,7 @@ class Candidate:
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 
     def branch(self, width: str) -> tuple[Any, ...]:
-        """Returns the key of a branch: all candidates that differ only in this width, and in what follows from it,
-        share a key.
-        """
+        """Returns the key shared by all candidates that differ only in this width and what follows from it."""
         follows = "learners" if width == "instances" else "gpus"
         return tuple(value for name, value in asdict(self).items() if name not in (width, follows))
 
@@ -129,9 +125,7 @@ def _has(candidate: Candidate, name: str, value: Any) -> bool:
 
 
 class StageTimes(NamedTuple):
-    """Seconds of the two stages of an iteration (collecting and learning), for all environments in one program on
-    one device.
-    """
+    """Seconds of collecting and learning in an iteration, with all environments in one program on one device."""
 
     collect: float
     learn: float

@@ -71,9 +71,7 @@ class CannotRun(Exception):
 
 
 class CannotBeFused(CannotRun):
-    """Error: a candidate cannot be fused, and neither can any other candidate whose depth of fusion is one of
-    `depths`.
-    """
+    """Error: a candidate cannot be fused, nor any other whose depth of fusion is one of `depths`."""
 
     def __init__(self, reason: str, depths: Sequence[str]) -> None:
         super().__init__(reason)
@@ -85,9 +83,7 @@ class OutOfTime(Exception):
 
 
 class Trials(NamedTuple):
-    """Functions with which a search judges candidates. The search itself starts no process and
-    computes nothing.
-    """
+    """Functions with which a search measures candidates. The search itself starts no process."""
 
     check: Callable[[Candidate], str | None]
     """Returns the reason why a candidate cannot run, as far as it is known without trying, or None."""
@@ -187,9 +183,7 @@ class _SearchState:
         return self._tried(row)
 
     def _tried(self, row: CandidateRow) -> CandidateRow:
-        """Returns the row of a candidate that is tried. If that fails, the row has what was known of it until
-        then.
-        """
+        """Tries a candidate and returns its row. If that fails, the row has what was known before."""
         latest = row
         try:
             for known in self._try(row):

@@ -23,9 +23,7 @@ BlockValue: TypeAlias = Vectors | Placed | None
 
 @runtime_checkable
 class BlockWriter(Protocol):
-    """Protocol for emitting programs for blocks of samples, as this module needs it. `CodeWriter`
-    implements it.
-    """
+    """The part of `CodeWriter` that this module needs to emit programs for blocks of samples."""
 
     emit: Emitter
     block: int

@@ -221,9 +221,7 @@ class _LeafVector:
 
 
 def _vectors(emit: Emitter, leaf: _FlatLeaf, number: Value, programs: int) -> Iterator[_LeafVector]:
-    """Yields the vectors of a leaf that one program computes, inside of a loop. The last program also gets the
-    rest.
-    """
+    """Yields the vectors of a leaf that one program computes, in a loop. The last program gets the rest."""
     builder, lanes = emit.builder, emit.lanes
     vectors, rest = divmod(leaf.count, lanes)
     if vectors:

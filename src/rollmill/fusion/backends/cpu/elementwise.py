@@ -9,9 +9,7 @@ Written = Callable[..., Value]
 
 
 def written(name: str, params: dict[str, Any]) -> Callable[..., Value] | None:
-    """Returns the function that emits an element-wise JAX primitive for vector operands, or None if
-    unsupported.
-    """
+    """Returns the function that emits an element-wise JAX primitive for vectors, or None if unsupported."""
     if name == "integer_pow":
         return _POWERS.get(params["y"])
     if name == "convert_element_type" and params["new_dtype"] != "float32":

@@ -95,9 +95,7 @@ def run_rollout_code(
 
 
 def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeLaunch) -> Array:
-    """Computes the mean gradients of a minibatch as machine code on the CPU, adding partial sums in a
-    fixed order.
-    """
+    """Computes the mean gradients of a minibatch on the CPU, adding partial sums in a fixed order."""
     from rollmill.fusion.backends.cpu.ffi import call
 
     sums = [

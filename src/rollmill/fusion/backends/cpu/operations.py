@@ -159,9 +159,7 @@ def _compared(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.d
 
 
 def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Value:
-    """Integer division with the same results as JAX in cases in which a processor would trap: by zero, and of the
-    minimum by -1.
-    """
+    """Integer division as in JAX where a processor would trap: by zero, and of the minimum by -1."""
     builder, number = emit.builder, lambda n: ir.Constant(x.type, [n] * emit.lanes)
     by_zero = builder.icmp_unsigned("==", y, number(0))
     safe = builder.select(by_zero, number(1), y)

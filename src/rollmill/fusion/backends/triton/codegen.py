@@ -95,9 +95,7 @@ class TritonWriter:
     # --- one node -------------------------------------------------------------------------------------
 
     def node(self, node: Node, operands: list[str]) -> str:
-        """Writes the source of a node, and returns its name, or the joined names of its results if it has
-        several.
-        """
+        """Writes the source of a node. Returns its name, or the joined names if it has several results."""
         match node.op:
             case "constant":
                 return self._constant(node)

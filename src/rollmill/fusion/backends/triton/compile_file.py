@@ -60,9 +60,7 @@ def _module(file: str) -> ModuleType:
 
 
 def main() -> None:
-    """Compiles one kernel for each line of standard input. Errors are ignored, because calling the kernel raises
-    them again.
-    """
+    """Compiles a kernel for each line of standard input. Ignores errors, which calling the kernel repeats."""
     for line in sys.stdin:
         with contextlib.suppress(Exception):
             compile_file(Compilation.from_json(line))

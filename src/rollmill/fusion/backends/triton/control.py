@@ -45,9 +45,7 @@ class NodeWriter(Protocol):
 
 
 def write_items(writer: NodeWriter, items: Sequence[Item], names: Names, add_sum: AddSum | None = None) -> Names:
-    """Writes the items of a schedule, given the names of earlier nodes. Returns the names of all nodes
-    after that.
-    """
+    """Writes the items of a schedule, given the names of earlier nodes. Returns the names of all nodes."""
     known = dict(names)
     for item in items:
         match item:

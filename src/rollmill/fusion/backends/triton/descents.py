@@ -104,9 +104,7 @@ def _aliases(programs: DescentPrograms) -> dict[int, int]:
 
 
 def _source(programs: DescentPrograms) -> str:
-    """Returns the source of `sums`, which sums over all elements, and of `kernel`, which steps one block of
-    them.
-    """
+    """Returns the source of `sums`, which sums over all elements, and of `kernel`, which steps one block."""
     flat = [f"flat{n}" for n in range(len(programs.flat))]
     single = [f"single{n}" for n in range(len(programs.single))]
     after = [f"after{n}" for n in range(len(programs.changed_flat))]

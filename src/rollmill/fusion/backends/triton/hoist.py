@@ -100,9 +100,7 @@ class Hoisted:
         return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
 
     def mma_order(self, width: int) -> str:
-        """Returns the name of the column indices of a row, in the order of tensor-core products. See
-        `permute_to_mma_order`.
-        """
+        """Returns the name of a row's column indices, in the order of `permute_to_mma_order`."""
         column = self.columns(width)
         if self._numerics != "tf32":
             return column
@@ -127,9 +125,7 @@ class Hoisted:
         return self.once(("row", slot, place, width, stride), load)
 
     def _place(self, slot: int, place: int) -> tuple[int, int]:
-        """Returns the position of an element in a uniform array, and the distance to the next element of its
-        row.
-        """
+        """Returns an element's position in a uniform array, and the distance to the next element of its row."""
         if slot not in self._turned:
             return place, 1
         rows, columns = self._turned[slot]
@@ -174,9 +170,7 @@ class Hoisted:
         return matrix
 
     def ones(self) -> str:
-        """Returns the name of a row with a one in the first column and zeros elsewhere, for every sample of a
-        block.
-        """
+        """Returns the name of a row with a one in the first column and zeros elsewhere, for every sample."""
         row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
 

@@ -174,9 +174,7 @@ def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: An
 
 
 def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | None] | None:
-    """Returns the function that makes optimiser steps in a kernel, or None if the launch of the gradients leaves
-    it out.
-    """
+    """Returns the function that makes optimiser steps in a kernel, or None if the launch leaves it out."""
     return partial(descend_by_kernel, lanes=lanes) if GradientLaunch(*launch).own_steps else None
 
 

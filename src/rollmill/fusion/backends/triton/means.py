@@ -33,9 +33,7 @@ def {MEANS_KERNEL}(
 
 
 def means_by_kernel(sums: Float[Array, "P S"], num_samples: int, *, lanes: int = 1) -> Float[Array, " S"]:
-    """Returns the sum over all programs, divided by the number of samples. `lanes` counts the lanes of a
-    `jax.vmap`.
-    """
+    """Returns the sum over all programs divided by the number of samples, for `lanes` lanes of a `jax.vmap`."""
     (means,) = (call if lanes == 1 else call_in_lanes)(means_kernel(sums.shape, num_samples), [sums])
     return means
 

@@ -222,9 +222,7 @@ KNOWN = "_by"
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
-    """Returns the name of an integer operation, without run-time checks that its constant second operand makes
-    needless.
-    """
+    """Returns the name of an integer operation, without checks that its constant second operand spares."""
     if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
         return op
     if op.startswith("shift"):

@@ -9,17 +9,13 @@ ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
 
 def pack_row(source: KernelSource, parts: Sequence[str]) -> str:
-    """Builds a row from scalars without moving values between threads, in the type that products take, and returns
-    its name.
-    """
+    """Builds a row from scalars within threads, in the type that products take. Returns its name."""
     cast = ".to(tl.bfloat16)" if source.numerics == "bfloat16" else ""
     return interleave(source, [part + cast for part in parts])
 
 
 def interleave(source: KernelSource, parts: Sequence[str]) -> str:
-    """Builds a row from scalars without moving values between threads, and returns its name. The number of scalars
-    is a power of two.
-    """
+    """Builds a row from a power of two of scalars within threads. Returns its name."""
     if len(parts) == 1:
         return parts[0]
     # `tl.join` adds a last axis with both tensors, so even and odd parts alternate again.

@@ -28,9 +28,7 @@ def matrices_fit(nodes: Iterable[Node]) -> bool:
 
 
 def slots_read_again(slots: Sequence[str]) -> list[str]:
-    """Returns pointers to uniform arrays that formally depend on the loop index, so that the compiler reloads
-    them.
-    """
+    """Returns pointers to uniform arrays that depend on the loop index, so that the compiler reloads them."""
     return [f"({slot} + {AGAIN})" for slot in slots]
 
 

@@ -52,9 +52,7 @@ class SamplePrefetch:
         return [self._load(leaf, place, n, stride) for n, stride in zip(wanted, strides, strict=True)]
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
-        """Returns the name of a row built from scalars. Scalars that are adjacent in the packed batch are loaded
-        as one row.
-        """
+        """Returns the name of a row of scalars. Scalars adjacent in the packed batch are loaded as one row."""
         # Parts that are adjacent words of the packed batch are read as one row. Other parts are selected into
         # their columns one by one.
         numbers = [self._numbers.get(part, (-1, 0)) for part in parts]

@@ -68,9 +68,7 @@ def _by_parts(
 
 
 def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
-    """Lowers an element-wise operation: applies an entry of `operations.OPERATIONS` to each element of the
-    values.
-    """
+    """Lowers an element-wise operation by an entry of `operations.OPERATIONS`."""
     own = values[op == "select"].dtype if dtype is None else dtype
     return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 

@@ -47,9 +47,7 @@ class Cells(NamedTuple):
 
 
 def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
-    """Returns the nodes of an array. With `whole_rows`, rows are not split, because nothing happens along the last
-    axis.
-    """
+    """Returns the nodes of an array. `whole_rows` leaves rows whole, if nothing happens along the last axis."""
     if whole_rows and isinstance(value, RowArray):
         return Cells(value.nodes, value.width, value.dtype)
     return Cells(ctx.scalars(value).nodes, None, value.dtype)

@@ -207,9 +207,7 @@ def _first_best(ctx: Lowering, op: str, nodes: Sequence[Node], dtype: Any) -> No
 
 
 def is_better(ctx: Lowering, op: str, node: Node, best: Node) -> Node:
-    """Returns a node for whether a later element replaces the best so far. `op` is "gt" or "lt". The first NaN
-    wins.
-    """
+    """Returns whether a later element replaces the best so far. `op` is "gt" or "lt". The first NaN wins."""
     if not is_float(node.dtype):
         return ctx.apply(op, node, best)
     not_worse = ctx.apply("not", ctx.apply({"gt": "le", "lt": "ge"}[op], node, best))  # or one of the two is NaN

@@ -70,9 +70,7 @@ def _with_block_in_large(
 def _with_large_block(
     ctx: Lowering, value: Value, block: Value, starts: Sequence[Start], inside: Node | None, combine: Combine
 ) -> Value:
-    """Returns a large array with the elements of a block written at a position, and all other elements
-    unchanged.
-    """
+    """Returns a large array with the elements of a block written at a position."""
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         places, here = [], inside

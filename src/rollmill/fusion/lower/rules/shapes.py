@@ -197,9 +197,7 @@ rearranged by the prologue."""
 
 
 def is_moved_here(value: Value) -> bool:
-    """Returns whether the elements of a shared array are rearranged during lowering rather than by the
-    prologue.
-    """
+    """Returns whether a shared array's elements are rearranged during lowering rather than by the prologue."""
     if isinstance(value, Uniform) and value.places is None:
         return value.array.ndim <= 1 or value.array.size <= MAX_PICKED
     return True
