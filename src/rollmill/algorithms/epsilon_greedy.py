@@ -22,7 +22,7 @@ class EpsilonGreedy(NamedTuple):
 
     network: PyTree[Array]
     epsilon: Float[Array, ""]
-    """Share of random actions."""
+    """Probability of a random action."""
 
 
 class ValueAgent(NamedTuple):
@@ -31,7 +31,7 @@ class ValueAgent(NamedTuple):
     outputs: Module
     head: ValueHead
     first: int
-    """The lowest action."""
+    """Number of the first action of the space (`Discrete.start`)."""
     dtype: Any
 
     def values(self, network: PyTree[Array], observation: Observation) -> Float[Array, " n"]:

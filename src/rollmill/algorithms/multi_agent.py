@@ -92,7 +92,7 @@ class SetRows(NamedTuple):
     """Samples of all agents: leaves `[T, E, ...]` in a batch, `[N, ...]` or `[N, T, ...]` in a minibatch."""
 
     view: AgentView
-    """Normalised observations."""
+    """Normalised observations of all agents."""
     agents: dict[str, TrainingSamples]
     """Samples of each kind, leaves `[..., A, ...]`. Their observations are `()`, because the view contains
     them."""

@@ -33,7 +33,7 @@ from rollmill.envs import RunningStatistics, initial_statistics, scale, update_s
 from rollmill.networks import NetworkConfig, action_values
 
 FEATURES = 32
-"""Outputs of the random network."""
+"""Number of outputs of the random network."""
 NETWORK = NetworkConfig(hidden_sizes=(64, 64), activation="relu")
 """Hidden layers of the random network and of its predictor."""
 

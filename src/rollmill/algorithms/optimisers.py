@@ -28,7 +28,7 @@ class Annealing(NamedTuple):
     """
 
     whole: Int[Array, ""]
-    """Complete planned updates."""
+    """Number of planned updates that are complete."""
     part: Float[Array, ""]
     """Fraction of the next planned update, in `[0, 1)` up to rounding."""
 

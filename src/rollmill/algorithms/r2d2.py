@@ -85,7 +85,7 @@ from rollmill.networks import NetworkConfig, action_values
 from rollmill.networks.actor_critic import CELLS
 
 STEPS_AN_UPDATE = 32
-"""Environment steps of one update, unless the updates are set."""
+"""Default number of environment steps per update."""
 
 RESCALING = 1e-3
 """Slope that value rescaling has at least, as published. It makes the rescaling invertible."""

@@ -22,7 +22,7 @@ class Abandoned(RollmillError):
 
 
 class Damaged(RollmillError):
-    """Raised if a message is corrupt, so that its stamp, its size or its checksum is wrong."""
+    """Raised if a message is corrupt: its sequence number, size or checksum is wrong."""
 
     exit_code = 1
 

@@ -18,7 +18,10 @@ WATCH_SECONDS = 0.01
 
 
 def run(parent: str, commands: str, reports: str) -> int:
-    """Compiles the requested training, reports its program, and handles commands. Returns the exit code."""
+    """Compiles the requested run and handles commands. Returns the exit code.
+
+    Takes the id of the parent process, and the file descriptors of commands and reports, as decimal numbers.
+    """
     from rollmill.core.process_tree import die_with
 
     die_with(int(parent))

@@ -16,7 +16,7 @@ from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, 
 from rollmill.dataflow.minibatch_loop import all_finite
 
 START, COLLECT, LEARN = 0, 1, 2
-"""Purposes of derived keys."""
+"""Uses of a key in an iteration: to start environments, to collect and to learn. See `iteration_key`."""
 
 
 def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:

@@ -13,7 +13,7 @@ from rollmill.dataflow.graph import ActionMask, Graph, Learner, Weights
 from rollmill.dataflow.minibatch_loop import identity
 
 REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
-"""Names of the crossings."""
+"""Names of the crossings, at which a program sends data to a fragment of another group and gets its answer."""
 
 
 class ResetReply(NamedTuple):

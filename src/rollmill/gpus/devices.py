@@ -131,7 +131,7 @@ def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def _named(word: str, gpu: Gpu) -> Gpu | None:
-    """Returns the GPU if `word` is its index or begins its UUID, otherwise with only slices whose UUID it begins."""
+    """Returns the GPU if `word` is its index or begins its UUID, or else with the slices whose UUID it begins."""
     if word and (str(gpu.index) == word or gpu.uuid.startswith(word)):
         return gpu
     slices = tuple(part for part in gpu.slices if word and part.uuid.startswith(word))

@@ -24,7 +24,7 @@ assert _KEYS.keys() == set(get_args(SortKey))
 
 MAX_CELL = 40
 NUMBERS = ("STEPS", "RETURN", "STEPS/S")
-"""Columns that are right-aligned."""
+"""Names of the columns that hold numbers and are right-aligned."""
 
 
 def _return_of(entry: Entry) -> float:

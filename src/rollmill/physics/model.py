@@ -96,7 +96,7 @@ class Pair:
 
     first: int
     second: int
-    """Indices in `Structure.geoms`."""
+    """Indices of both geoms in `Structure.geoms`."""
     margin: float
     """Distance of the two geoms at which their contact begins."""
     frictional: bool

@@ -11,7 +11,7 @@ from rollmill.plotting.words import AXIS_TITLES, baseline_label, labels, metric_
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#b84f8f", "#56b4e9", "#d55e00", "#5c4a00", "#3b2270")
 WIDTH, HEIGHT = 8.0, 4.2
-"""Inches of one axis."""
+"""Size of one panel in inches."""
 
 
 def write_png(file: IO[bytes], curves: Curves, axes: Sequence[str]) -> None:

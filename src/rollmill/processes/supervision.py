@@ -66,8 +66,7 @@ class Supervision(Protocol):
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message to workers, in order and without waiting. A requested worker receives it once it has
-        started.
+        """Sends a message to workers, in order and without waiting. Workers that are starting get it later.
 
         Messages to a worker that is gone are lost. A replacement receives only messages sent after `replace`.
 

@@ -129,8 +129,7 @@ class Supervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message to workers, in order and without waiting. A requested worker receives it once it has
-        started.
+        """Sends a message to workers, in order and without waiting. Workers that are starting get it later.
 
         Raises `TimedOut` if one of the workers has left gigabytes of messages unread.
         """

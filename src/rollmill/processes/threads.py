@@ -141,9 +141,7 @@ class ThreadSupervisor:
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message to workers, in order and without waiting. A requested worker receives it once it has
-        started.
-        """
+        """Sends a message to workers, in order and without waiting. Workers that are starting get it later."""
         message = outgoing(kind, fields, arrays)
         with self._changed:
             workers = [self._workers[name] for name in addressed(self.jobs, to) if name in self._workers]

@@ -29,7 +29,7 @@ MOVES = COPIES | {
     "slice",
     "transpose",
 }
-"""Instructions that compute nothing."""
+"""Names of HLO instructions that move data and compute nothing."""
 PICKS = frozenset({"slice", "dynamic-slice", "gather"})
 """Instructions that read only part of their first operand: the size of their result."""
 VIEWS = frozenset({"bitcast", "reshape"})

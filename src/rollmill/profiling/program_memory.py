@@ -21,9 +21,9 @@ BUFFERS, HEAPS, FULLEST = 1, 4, 5
 """Fields of a `BufferAssignmentProto` (xla/service/hlo.proto). The second holds the events that fill
 allocations, the last the buffers that are needed when each is fullest."""
 FREE = 1
-"""The kind of the event after which a buffer is not needed any more. With other kinds it begins to be."""
+"""Kind of the event after which a buffer is free. Events of other kinds allocate a buffer."""
 MAX_INTERVALS = 120
-"""Maximum number of intervals of a program's course."""
+"""Maximum number of intervals into which the instructions of a program are divided."""
 
 
 Shares: TypeAlias = Mapping[Path, float]

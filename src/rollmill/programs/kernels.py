@@ -13,7 +13,7 @@ Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
 """Which parts of a run are computed by kernels: `auto`, `off`, `rollout` or `full`."""
 
 Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector, Trajectory]]
-"""A function like `dataflow.collect`."""
+"""A function that collects a rollout, with the signature of `dataflow.collect`."""
 
 
 class Implementation(NamedTuple):

@@ -45,7 +45,7 @@ class EvaluatedPosition(NamedTuple):
     value: Float[Array, ""]
     """Estimated value, for the player to move."""
     state: PyTree[Array]
-    """State of the model."""
+    """State of the model at the position, from which it predicts the results of actions."""
 
 
 class Expansion(NamedTuple):
@@ -63,7 +63,7 @@ class Edges(NamedTuple):
 
     logits: Float[Array, "... A"]
     prior: Float[Array, "... A"]
-    """Probabilities of the logits."""
+    """Probability of each action under the network, the softmax of `logits`."""
     visits: Float[Array, "... A"]
     value: Float[Array, "... A"]
     """Mean return after each action, or 0 for an action without visits."""

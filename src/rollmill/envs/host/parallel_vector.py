@@ -46,7 +46,7 @@ class ParallelObject(Protocol):
 
 
 Members = dict[str, list[Agent]]
-"""Agents of each kind."""
+"""Agents of each kind, by the name of the kind."""
 
 
 class _Column(NamedTuple):

@@ -79,7 +79,7 @@ def keep(argument: str, spaces: Spaces) -> Transform:
 
 
 def time_observation(argument: str, spaces: Spaces) -> Transform:
-    """Appends the time to a vector: the steps of the episode so far, divided by STEPS, at most 1."""
+    """Appends the time to a vector: the steps of the episode so far divided by `argument`, at most 1."""
     steps = count_of(argument)
     if steps is None:
         raise bad_argument(

@@ -159,7 +159,7 @@ class FrankaParams(eqx.Module):
     opened: Scalar = 7.5
     fingers: Scalar = 5.0
     action_cost: Scalar = 0.01
-    """Weights of the reward."""
+    """Cost of the squared action. This and the five fields above are weights of terms of the reward."""
     beyond: Scalar = 0.04
     """How far (m) a finger may be beyond the handle before the reward of a step is -1."""
     open: Scalar = 0.39

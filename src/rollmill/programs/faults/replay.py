@@ -38,7 +38,7 @@ class Replayed(NamedTuple):
     inputs: dict[str, PyTree[np.ndarray]]
     """Arguments of the fragment, by name."""
     outputs: PyTree[np.ndarray]
-    """Results of the fragment."""
+    """Results of the replayed fragment, as host arrays."""
 
 
 def replay_fault(graph: Graph, directory: Folder) -> Replayed:

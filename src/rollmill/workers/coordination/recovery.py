@@ -38,9 +38,7 @@ class Recovery:
         self._began[name] = time.monotonic()
 
     def advanced(self) -> None:
-        """Records that training has progressed, which resets the counts of replicas that do not step
-        environments.
-        """
+        """Records progress of training. Resets the loss counts of replicas that do not step environments."""
         self._of_others.clear()
 
     def add(self, name: str, *, environments: bool, idle_seconds: float = 0.0) -> int:

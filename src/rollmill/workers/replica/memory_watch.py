@@ -65,9 +65,7 @@ def private_memory() -> int:
 
 
 class MemoryWatch:
-    """Measures the memory before and after some steps, and compares intervals, each twice as long as the one
-    before.
-    """
+    """Detects growth of the memory, which it measures before and after some steps of the environments."""
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class MemoryWatch:
         return None if self._steps < self._next_look or self._is_reported else self._memory()
 
     def after(self, before: int | None) -> Growth | None:
-        """Measures the memory after a step. Returns the growth once, if it is large and steady, otherwise None."""
+        """Measures the memory after a step, given the result of `before`. Reports large and steady growth once."""
         if before is None:
             return None
         began, now = self._clock(), self._memory()

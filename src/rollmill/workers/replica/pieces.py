@@ -1,4 +1,4 @@
-"""Compiles the pieces of a program that is divided at its crossings."""
+"""Compiles the pieces between the points (crossings) at which a program exchanges data with other groups."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -23,9 +23,9 @@ BYTES = 4
 """Bytes of a float32 element."""
 
 SUMS = {16: 24, 8: 12, 4: 24}
-"""Number of registers that hold accumulators, by the lanes of a vector. The other registers hold operands."""
+"""Number of accumulator registers for each number of lanes of a vector. Other registers hold operands."""
 VECTORS = {16: 4, 8: 2, 4: 4}
-"""Maximum number of vectors of outputs computed together, by the lanes of a vector."""
+"""Maximum number of output vectors computed together, for each number of lanes of a vector."""
 UNROLL = 4
 """Maximum number of products of a sum in one iteration of its loop."""
 

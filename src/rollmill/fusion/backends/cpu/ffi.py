@@ -66,7 +66,10 @@ class NewProgram(NamedTuple):
 
 
 def new_program(lanes: int, arrays: int) -> NewProgram:
-    """Creates an LLVM module with an empty function `program` that takes `arrays` inputs and outputs."""
+    """Creates an LLVM module with an empty function `program` of `arrays` inputs and outputs.
+
+    `lanes` is the number of elements in a vector register.
+    """
     module = ir.Module("rollmill")
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT64, POINTER]), PROGRAM)
     function.linkage = "internal"

@@ -68,7 +68,7 @@ def one_shot_mean(
 
 
 def lanes_of(size: int) -> int:
-    """Returns the number of lanes for a vector of `size` elements."""
+    """Returns the number of lanes, of `LANE` elements each, that hold `size` elements."""
     return -(-size // LANE)
 
 

@@ -34,7 +34,7 @@ class SamplePrefetch:
     def __init__(
         self, prefix: str, *, by_step: bool = False, memory: Memory = BY_TRITON, turns: SampleTurns = ONE_TURN
     ) -> None:
-        """Reads nothing yet. `by_step` is for sequences, read from the last step to the first."""
+        """Generates no loads yet. With `by_step`, samples are sequences, read from the last step to the first."""
         self._prefix, self._by_step, self._memory, self._turns = prefix, by_step, memory, turns
         self.words: list[str] = []
         """Lines that take apart what was read."""

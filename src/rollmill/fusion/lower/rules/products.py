@@ -45,7 +45,7 @@ MAX_UNROLLED = 32
 
 
 class Sides(NamedTuple):
-    """The axes of an operand of a matrix product, grouped by their role."""
+    """The batch axes, free axes and summed axes of an operand of a matrix product."""
 
     batch: tuple[int, ...]
     free: tuple[int, ...]
