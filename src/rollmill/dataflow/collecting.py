@@ -16,7 +16,7 @@ from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, 
 from rollmill.dataflow.minibatch_loop import all_finite
 
 START, COLLECT, LEARN = 0, 1, 2
-"""Uses of a key in an iteration: to start environments, to collect and to learn. See `iteration_key`."""
+"""Uses for which random keys are derived: starting environments, collecting a rollout, and learning."""
 
 
 def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
