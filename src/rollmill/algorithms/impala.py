@@ -128,7 +128,7 @@ class StepValues(NamedTuple):
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
     final_observation: PyTree[Array]
-    """`()` if there are final values."""
+    """Normalised observation after the step, before any auto-reset, or `()` if `final_value` replaces it."""
     final_value: PyTree[Float[Array, "..."]]
     """Value after a truncated step, by the behaviour policy's weights. `()` unless observations are large."""
     begins: PyTree[Bool[Array, "..."]]

@@ -43,7 +43,7 @@ class OpponentPool(eqx.Module):
     key: UInt32[Array, "..."]
     """Raw data of the random key for all draws."""
     played: dict[str, Bool[Array, ""]]
-    """Which kinds acted by earlier weights in the iteration that is being learned from."""
+    """For each kind, whether it acted with earlier weights in the latest iteration."""
 
 
 class KindsWithOpponents(NamedTuple):

@@ -95,11 +95,11 @@ def read_trace(
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MAX_EVENTS,
 ) -> Trace:
-    """Reads a `ProfileData` of the JAX profiler. `names` tells for which instructions the program must be read as
-    well.
+    """Reads a `ProfileData` of the JAX profiler.
 
-    `window` contains the first nanosecond and the nanosecond after the last, on the host's monotonic clock. If the
-    window has more than `most_events` events, only some intervals of it are read.
+    `names` tells which names of instructions are ambiguous, so that the trace must also say to which program they
+    belong. `window` is the first nanosecond and the nanosecond after the last, on the host's monotonic clock. If
+    the window has more than `most_events` events, only some intervals of it are read.
     """
     offset = clock_offset(data)
     begin, end = (time - offset for time in window)

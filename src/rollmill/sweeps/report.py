@@ -26,7 +26,7 @@ MAX_POINTS = 12_000
 MAX_CONFIGURATIONS = 100
 """Maximum number of configurations shown in the table over seeds, the best ones."""
 MIN_OF_CURVE, MAX_OF_CURVE = 12, 120
-"""Minimum number of points of a curve."""
+"""Minimum and maximum number of points of a curve."""
 
 STYLE = """\
 svg.parallel { min-width: 560px } .parallel .axis { stroke: var(--line) }

@@ -1,4 +1,4 @@
-"""The values that a sweep tries: axes of options, grids, and random draws. Pure."""
+"""The values that a sweep tries: axes of options, grids, and random draws."""
 
 import itertools
 import math

@@ -41,7 +41,7 @@ FAILURES: dict[type[Exception], FailureKind] = {
     EnvironmentFailed: "environment",
     LostWorker: "worker",
 }
-"""Classes of the errors that end a run."""
+"""Kind of failure for each class of errors that end a run."""
 
 TERMINATE_SECONDS = 20.0
 """Maximum time that a run waits for its workers after a SIGTERM, since SIGKILL often follows after 30 seconds."""

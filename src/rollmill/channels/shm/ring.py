@@ -100,9 +100,7 @@ class Holders(Protocol):
     """
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side of the ring, and returns its incarnation: 1 for the first holder,
-        2 for its successor, and so on. `word` is `PRODUCER` or `CONSUMER`.
-        """
+        """Makes the caller holder of side `word` (`PRODUCER` or `CONSUMER`). Returns its incarnation, from 1."""
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:

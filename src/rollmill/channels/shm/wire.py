@@ -27,11 +27,11 @@ class BrokerHolders:
         self._digest = digest
 
     def claim(self, word: int) -> int:
-        """Makes the caller the holder of a side, `PRODUCER` or `CONSUMER`, and returns its incarnation."""
+        """Makes the caller the holder of side `word` (`PRODUCER` or `CONSUMER`). Returns its incarnation."""
         return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Publishes that a holder of a side, `PRODUCER` or `CONSUMER`, is ready, unless it was replaced."""
+        """Publishes that a holder of side `word` (`PRODUCER` or `CONSUMER`) is ready, unless it was replaced."""
         self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
@@ -39,7 +39,7 @@ class BrokerHolders:
         return self._broker.segment(self._segment_name(word, incarnation), nbytes=nbytes, digest=self._digest)
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Forgets the shared memory of an earlier holder of a side. Existing mappings stay valid."""
+        """Unlinks the shared memory of an earlier holder of side `word`. Existing mappings stay valid."""
         with contextlib.suppress(RollmillError):  # without a broker, nobody can request this memory
             self._broker.drop(self._segment_name(word, incarnation))
 

@@ -49,7 +49,7 @@ class Transform(NamedTuple):
     act: Callable[[ArrayModule, Memory, Any, Any], tuple[Any, Memory]] = _act
     """`(xp, memory, action, draw) -> action, memory`, before a step. `draw` is uniform in [0, 1)."""
     draws: bool = False
-    """True if `act` needs a draw."""
+    """True if `act` uses its argument `draw`, a random number."""
     reward: Callable[[ArrayModule, Any], Any] = _keep
     """`(xp, reward) -> reward`, of one agent."""
     repeats: int = 1

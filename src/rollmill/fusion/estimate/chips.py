@@ -25,7 +25,7 @@ class Chip(NamedTuple):
     integers: float = 64.0
     special: float = 16.0
     instructions: float = 128.0
-    """Instructions issued by the four schedulers, counted per thread."""
+    """Instructions per cycle that the four schedulers issue, counted once for each thread."""
 
     def bounds(self, cost: Cost, num_bytes: int, numerics: Numerics) -> dict[str, float]:
         """Returns upper bounds on executions per second, by the resource that limits them.
