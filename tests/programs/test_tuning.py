@@ -1,5 +1,6 @@
 """Searches for fast kernels: what compiles in the background ends with them."""
 
+import concurrent.futures
 import contextlib
 import subprocess
 import sys
@@ -8,18 +9,26 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import rollmill
+from rollmill.core.errors import CannotFuse
 from rollmill.fusion import Search, Tuned
 from rollmill.fusion.tune import timing
 from rollmill.fusion.tune.search import structure_text
-from rollmill.programs import compiled, iteration_programs, kernels, search_cost
+from rollmill.programs import compiled, iteration_programs, kernels, search_cost, tuning
 from rollmill.programs.compiled import lower
 from rollmill.programs.iteration_programs import StepMaker, seconds_of_iteration
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Implementation, plain_kernels
-from rollmill.programs.search_cost import SearchCost, StoredSeconds
+from rollmill.programs.search_cost import (
+    MAX_LOSS,
+    SearchBudget,
+    SearchRecords,
+    SearchTooLong,
+    StoredSeconds,
+)
 from rollmill.programs.tuning import Tuner
 from wordings import raises
 
@@ -168,19 +177,27 @@ def test_a_search_that_is_late_takes_the_fastest_until_then_and_stores_nothing(t
     assert tuned.launch == (1,) and not search.file.exists()
 
 
-def test_a_search_ends_when_compiling_takes_as_long_as_its_kernels_can_save(tmp_path):
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """Returns the records of searches on a kind of machine, which are empty."""
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "cache"))
+    return SearchRecords("cpu", "a processor")
+
+
+def test_a_search_ends_when_it_has_taken_what_it_may(tmp_path, records):
     processes, clock = [], SimpleNamespace(now=0.0)
     search = search_in(tmp_path, lambda: compiling_for_an_hour(processes))
-    with Tuner(jax.devices()[0], limit=30.0, clock=lambda: clock.now) as tuner:
+    with Tuner(jax.devices()[0], budget=SearchBudget(1000.0, 5.0, records), clock=lambda: clock.now) as tuner:
         find = tuner.start(search, lambda: lambda: [jnp.ones(8)])
         clock.now = 31.0
         with raises("kernels-still-compile-after-s", "30"):
             find()
         assert tuner.was_late and tuner.seconds == 31
     assert [process.poll() is not None for process in processes] == [True]
+    assert records.predict(1) == 1.5 * 62  # twice as long, as it had not ended, and a margin
 
 
-def test_a_search_ends_when_the_function_with_its_fastest_kernel_compiles_too_long(tmp_path):
+def test_a_search_ends_when_the_function_with_its_fastest_kernel_compiles_too_long(tmp_path, records):
     search, _ = alone_in(tmp_path)
     compiling, goes_on = threading.Event(), threading.Event()
 
@@ -196,7 +213,7 @@ def test_a_search_ends_when_the_function_with_its_fastest_kernel_compiles_too_lo
         return 31.0 if compiling.is_set() else 0.0
 
     search = search._replace(fused=fused)
-    with Tuner(jax.devices()[0], limit=30.0, clock=now) as tuner:
+    with Tuner(jax.devices()[0], budget=SearchBudget(1000.0, 5.0, records), clock=now) as tuner:
         find = tuner.start(search, lambda: lambda: [jnp.ones(8)])
         submit = tuner.compile
 
@@ -212,15 +229,142 @@ def test_a_search_ends_when_the_function_with_its_fastest_kernel_compiles_too_lo
         goes_on.set()
 
 
-@pytest.mark.parametrize(
-    ("platform", "seconds", "pays"),
-    [("gpu", 14.0, False), ("gpu", 17.0, True), ("cpu", 14.0, False), ("cpu", 17.0, True), ("tpu", 1e9, False)],
-)
-def test_a_search_is_begun_if_kernels_can_save_more_than_it_takes(platform, seconds, pays):
-    cost = SearchCost(platform, seconds)
-    assert cost.pays == pays
-    assert cost.limit == pytest.approx(0.6 * seconds)
-    assert f"takes about {seconds:,.0f} s without kernels" in str(cost)
+def test_the_seconds_of_a_search_are_predicted_from_those_on_the_same_kind_of_machine(records):
+    assert records.predict(100) == records.least() == 10.0  # nothing is known
+    for size, seconds in ((100, 4.0), (200, 6.0), (200, 50.0), (10_000, 60.0)):
+        records.add(size, seconds)
+    assert records.predict(100) == 1.5 * 6  # the median of similar size
+    assert records.predict(400) == 1.5 * 16  # larger than all three
+    assert records.predict(20_000) == 1.5 * 120
+    assert records.predict(1_000_000) == 1.5 * 6000
+    assert SearchRecords("cpu", "a processor").least() == 4.0
+    assert SearchRecords("cpu", "another").least() == 10.0
+    assert SearchRecords("tpu", "another").least() == float("inf")
+
+
+def test_damaged_records_are_forgotten(records, tmp_path):
+    records.add(100, 4.0)
+    (file,) = (tmp_path / "cache" / "searches").iterdir()
+    for content in ("{}", '[{"size": 0, "seconds": 1.0}]', '[{"size": 1, "seconds": Infinity}]', "["):
+        file.write_text(content)
+        assert records.least() == 10.0
+
+
+@pytest.mark.parametrize(("seconds", "pays"), [(330.0, False), (340.0, True), (float("inf"), True)])
+def test_a_search_begins_where_it_is_a_small_part_of_the_training(records, seconds, pays):
+    budget = SearchBudget(seconds, 5.0, records)
+    assert budget.pays == pays
+    if seconds < 1e9:
+        assert f"takes about {seconds:,.0f} s without kernels" in str(budget)
+
+
+class ArtificialMachine:
+    """Searches for kernels of given sizes, that take given seconds to compile one after the other, and save given
+    shares of the training's seconds. Nothing is compiled.
+    """
+
+    def __init__(self, folder, records):
+        self._folder, self._records = folder, records
+        self._clock, self._ends = 0.0, {}
+        self._of_thread = threading.local()  # a thread that has compiled is ahead of the clock
+        self.begun = []
+        """Seconds of compilation of the searches that were begun."""
+
+    def now(self):
+        return getattr(self._of_thread, "now", self._clock)
+
+    def wait(self, futures, timeout):
+        concurrent.futures.wait(futures)
+        compiled, end = max(self._ends.values()), self._clock + (float("inf") if timeout is None else timeout)
+        self._clock = max(self._clock, min(compiled, end))
+        return SimpleNamespace(not_done=futures if compiled > end else [])
+
+    def compile_candidates(self, tuner, search, wait_for_kernels):
+        self._of_thread.now = self._ends[search.file]
+        return ()
+
+    def seconds_lost(self, training, program, kernels):
+        """Returns the seconds that a training takes longer than without kernels."""
+        self._clock = 0.0
+        self._ends.clear()
+        self.begun.clear()
+        budget = SearchBudget(training, program, self._records)
+        if not budget.pays:
+            return 0.0
+        with Tuner(jax.devices()[0], budget=budget, clock=self.now) as tuner:
+            refused = self._search(tuner, kernels, training)
+            if refused and budget.saved:
+                self._search(tuner, refused, training)
+        return self._clock - (budget.saved - program if budget.uses_kernels else 0.0)
+
+    def _search(self, tuner, kernels, training):
+        """Searches for kernels, and returns those whose search was not begun."""
+        found, refused = [], []
+        for kernel in kernels:
+            try:
+                found.append((self._start(tuner, *kernel[:2]), kernel))
+            except SearchTooLong:
+                refused.append(kernel)
+        for find, kernel in found:
+            with contextlib.suppress(CannotFuse):
+                find()
+                tuner.budget.saved += kernel[2] * training
+        return refused
+
+    def _start(self, tuner, size, seconds):
+        search = search_in(self._folder / str(size), no_wait)._replace(size=size)
+        end = max([self._clock, *self._ends.values()]) + seconds
+        self._ends[search.file] = end
+        try:
+            find = tuner.start(search, lambda: lambda: [])
+        except SearchTooLong:
+            del self._ends[search.file]
+            raise
+        self.begun.append(seconds)
+        return find
+
+
+@pytest.fixture
+def machine(tmp_path, records, monkeypatch):
+    machine = ArtificialMachine(tmp_path, records)
+    monkeypatch.setattr(tuning, "wait", machine.wait)
+    monkeypatch.setattr(tuning, "fastest", lambda *_: None)
+    monkeypatch.setattr(Tuner, "_compile_candidates", lambda *arguments: machine.compile_candidates(*arguments))
+    return machine
+
+
+SLOW_GRADIENTS = [(1000, 4.0, 0.3), (9000, 200.0, 0.3)]
+
+
+def test_no_search_loses_more_than_a_small_part_of_the_training(machine, records):
+    """Whatever compiles how long, saves how much, and was recorded before: also if it was recorded wrongly."""
+    rng = np.random.default_rng(0)
+    lost = []
+    for _ in range(1000):
+        training, program = float(10 ** rng.uniform(0, 5)), float(10 ** rng.uniform(0, 2))
+        size = lambda: int(10 ** rng.uniform(2, 5))
+        kernels = [
+            (size(), float(10 ** rng.uniform(-1, 3)), float(rng.choice([0.0, rng.uniform(0, 0.45)])))
+            for _ in range(2)
+        ]
+        lost.append(machine.seconds_lost(training, program, kernels) / training)
+    assert max(lost) <= MAX_LOSS + 1e-9
+    assert min(lost) < -0.5 and max(lost) > 0.9 * MAX_LOSS  # some paid off, and some were in vain
+
+
+def test_a_search_that_compiled_in_vain_is_not_begun_again(machine):
+    """The seconds of a search are known after the first."""
+    assert machine.seconds_lost(1000.0, 5.0, [(1000, 500.0, 0.5)]) == pytest.approx(30.0)
+    assert machine.seconds_lost(1000.0, 5.0, [(1000, 500.0, 0.5)]) == 0.0 and machine.begun == []
+
+
+def test_savings_of_one_kernel_pay_for_the_search_of_another(machine, records):
+    records.add(1000, 4.0)
+    records.add(9000, 100.0)
+    assert machine.seconds_lost(2000.0, 5.0, SLOW_GRADIENTS) == pytest.approx(4 + 200 + 5 - 0.6 * 2000)
+    assert machine.begun == [4.0, 200.0]
+    assert machine.seconds_lost(400.0, 5.0, SLOW_GRADIENTS) == pytest.approx(4 + 5 - 0.3 * 400)
+    assert machine.begun == [4.0]  # 120 s are not enough for 1.5 x 150 s
 
 
 STORED_KERNELS = plain_kernels(1)._replace(rollouts=Implementation(None, True, "a kernel", (8,)))
@@ -232,7 +376,7 @@ STORED_KERNELS = plain_kernels(1)._replace(rollouts=Implementation(None, True, "
         (0.05, 0.10, True),  # a search would pay for neither, and kernels are there
         (0.10, 0.05, False),
         (0.05, 0.05, False),
-        (0.20, 0.90, False),  # a search can save more than it takes
+        (4.00, 9.00, False),  # a search takes a small part of the training
         (0.05, None, True),  # compiling XLA's program takes as long as the training
         (0.15, None, False),
     ],
@@ -252,6 +396,24 @@ def test_kernels_that_are_stored_cost_no_search(tmp_path, monkeypatch, seconds, 
     maker = StepMaker(request, lambda kernels: None, None, None, None, lambda step: seconds, [])
     assert maker._ready() == ((STORED_KERNELS, "loaded") if taken else None)
     assert kept.read() == seconds  # so that the next run decides alike
+
+
+@pytest.mark.parametrize(("saved", "used"), [(0.2, True), (0.05, False), (None, True)])
+def test_a_stored_choice_is_used_if_its_kernels_save_more_than_their_program_takes(monkeypatch, saved, used):
+    """On a CPU, where programs with kernels are compiled in each process."""
+    kernels = STORED_KERNELS._replace(saved=saved, device="a processor")
+    stored = SimpleNamespace(read=lambda: kernels, keep=lambda kernels: None)
+    monkeypatch.setattr(StepMaker, "_stored_choices", lambda self: stored)
+    monkeypatch.setattr(StepMaker, "_weighs_cost", lambda self: True)
+    monkeypatch.setattr(StepMaker, "_known", lambda self, kernels: None)
+    monkeypatch.setattr(StepMaker, "_sought", lambda self: (kernels, "with kernels"))
+    monkeypatch.setattr(StepMaker, "_made", lambda self, kernels: "by XLA")
+    graph = SimpleNamespace(loops=SimpleNamespace(iterations=100))
+    request = KernelRequest(graph, "auto", "float32", 1, jax.devices()[:1], 1, None)
+    chosen, compiled = StepMaker(request, lambda kernels: None, None, None, None, lambda step: 1.0, []).make()
+    assert chosen.have_some == used and compiled == ("with kernels" if used else "by XLA")
+    assert chosen.launches is not None  # which the run records
+    assert used or "save less time in this run" in chosen.notes[0]
 
 
 def test_an_iteration_is_timed_without_its_first_call():
@@ -286,6 +448,7 @@ def lowered_by_auto(tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kernels, "MIN_STEPS_TO_TUNE", {"cpu": 0})
     monkeypatch.setattr(search_cost, "SEARCH_SECONDS", {"cpu": 1e6})
+    monkeypatch.setattr(search_cost, "LOWERING_SECONDS", 0.0)
     network = rollmill.NetworkConfig(hidden_sizes=(4,))
     sizes = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 16}
     return lambda: lower(rollmill.ppo("CartPole-v1", network=network, **sizes), fusion="auto")
@@ -296,7 +459,7 @@ def test_auto_searches_only_where_that_pays(lowered_by_auto, tmp_path):
     (note,) = program.notes
     assert program.launches is not None  # which the run records, and goes on with
     assert program.launches.get("rollouts") is program.launches.get("gradients") is None
-    assert "without kernels, and the search for the fastest kernels 1,000,000 s" in note
+    assert "The search for the fastest kernels takes 1,000,000 s, and may take 0.0 s in this run" in note
     assert len(list((tmp_path / "seconds").iterdir())) == 1
 
 

@@ -43,7 +43,7 @@ from rollmill.programs.kernels import (
     seeds_side_by_side,
     sought_parts,
 )
-from rollmill.programs.search_cost import MIN_GAIN
+from rollmill.programs.search_cost import MIN_GAIN, SearchTooLong
 from rollmill.programs.tuning import Arguments, Tuner
 
 
@@ -63,7 +63,9 @@ def choose_fused(
     """
     backend = backend_of(place.device, numerics)
     chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
-    choice = _choose(chooser, plain)._replace(is_whole=not tuner.was_late)
+    choice = _choose(chooser, plain)
+    is_whole = not (tuner.was_late or (tuner.budget and tuner.budget.refused))
+    choice = choice._replace(is_whole=is_whole, saved=chooser.saved_in_iteration() if chooser.saved else None)
     return choice._replace(search=chooser.account()) if tuner.seconds else choice
 
 
@@ -163,8 +165,12 @@ class _Chooser:
         run.
         """
         took = f"the search for kernels took {self.tuner.seconds:.0f} s, once for this device and size"
-        saved = sum(self.saved.values()) * self.graph.loops.iterations * self.num_seeds // self.lanes
+        saved = self.saved_in_iteration() * self.graph.loops.iterations
         return f"{took}; they save about {saved:,.0f} s in this run" if self.saved else took
+
+    def saved_in_iteration(self) -> float:
+        """Returns the seconds that the kernels found so far save in an iteration of all seeds."""
+        return sum(self.saved.values()) * (self.num_seeds // self.lanes)
 
     @property
     def lanes(self) -> int:
@@ -207,6 +213,8 @@ class _Chooser:
 
     def _fused(self, part: KernelPart, plain: Implementation) -> Implementation:
         candidates = self._candidates[part]
+        if isinstance(candidates, SearchTooLong) and self.saved:
+            candidates = _or_reason(self._sought[part])  # what others save can pay for its search
         if isinstance(candidates, CannotFuse):
             raise candidates
         kind, function = {
@@ -229,11 +237,11 @@ class _Chooser:
 
         All candidates compile in the background from here on, side by side.
         """
-        sought: dict[KernelPart, Callable[[], _Candidates]] = {
-            "rollouts": self._rollout_candidates,
-            "gradients": self._gradient_candidates,
-        }
-        return {part: _or_reason(sought[part]) for part in self.parts if not self._left_out(part)}
+        return {part: _or_reason(self._sought[part]) for part in self.parts if not self._left_out(part)}
+
+    @property
+    def _sought(self) -> Mapping[KernelPart, Callable[[], "_Candidates"]]:
+        return {"rollouts": self._rollout_candidates, "gradients": self._gradient_candidates}
 
     def _rollout_candidates(self) -> "_Candidates":
         step = lower_rollout(self.graph)
@@ -320,6 +328,8 @@ class _Chooser:
                 note=(f"{part} are not fused, because a kernel would take {1 / tuned.gain:.1f} x as long")
             )
         self.saved[part] = self._seconds_saved(part, tuned)
+        if self.tuner.budget is not None:
+            self.tuner.budget.saved = self.saved_in_iteration() * self.graph.loops.iterations
         return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
 
     def _seconds_saved(self, part: KernelPart, tuned: Tuned) -> float:

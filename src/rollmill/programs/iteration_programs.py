@@ -30,7 +30,13 @@ from rollmill.programs.program_store import (
     StorableProgram,
     store_for,
 )
-from rollmill.programs.search_cost import ReadyKernels, SearchCost, StoredSeconds
+from rollmill.programs.search_cost import (
+    PROGRAM_SECONDS,
+    ReadyKernels,
+    SearchBudget,
+    SearchRecords,
+    StoredSeconds,
+)
 from rollmill.programs.stored_choices import StoredChoices
 
 PACKAGE = Path(__file__).parents[1]
@@ -59,6 +65,9 @@ DEPTHS: Sequence[Fusion] = ("full", "rollout")
 MIN_TIMED_SECONDS, MAX_TIMED = 0.2, 20
 """Minimum seconds and maximum number of iterations to time. Timing ends at whichever comes first."""
 
+TOO_LITTLE = "nothing is fused: kernels save less time in this run than compiling their program takes"
+"""Note for the user."""
+
 StepWith: TypeAlias = Callable[[KernelChoice], StorableProgram]
 """Function that returns the program of an iteration with the given kernels."""
 
@@ -82,37 +91,66 @@ class StepMaker(NamedTuple):
 
     def make(self) -> tuple[KernelChoice, jax.stages.Compiled]:
         """Chooses the kernels of an iteration and compiles its program, or loads both if they are stored."""
-        stored, limit = self._stored_choices(), None
+        stored, weighs = self._stored_choices(), self._weighs_cost()
         if (kernels := stored.read()) is not None:
             if (compiled := self._known(kernels)) is not None:
                 return kernels, compiled
-        elif self._weighs_cost():
+            if weighs and not self._save_their_program(kernels):
+                return self._without_kernels(TOO_LITTLE)
+        elif weighs:
             if (ready := self._ready()) is not None:
                 return ready
-            cost, compiled = self._cost()
-            if not cost.pays:
-                kernels = plain_kernels(self.request.unroll).with_note(str(cost))
-                # Records in the choice that the run has no kernels, for later runs.
-                kernels = kernels._replace(device=device_name(self.request.devices[0]))
-                return kernels, compiled or self._made(kernels)
-            limit = cost.limit
-        kernels, compiled = self._sought(limit)
+            return self._within_budget(stored)
+        kernels, compiled = self._sought()
         stored.keep(kernels)
         return kernels, compiled
+
+    def _within_budget(self, stored: StoredChoices) -> tuple[KernelChoice, jax.stages.Compiled]:
+        """Chooses kernels by a search that loses little time, and compiles the iteration with those that pay."""
+        budget, plain = self._budget()
+        if not budget.pays:
+            return self._without_kernels(str(budget), plain)
+        kernels = self._chosen(budget)
+        stored.keep(kernels)
+        if kernels.have_some and not budget.uses_kernels:
+            return self._without_kernels(TOO_LITTLE, plain)
+        if not kernels.have_some and plain is not None:
+            return kernels, plain
+        return self._made_with(kernels)
+
+    def _without_kernels(
+        self, note: str, compiled: jax.stages.Compiled | None = None
+    ) -> tuple[KernelChoice, jax.stages.Compiled]:
+        """Returns the iteration by XLA. The run records that it has no kernels, and continues without them."""
+        kernels = plain_kernels(self.request.unroll).with_note(note)
+        kernels = kernels._replace(device=device_name(self.request.devices[0]))
+        return kernels, compiled or self._made(kernels)
+
+    def _save_their_program(self, kernels: KernelChoice) -> bool:
+        """Returns whether kernels save more than compiling their program takes."""
+        saved = math.inf if kernels.saved is None else kernels.saved * self.request.graph.loops.iterations
+        return saved > PROGRAM_SECONDS.get(self.request.devices[0].platform, math.inf)
 
     def _known(self, kernels: KernelChoice) -> jax.stages.Compiled | None:
         """Returns the iteration of a stored choice. None if it has kernels, and is not stored itself."""
         return self._store(kernels).load(self.step_with(kernels)) if kernels.have_some else self._made(kernels)
 
-    def _sought(self, limit: float | None) -> tuple[KernelChoice, jax.stages.Compiled]:
-        """Chooses the kernels, for at most `limit` seconds, and compiles the iteration."""
+    def _sought(self) -> tuple[KernelChoice, jax.stages.Compiled]:
+        """Chooses the kernels, and compiles the iteration."""
+        return self._made_with(self._chosen(None))
+
+    def _chosen(self, budget: SearchBudget | None) -> KernelChoice:
         request, alone = self.request, jax.process_count() == 1
         if alone and not (self._on_cpu or may_be_stored(self.mesh)):
             self.before_timing()
         # Processes of a mesh compile in the same order. All but the first wait for the kernels that the first has
         # chosen.
-        kernels = request.choose(self.before_timing if alone else lambda: None, limit)
+        kernels = request.choose(self.before_timing if alone else lambda: None, budget)
         self.announce(kernels)
+        return kernels
+
+    def _made_with(self, kernels: KernelChoice) -> tuple[KernelChoice, jax.stages.Compiled]:
+        request = self.request
         if not self._on_cpu:
             self.before_timing()
         try:
@@ -181,21 +219,25 @@ class StepMaker(NamedTuple):
         device, digest = self.request.devices[0], iteration_digest(self.request.graph)
         return StoredSeconds(store_for(device, digest, known, makers).name)
 
-    def _cost(self) -> tuple[SearchCost, jax.stages.Compiled | None]:
-        """Returns what a search may cost, and the iteration by XLA if it had to be compiled and timed."""
-        request, device, compiled = self.request, self.request.devices[0], None
+    def _budget(self) -> tuple[SearchBudget, jax.stages.Compiled | None]:
+        """Returns the budget of searches, and the iteration by XLA if it had to be compiled and timed."""
+        device, compiled = self.request.devices[0], None
+        request, records = self.request, SearchRecords(device.platform, device_name(device))
+        program_seconds = PROGRAM_SECONDS.get(device.platform, math.inf)
         kernels = plain_kernels(request.unroll)
         stored = self._seconds_by_xla()
         seconds = stored.read()
         if seconds is None:
             try:
+                began = time.perf_counter()
                 compiled = self._made(kernels)
+                program_seconds = max(program_seconds, time.perf_counter() - began)
                 seconds = self.seconds_of(compiled)
             # there was too little memory for this program, but kernels may need less
             except jax.errors.JaxRuntimeError:
-                return SearchCost(device.platform, math.inf), None
+                return SearchBudget(math.inf, program_seconds, records), None
             stored.keep(seconds)
-        return SearchCost(device.platform, seconds * self._calls), compiled
+        return SearchBudget(seconds * self._calls, program_seconds, records), compiled
 
     def _made(self, kernels: KernelChoice) -> jax.stages.Compiled:
         self.stores.append(self._store(kernels))

@@ -20,6 +20,7 @@ from rollmill.programs.kernels import (
     num_env_steps,
     plain_kernels,
 )
+from rollmill.programs.search_cost import SearchBudget
 
 
 def choose_kernels(
@@ -34,7 +35,7 @@ def choose_kernels(
     parts: Collection[KernelPart] = PARTS,
     shares: int | None = None,
     before_timing: Callable[[], object] = lambda: None,
-    limit: float | None = None,
+    budget: SearchBudget | None = None,
 ) -> KernelChoice:
     """Chooses how rollouts and gradients of a graph are computed: by kernels or by XLA.
 
@@ -45,7 +46,7 @@ def choose_kernels(
     If `launches` from the beginning of the run are given, nothing is timed on devices of the same kind. `parts`
     are the parts of an iteration to choose kernels for, and XLA computes the others. The environments are divided
     into `shares` equal parts, by default one per device. `before_timing` is called before anything is timed. A
-    search ends after `limit` seconds, with the fastest kernels so far.
+    search stays within `budget`, and ends at its limit with the fastest kernels so far.
 
     Raises a `UsageError` if a requested kernel is not possible.
     """
@@ -65,7 +66,7 @@ def choose_kernels(
     from rollmill.programs.tuning import Tuner
 
     place = KernelPlace(device, shares or len(devices), parts)
-    with Tuner(device, before_timing, limit) as tuner:
+    with Tuner(device, before_timing, budget) as tuner:
         return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, tuner)
 
 
@@ -87,10 +88,10 @@ class KernelRequest(NamedTuple):
         """Number of seeds that one call of the program trains."""
         return self.num_seeds // self.turns
 
-    def choose(self, before_timing: Callable[[], object], limit: float | None = None) -> KernelChoice:
-        """Chooses the kernels for this request. A search ends after `limit` seconds. See `choose_kernels`."""
+    def choose(self, before_timing: Callable[[], object], budget: SearchBudget | None = None) -> KernelChoice:
+        """Chooses the kernels for this request, within `budget`. See `choose_kernels`."""
         choice = {name: value for name, value in self._asdict().items() if name != "turns"}
-        return choose_kernels(**choice, before_timing=before_timing, limit=limit)
+        return choose_kernels(**choice, before_timing=before_timing, budget=budget)
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:

@@ -62,6 +62,8 @@ class KernelChoice(NamedTuple):
     """
     is_whole: bool = True
     """True if all kernels were tried within the time limit."""
+    saved: float | None = None
+    """Seconds that the kernels save in an iteration of all seeds, or None if they were not timed."""
 
     @property
     def are_plain(self) -> bool:

@@ -1,48 +1,174 @@
-"""Decides whether a search for kernels pays off, and limits it to the time that kernels can save in the run."""
+"""Limits the seconds that a run loses by searches for kernels, and predicts how long a search takes."""
 
 import contextlib
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
-from rollmill.core.errors import CheckpointError, DataError
+from rollmill.core.errors import CannotFuse, CheckpointError, DataError
 from rollmill.core.installation import cache_root
+from rollmill.core.machine import usable_cores
 from rollmill.core.schema import read_as
 
 FOLDER = "seconds"
 
-SEARCH_SECONDS = {"gpu": 10.0, "cpu": 10.0}
-"""Approximate seconds that a search takes, with the compilation of its kernels, by platform.
+MAX_LOSS = 0.03
+"""Share of a run's time without kernels that it may lose by searches, if they find no kernel that pays."""
 
-These are constants instead of measurements, so that the next run decides in the same way.
+SEARCH_SECONDS = {"gpu": 10.0, "cpu": 10.0}
+"""Approximate seconds that a search takes for one kernel of a small environment, by platform, where no search of a
+similar size was recorded.
 """
 
-SAVED = 0.6
-"""Approximate share of a run's time that kernels save, because they are two to five times as fast as XLA."""
+PROGRAM_SECONDS = {"gpu": 16.0, "cpu": 10.0}
+"""Approximate seconds that the compilation of an iteration takes, by platform. 16 s were measured for PPO on
+CartPole-v1 on the host of an H200, and 10 s on two cores.
+"""
+
+LOWERING_SECONDS = 3.0
+"""Seconds within which a step is lowered, so that the size of its kernel is known. No budget is smaller."""
+
+SIMILAR = 4.0
+"""Two kernels are of similar size if the larger source has at most this many times as many characters."""
+
+MARGIN = 1.5
+"""Factor by which a search is expected to take longer than similar ones did."""
+
+SHORTEST = 1e-3
+"""Minimum seconds of a record, since searches on a coarse clock may take none."""
+
+MAX_RECORDS = 64
+"""Number of searches that are recorded for a kind of machine. The oldest are dropped."""
 
 
-class SearchCost(NamedTuple):
-    """Comparison of the time that a run takes by XLA with the time of a search for kernels."""
+@dataclass(frozen=True)
+class SearchRecord:
+    """How long a search took on this kind of machine, in the form of its JSON file."""
 
-    platform: str
-    """The JAX platform that the run uses, such as `gpu`."""
-    training_seconds: float
+    size: int
+    """Characters of a kernel's source, times the number of kernels that one core compiles."""
+    seconds: float
+    """Seconds of the search. Twice the seconds until then, if it was stopped at its limit."""
+
+
+class SearchRecords:
+    """Records on disk how long searches took on this kind of machine, to predict the next ones.
+
+    Args:
+        kind: the platform, such as `gpu`.
+        device: name of the device, which distinguishes kinds of machines, with the number of cores.
+    """
+
+    def __init__(self, kind: str, device: str) -> None:
+        from rollmill.fusion.cache import cached_file
+
+        self._default = SEARCH_SECONDS.get(kind, math.inf)
+        self._file = cached_file("searches", [kind, device, usable_cores()])
+
+    def least(self) -> float:
+        """Predicts the seconds of the shortest search that is to be expected, for a kernel of unknown size."""
+        return max(LOWERING_SECONDS, min((each.seconds for each in self._read()), default=self._default))
+
+    def predict(self, size: int) -> float:
+        """Predicts the seconds of a search, with a margin, from the median of those of similar size.
+
+        A search takes at least as long as a smaller one, and otherwise in proportion to its size. Without records
+        of similar size, it is predicted from the largest of the smaller ones, or else takes `SEARCH_SECONDS`.
+        """
+        records = self._read()
+        if similar := [each for each in records if 1 / SIMILAR <= size / each.size <= SIMILAR]:
+            return MARGIN * median(each.seconds * max(1.0, size / each.size) for each in similar)
+        smaller = max((each for each in records if each.size < size), key=lambda each: each.size, default=None)
+        return self._default if smaller is None else MARGIN * smaller.seconds * size / smaller.size
+
+    def add(self, size: int, seconds: float) -> None:
+        """Records a search."""
+        from rollmill.fusion.cache import write_exactly
+
+        records = [*self._read(), SearchRecord(size, max(seconds, SHORTEST))]
+        with contextlib.suppress(OSError, CheckpointError):  # where nothing can be kept, nothing is learned
+            write_exactly(self._file, json.dumps([asdict(each) for each in records[-MAX_RECORDS:]]))
+
+    def _read(self) -> Sequence[SearchRecord]:
+        from rollmill.fusion.cache import read_cached
+
+        return read_cached(self._file, self._records) or ()
+
+    def _records(self, document: Any) -> Sequence[SearchRecord]:
+        records = read_as(tuple[SearchRecord, ...], document, where=str(self._file))
+        if any(each.size < 1 or not 0 < each.seconds < math.inf for each in records):
+            raise DataError(f"{self._file}: sizes and seconds must be finite and greater than 0.")
+        return records
+
+
+class SearchTooLong(CannotFuse):
+    """Raised instead of beginning a search that is expected to take longer than it may."""
+
+
+class SearchBudget:
+    """The seconds that searches for kernels may take in a run.
+
+    These are `MAX_LOSS` of the seconds of the run without kernels, and those that kernels save for certain: those
+    found so far, as they were timed. If no kernel is faster, the run loses `MAX_LOSS` at most.
+
+    Args:
+        training_seconds: seconds that the run takes without kernels.
+        program_seconds: seconds that compiling a program with kernels takes, which they have to save as well.
+        records: predicts how long searches take.
+    """
+
+    def __init__(self, training_seconds: float, program_seconds: float, records: SearchRecords) -> None:
+        self._training, self._program = training_seconds, program_seconds
+        self.records = records
+        self.saved = 0.0
+        """Seconds that the kernels found so far save in the run."""
+        self.refused: set[object] = set()
+        """Searches that were not begun."""
+        self._expected: dict[object, float] = {}
 
     @property
     def limit(self) -> float:
-        """Seconds after which a search ends: approximately the time that kernels can save."""
-        return SAVED * self.training_seconds
+        """Seconds that all searches together may take."""
+        return MAX_LOSS * self._training + max(0.0, self.saved - self._program)
 
     @property
     def pays(self) -> bool:
-        """True if kernels can save more time than their search takes."""
-        return self.limit >= SEARCH_SECONDS.get(self.platform, math.inf)
+        """True if a search may begin: if it is expected to end in time, and may save what it takes."""
+        return self.records.least() <= self.limit
+
+    @property
+    def uses_kernels(self) -> bool:
+        """True if the kernels found save more than the compilation of their program takes."""
+        return self.saved > self._program or math.isinf(self._training)
+
+    def admit(self, search: object, size: int, spent: float) -> None:
+        """Begins a search for kernels of some size, after `spent` seconds of this budget.
+
+        Raises `SearchTooLong` if it is not expected to end in time, together with those that have begun.
+        """
+        predicted = self.records.predict(size)
+        if spent + sum(self._expected.values()) + predicted > self.limit:
+            self.refused.add(search)
+            raise SearchTooLong(
+                f"the search for the fastest takes about {predicted:,.0f} s, and may take "
+                f"{max(0.0, self.limit - spent):,.0f} s in this run",
+                advice="fusion=full fuses anyway",
+            )
+        self.refused.discard(search)
+        self._expected[search] = predicted
+
+    def end(self, search: object, size: int, seconds: float, *, was_late: bool) -> None:
+        """Ends a search after some seconds, and records it."""
+        self._expected.pop(search, None)
+        self.records.add(size, 2 * seconds if was_late else seconds)
 
     def __str__(self) -> str:
-        searching = SEARCH_SECONDS.get(self.platform, math.inf)
-        without = f"training takes about {self.training_seconds:,.0f} s without kernels"
         return (
-            f"nothing is fused: {without}, and the search for the fastest kernels {searching:,.0f} s; "
+            f"nothing is fused: training takes about {self._training:,.0f} s without kernels. The search for the "
+            f"fastest kernels takes {self.records.least():,.0f} s, and may take {self.limit:,.1f} s in this run; "
             "fusion=full fuses anyway"
         )
 
@@ -66,10 +192,10 @@ class ReadyKernels(NamedTuple):
     def suffice(self) -> bool:
         """True if neither a search nor a program by XLA could save the time that it takes."""
         training = self.seconds * self.iterations
-        if SearchCost(self.platform, training).pays:
+        if MAX_LOSS * training >= SEARCH_SECONDS.get(self.platform, math.inf):
             return False
         if self.seconds_by_xla is None:
-            return training <= SEARCH_SECONDS.get(self.platform, 0.0)
+            return training <= PROGRAM_SECONDS.get(self.platform, 0.0)
         return self.seconds_by_xla >= MIN_GAIN * self.seconds
 
 

@@ -33,6 +33,8 @@ class StoredChoice:
 
     rollouts: StoredPart
     gradients: StoredPart
+    saved: float | None
+    """Seconds that the kernels save in an iteration, or None if they were not timed."""
 
 
 class StoredChoices:
@@ -62,6 +64,7 @@ class StoredChoices:
             rollouts=_implementation(stored.rollouts, plain.rollouts),
             gradients=_implementation(stored.gradients, plain.gradients),
             device=device_name(self._request.devices[0]),
+            saved=stored.saved,
         )
 
     def keep(self, kernels: KernelChoice) -> None:
@@ -70,7 +73,7 @@ class StoredChoices:
             return
         from rollmill.fusion.cache import write_once
 
-        choice = StoredChoice(_stored(kernels.rollouts), _stored(kernels.gradients))
+        choice = StoredChoice(_stored(kernels.rollouts), _stored(kernels.gradients), kernels.saved)
         # if the choice cannot be stored, the next run searches again
         with contextlib.suppress(OSError, CheckpointError):
             write_once(self._file, json.dumps(asdict(choice)))

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 
 from rollmill.core.errors import CannotFuse
+from rollmill.core.machine import usable_cores
 from rollmill.fusion import Search, Tuned, compile_candidates, fastest
+from rollmill.programs.search_cost import SearchBudget
 
 T = TypeVar("T")
 
@@ -29,8 +31,9 @@ class Tuner:
     Args:
         device: the device.
         before_timing: waits until the caller has compiled its own programs.
-        limit: seconds after which searches end, or None for no limit. A search that is timing then returns the
-            fastest launch so far, and a search that is still compiling returns none.
+        budget: limits the seconds of all searches, from now on. None for no limit. No search begins that is not
+            expected to end in time. At the limit, a search that is timing returns the fastest launch so far, and a
+            search that is still compiling returns none.
         clock: returns the time in seconds.
     """
 
@@ -38,14 +41,15 @@ class Tuner:
         self,
         device: Any,
         before_timing: Callable[[], object] = lambda: None,
-        limit: float | None = None,
+        budget: SearchBudget | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._device, self._before_timing = device, before_timing
-        self._limit, self._clock = math.inf if limit is None else limit, clock
+        self.budget, self._clock = budget, clock
         self._pool = ThreadPoolExecutor(thread_name_prefix="rollmill-compile")
         self._kernels = contextlib.ExitStack()
         self._compiling: list[Future[Any]] = []
+        self._opened = clock()
         self._began: float | None = None
         self.seconds = 0.0
         """Seconds from the start of the first search to the end of the last, or 0 if all results were stored."""
@@ -75,21 +79,37 @@ class Tuner:
         """
         if (stored := search.stored()) is not None:
             return lambda: stored
+        spent = self._spent()
+        if self.budget is not None:
+            self.budget.admit(search.file, _size(search), spent)
         began = self._began = self._clock() if self._began is None else self._began
         wait_for_kernels = self._kernels.enter_context(search.compile_ahead())
-        candidates = self._submit(lambda: self._compile_candidates(search, wait_for_kernels))
+        compiled_at: list[float] = []
+
+        def compile_all() -> Sequence[Any]:
+            compiled = self._compile_candidates(search, wait_for_kernels)
+            compiled_at.append(self._spent())
+            return compiled
+
+        candidates = self._submit(compile_all)
         arguments = prepare()
         inputs = None if search.alone is None else self.compile(search.inputs, *search.shapes)
 
         def finish() -> Tuned:
-            values = arguments()  # created while candidates are compiled
+            made = self._submit(arguments)  # while candidates are compiled, and within the limit
+            waited = 0.0  # for other searches that compile at the same time
             try:
                 self._wait()
+                compiled, values = candidates.result(), made.result()
+                waited = self._spent() - compiled_at[0]
                 self._before_timing()
                 computed = inputs and inputs.result()(*values)
-                return fastest(search, candidates.result(), values, self._is_late, computed, self._compile_in_time)
+                return fastest(search, compiled, values, self._is_late, computed, self._compile_in_time)
             finally:
                 self.seconds = self._clock() - began
+                if self.budget is not None:
+                    own = self._spent() - spent - waited
+                    self.budget.end(search.file, _size(search), own, was_late=self.was_late)
 
         return finish
 
@@ -100,7 +120,8 @@ class Tuner:
         if unfinished:
             self.was_late = True
             raise CannotFuse(
-                f"compiling its kernels takes more than {self._limit:.0f} s, which is all that they can save"
+                f"compiling its kernels takes more than {self._limit:.0f} s, which is all that searches may take "
+                "in this run"
             )
 
     def _compile_in_time(self, function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
@@ -115,7 +136,15 @@ class Tuner:
 
     def _left(self) -> float:
         """Returns the seconds until the limit."""
-        return self._limit - (self._clock() - (self._began or 0.0))
+        return self._limit - self._spent()
+
+    @property
+    def _limit(self) -> float:
+        return math.inf if self.budget is None else self.budget.limit
+
+    def _spent(self) -> float:
+        """Returns the seconds of the budget that are spent."""
+        return self._clock() - self._opened
 
     def _compile_candidates(self, search: Search, wait_for_kernels: Callable[[], None]) -> Sequence[Any]:
         wait_for_kernels()
@@ -129,3 +158,8 @@ class Tuner:
         future = self._pool.submit(on_device)
         self._compiling.append(future)
         return future
+
+
+def _size(search: Search) -> int:
+    """Returns the characters of a kernel's source, times the number of kernels that one core compiles."""
+    return max(1, search.size) * math.ceil(len(search.launches) / usable_cores())

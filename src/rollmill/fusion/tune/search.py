@@ -100,6 +100,7 @@ def rollout_search(
         partial(kind.compile_ahead, launches, *task),
         alone,
         partial(rollout_inputs, step),
+        len(what[0]),
     )
 
 
@@ -169,4 +170,5 @@ def minibatch_loop_search(
         lambda: with_minibatch(partial(kind.compile_ahead, launches)),
         lambda launch: partial(kernel_sums, graph, step, kind.run(launch), numbers),
         partial(epoch_inputs, graph),
+        len(what[0]),
     )

@@ -88,6 +88,8 @@ class Search(NamedTuple):
     inputs: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
     """Computes the arguments of the kernel from the arguments of the whole function, to time the kernel
     separately."""
+    size: int = 0
+    """Number of characters of the kernel's source, by which the seconds of a search are predicted."""
 
     def stored(self) -> Tuned | None:
         """Returns the stored result of an earlier search, or None."""
