@@ -212,63 +212,42 @@ def evaluate(
         >>> rollmill.evaluate("runs/cartpole", episodes=20).returns.mean()
         >>> rollmill.evaluate("runs/new", against="runs/old", roles=["prey"]).agent_returns["prey"].mean()
     """
-    pair = {"against_checkpoint": (against_checkpoint, "last"), "roles": (tuple(roles), ())}
+    played: dict[str, Any] = {
+        "env": env,
+        "env_options": env_options,
+        "episodes": episodes,
+        "seed": seed,
+        "imports": imports,
+    }
+    source: dict[str, Any] = {"seed": train_seed, "imports": imports, "trust": trust}
     if against is None:
-        for name in (name for name, (value, default) in pair.items() if value != default):
+        for name in _given(against_checkpoint=(against_checkpoint, "last"), roles=(tuple(roles), ())):
             raise UsageError(f"{name} has no effect without against, the other policy. hint: leave it out.")
     if callable(run_dir) or names_rule(run_dir):
-        about_runs = {
-            "checkpoint": (checkpoint, "last"),
-            "train_seed": (train_seed, None),
-            "trust": (trust, False),
-        }
-        about_runs |= {
-            "algorithm": (algorithm, None),
-            "stochastic": (stochastic, False),
-            "against": (against, None),
-        }
-        refuse_for_rule(run_dir, [name for name, (value, default) in about_runs.items() if value != default])
-        return evaluate_rule(
-            run_dir,
-            env=env,
-            env_options=env_options,
-            episodes=episodes,
-            seed=seed,
-            imports=imports,
-            record=record,
+        about_runs = _given(
+            checkpoint=(checkpoint, "last"),
+            train_seed=(train_seed, None),
+            trust=(trust, False),
+            algorithm=(algorithm, None),
+            stochastic=(stochastic, False),
+            against=(against, None),
         )
-    loaded = load_weights(
-        run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
-    )
-    if against is not None:
-        from rollmill.policies.cross_play import cross_play, load_partner
+        refuse_for_rule(run_dir, about_runs)
+        return evaluate_rule(run_dir, record=record, **played)
+    loaded = load_weights(run_dir, checkpoint=checkpoint, algorithm=algorithm, **source)
+    if against is None:
+        return evaluate_run(loaded, stochastic=stochastic, record=record, **played)
+    if record is not None:
+        raise UsageError("record writes episodes of one policy, but against adds another. hint: omit one of them.")
+    from rollmill.policies.cross_play import cross_play, load_partner
 
-        if record is not None:
-            raise UsageError(
-                "record writes episodes of one policy, but against adds another. hint: omit one of them."
-            )
-        other = {"checkpoint": against_checkpoint, "seed": train_seed, "imports": imports, "trust": trust}
-        return cross_play(
-            loaded,
-            load_partner(against, **other),
-            roles=roles,
-            env=env,
-            env_options=env_options,
-            episodes=episodes,
-            seed=seed,
-            stochastic=stochastic,
-            imports=imports,
-        )
-    return evaluate_run(
-        loaded,
-        env=env,
-        env_options=env_options,
-        episodes=episodes,
-        seed=seed,
-        stochastic=stochastic,
-        imports=imports,
-        record=record,
-    )
+    partner = load_partner(against, checkpoint=against_checkpoint, **source)
+    return cross_play(loaded, partner, roles=roles, stochastic=stochastic, **played)
+
+
+def _given(**arguments: tuple[Any, Any]) -> list[str]:
+    """Returns the names of arguments whose values are not their defaults. Each is a pair of value and default."""
+    return [name for name, (value, default) in arguments.items() if value != default]
 
 
 def evaluate_rule(

@@ -124,24 +124,11 @@ def sweep(
         "pbt_every": pbt_every,
     }
     counts = {name: coerce(name, int | None, number) for name, number in numbers.items()}
-    at_once = coerce("at_once", int | None, at_once)
-    if at_once is not None and at_once < 1:
-        raise UsageError(f"at_once={at_once} must be at least 1.")
+    at_once = _checked_at_once(at_once)
     if pbt_every is not None:
         check_shares(at_once, together)
     over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
-    settings = _settings(options)
-    request = TrainingRequest(
-        algorithm=algorithm,
-        environment=environment,
-        settings={name: value for name, value in settings.items() if name not in NO_SETTINGS},
-        environment_options=_environment_options(env_options, options.get("transform")),
-        imports=modules_of_names(
-            coerce("imports", tuple[str, ...], imports), _names(algorithm, environment, over, settings)
-        ),
-        recipe=coerce("recipe", str | None, options.get("recipe")),
-    )
-    find_own_algorithm(algorithm, request.options, request.imports, environment=environment)
+    request = _requested(algorithm, environment, options, over=over, env_options=env_options, imports=imports)
     axes = {name: _axis(algorithm, name, values) for name, values in over.items()}
     made = create_sweep(
         NewSweep(
@@ -165,6 +152,37 @@ def sweep(
     )
     rows = [_with_names(row, axes, over) for row in made.rows(metric)]
     return pass_on_interrupt(Sweep(made.root, rows, code))
+
+
+def _checked_at_once(at_once: int | None) -> int | None:
+    at_once = coerce("at_once", int | None, at_once)
+    if at_once is not None and at_once < 1:
+        raise UsageError(f"at_once={at_once} must be at least 1.")
+    return at_once
+
+
+def _requested(
+    algorithm: str,
+    environment: str,
+    options: Mapping[str, Any],
+    *,
+    over: Mapping[str, Any],
+    env_options: Mapping[str, Any] | None,
+    imports: Sequence[str],
+) -> TrainingRequest:
+    """Returns the training request that all trials share, whose algorithm has been found."""
+    settings = _settings(options)
+    named = coerce("imports", tuple[str, ...], imports)
+    request = TrainingRequest(
+        algorithm=algorithm,
+        environment=environment,
+        settings={name: value for name, value in settings.items() if name not in NO_SETTINGS},
+        environment_options=_environment_options(env_options, options.get("transform")),
+        imports=modules_of_names(named, _names(algorithm, environment, over, settings)),
+        recipe=coerce("recipe", str | None, options.get("recipe")),
+    )
+    find_own_algorithm(algorithm, request.options, request.imports, environment=environment)
+    return request
 
 
 NO_SETTINGS = ("recipe", "transform")
