@@ -11,11 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.cli.parsing import parse
-from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
+from rollmill.cli.shared_options import PolicyOptions
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
-from rollmill.core.types import Options
 from rollmill.policies.cross_play import cross_play, environment_with_roles, load_partner, roles_in_turn
 from rollmill.policies.matches import environment_of, load_opponent, match_runs
 from rollmill.policies.policies import evaluate_rule, evaluate_run
@@ -84,15 +83,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
-    episodes = evaluate_run(
-        loaded,
-        env=options.env,
-        env_options=chosen_environment_options(options.env_options, options.transforms),
-        episodes=options.episodes,
-        seed=options.seed,
-        stochastic=options.stochastic,
-        record=options.record,
-    )
+    episodes = evaluate_run(loaded, episodes=options.episodes, record=options.record, **options.play)
     environment = options.env or loaded.graph.settings["environment"]
     return _result(environment, {"iteration": loaded.iteration}, episodes)
 
@@ -104,12 +95,11 @@ def _rule_episodes(options: Evaluate) -> dict[str, Any]:
     refuse_for_rule(options.run, [f"--{name.replace('_', '-')}" for name in about_runs])
     episodes = evaluate_rule(
         options.run,
-        env=options.env,
-        env_options=chosen_environment_options(options.env_options, options.transforms),
         episodes=options.episodes,
         seed=options.seed,
         imports=options.imports,
         record=options.record,
+        **options.environment,
     )
     assert options.env is not None
     return _result(options.env, {"policy": str(options.run)}, episodes)
@@ -123,11 +113,10 @@ def _watch(options: Evaluate) -> int:
     settings = {"seed": options.seed, "train_seed": options.train_seed, "stochastic": options.stochastic}
     checkpoints = watch(
         options.run,
-        env=options.env,
-        env_options=chosen_environment_options(options.env_options, options.transforms),
         episodes=options.episodes,
         imports=options.imports,
         trust=options.trust,
+        **options.environment,
         **settings,
     )
     for iteration, episodes in checkpoints:
@@ -184,11 +173,7 @@ def _deviations(agent_returns: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 def _has_roles(options: Evaluate, loaded: LoadedRun) -> bool:
     """Returns whether two policies may share the environment as different kinds of agents."""
-    return bool(environment_of(loaded, *_environment(options)).agents)
-
-
-def _environment(options: Evaluate) -> tuple[str | None, Options]:
-    return options.env, chosen_environment_options(options.env_options, options.transforms)
+    return bool(environment_of(loaded, *options.environment.values()).agents)
 
 
 def _cross_play(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
@@ -197,15 +182,9 @@ def _cross_play(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
         raise UsageError(
             f"--opening-plies {options.opening_plies} applies to games for two players. hint: leave it out."
         )
-    env = environment_with_roles(loaded, *_environment(options))
+    env = environment_with_roles(loaded, *options.environment.values())
     rounds = roles_in_turn(env, options.roles)
-    partner = load_partner(
-        options.against,
-        checkpoint=options.against_checkpoint,
-        seed=options.train_seed,
-        imports=options.imports,
-        trust=options.trust,
-    )
+    partner = load_partner(options.against, checkpoint=options.against_checkpoint, **options.source)
     play = {"episodes": options.episodes, "seed": options.seed, "stochastic": options.stochastic}
     kinds = [kind.name for kind in env.agents]
     played = []
@@ -259,22 +238,9 @@ def _match(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
             f"--roles {' '.join(options.roles)} applies to environments with several kinds of agents. hint: "
             "leave it out."
         )
-    opponent = load_opponent(
-        options.against,
-        checkpoint=options.against_checkpoint,
-        seed=options.train_seed,
-        imports=options.imports,
-        trust=options.trust,
-    )
+    opponent = load_opponent(options.against, checkpoint=options.against_checkpoint, **options.source)
     found = match_runs(
-        loaded,
-        opponent,
-        env=options.env,
-        env_options=chosen_environment_options(options.env_options, options.transforms),
-        games=options.episodes,
-        opening_plies=options.opening_plies,
-        seed=options.seed,
-        stochastic=options.stochastic,
+        loaded, opponent, games=options.episodes, opening_plies=options.opening_plies, **options.play
     )
     return {
         "environment": options.env or loaded.graph.settings["environment"],

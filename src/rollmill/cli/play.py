@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from rollmill.cli.parsing import parse
-from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
+from rollmill.cli.shared_options import PolicyOptions
 from rollmill.core.errors import UsageError
 from rollmill.policies.playing import GameAgainstPolicy
 
@@ -25,14 +25,7 @@ class Play(PolicyOptions):
 def run(arguments: list[str]) -> int:
     """Plays one game, reading the person's moves from standard input, one per line. Returns the exit code."""
     options = parse(Play, arguments, prog="rollmill play")
-    game = GameAgainstPolicy(
-        options.load(),
-        env=options.env,
-        env_options=chosen_environment_options(options.env_options, options.transforms),
-        person_first=not options.second,
-        stochastic=options.stochastic,
-        seed=options.seed,
-    )
+    game = GameAgainstPolicy(options.load(), person_first=not options.second, **options.play)
     print(f"{game.env.name}: {_role(game, options.second)}. {HELP}\n\n{game.board}\n")
     while not game.over:
         if game.persons_turn:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from rollmill.cli.output import control_terminal
 from rollmill.cli.parsing import parse
-from rollmill.cli.shared_options import PolicyOptions, chosen_environment_options
+from rollmill.cli.shared_options import PolicyOptions
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
 from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
@@ -71,14 +71,11 @@ def run(arguments: list[str]) -> int:
 def _frames(options: Render) -> Iterator[Frame]:
     return render_run(
         options.load(),
-        env=options.env,
-        env_options=chosen_environment_options(options.env_options, options.transforms),
         episodes=options.episodes,
         max_steps=options.max_steps,
         size=options.size,
-        seed=options.seed,
-        stochastic=options.stochastic,
         imports=options.imports,
+        **options.play,
     )
 
 

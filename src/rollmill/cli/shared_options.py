@@ -116,6 +116,22 @@ class PolicyOptions:
         """Loads the run's graph, and the weights of its policy."""
         from rollmill.policies.policies import load_weights
 
-        return load_weights(
-            self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
-        )
+        return load_weights(self.run, checkpoint=self.checkpoint, **self.source)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Arguments of `load_weights` that apply to all policies of a command."""
+        return {"seed": self.train_seed, "imports": self.imports, "trust": self.trust}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Arguments that select the environment, for functions that play."""
+        return {
+            "env": self.env,
+            "env_options": chosen_environment_options(self.env_options, self.transforms),
+        }
+
+    @property
+    def play(self) -> dict[str, Any]:
+        """Arguments of functions that play: the environment, and how actions are chosen."""
+        return {**self.environment, "seed": self.seed, "stochastic": self.stochastic}

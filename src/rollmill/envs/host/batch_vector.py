@@ -117,10 +117,7 @@ class BatchVector(RowVector):
 
     def _take_final(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
         """Final observations and masks, which a vector environment in the mode SAME_STEP tells in its infos."""
-        final = out.info["final_observation"]
-        copy_batch(self._observation_space, out.observation, final)
-        if self._has_mask:
-            out.info["action_mask"][:] = out.info[FINAL_MASK][:] = self._mask(info, "step")
+        final = self._take_as_final(info, out)
         if not done.any():
             return
         told = info.get("final_obs")
@@ -129,6 +126,14 @@ class BatchVector(RowVector):
         if self._has_mask:
             masks = self._mask(info.get("final_info", {}), "step that ended an episode (final_info)")
             out.info[FINAL_MASK][done] = masks[done]
+
+    def _take_as_final(self, info: Mapping[str, Any], out: HostStep) -> PyTree[np.ndarray]:
+        """Takes a step's masks and observations also as the final ones, and returns these observations."""
+        final = out.info["final_observation"]
+        copy_batch(self._observation_space, out.observation, final)
+        if self._has_mask:
+            out.info["action_mask"][:] = out.info[FINAL_MASK][:] = self._mask(info, "step")
+        return final
 
     def _final_of(self, told: Any, i: int) -> Any:
         """Row `i` of the final observations: of an array of objects, or of a batch as observations are."""
@@ -142,10 +147,7 @@ class BatchVector(RowVector):
 
     def _begin_next(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
         """Resets the rows whose episodes ended. What `out` holds so far is final."""
-        final = out.info["final_observation"]
-        copy_batch(self._observation_space, out.observation, final)
-        if self._has_mask:
-            out.info["action_mask"][:] = out.info[FINAL_MASK][:] = self._mask(info, "step")
+        final = self._take_as_final(info, out)
         if not done.any():
             return
         infos = self._reset_rows(done, final, out.observation)
