@@ -13,6 +13,7 @@ import pytest
 
 import rollmill
 from rollmill.sweeps.call import _settings, json_value
+from rollmill.sweeps.directory import SweepDirectory
 from rollmill.training.request import TrainingRequest, read_request, resolve
 from wordings import raises
 
@@ -165,7 +166,7 @@ def test_a_sweep_returns_its_table(tmp_path, capsys):
     assert all(row["status"] == "finished" and row["env_steps"] == 128 for row in done.rows)
     with (done.directory / "table.csv").open() as file:
         assert [row["learning-rate"] for row in csv.DictReader(file)] == ["0.30000000000000004", "0.001"]
-    config = rollmill.training.SweepDirectory.open(done.directory)
+    config = SweepDirectory.open(done.directory)
     saved = config.run(config.trials()[0]).read_config()
     assert saved["graph"]["config"]["learning_rate"] == rates[0]
     assert saved["graph"]["config"]["network"]["hidden_sizes"] == [4]

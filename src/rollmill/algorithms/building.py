@@ -99,7 +99,7 @@ def configured(
     that creates it. `learning_rate` may be an Optax schedule, which is a function of the number of updates. Raises
     a `UsageError` for an unknown name, or a value of the wrong type.
     """
-    if _is_on_host(env):
+    if isinstance(env, HostEnvironment | gymnasium.Env) or (isinstance(env, str) and is_on_host(env)):
         leave_device_memory()
     check_jax()
     if isinstance(config, Mapping):
@@ -115,10 +115,6 @@ def configured(
     schedule = rate if callable(rate) else None
     chosen = coerced(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
     return chosen, Choices(chosen, make_network, schedule)
-
-
-def _is_on_host(env: Any) -> bool:
-    return isinstance(env, HostEnvironment | gymnasium.Env) or (isinstance(env, str) and is_on_host(env))
 
 
 def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:

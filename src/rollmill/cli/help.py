@@ -51,7 +51,7 @@ def help_text(
     For a command that trains, it describes the common options and the command's own, and only lists the names of
     all others, unless `everything` is set. `usage` replaces the first lines.
     """
-    if not _is_training(options):
+    if not any(option.path[0] == "hyperparameters" for option in options):
         return described({"options": options}, prog=prog, description=description, usage=usage)
     groups: dict[str, list[Option]] = {name: [] for name in GROUPS}
     for option in options:
@@ -121,10 +121,6 @@ def _wrapped_row(name: str, text: str, indent: int) -> list[str]:
     )
     lines = wrapped or [f"  {name}"]
     return lines if beside else [f"  {name}", *lines]
-
-
-def _is_training(options: Sequence[Option]) -> bool:
-    return any(option.path[0] == "hyperparameters" for option in options)
 
 
 def meaning_of(option: Option) -> str:

@@ -55,7 +55,7 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
 
     The category is one of `rollmill.profiling.results.CATEGORIES`, or `INNER`.
     """
-    return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
+    return jax.profiler.TraceAnnotation(f"{SPAN_MARK}:{category}:{name}") if _Recording.on else _NOTHING
 
 
 def stepped_operation() -> str | None:
@@ -116,7 +116,3 @@ class operation:
     ) -> None:
         for part in reversed(self._parts):
             part.__exit__(kind, error, trace)
-
-
-def _label(name: str, category: str) -> str:
-    return f"{SPAN_MARK}:{category}:{name}"

@@ -263,7 +263,7 @@ def _until_end(
 def _random_step(env: Environment, params: Params, state: State, key: Key) -> CheckedSteps:
     """One step, by a random legal action."""
     action_key, step_key = jax.random.split(key)
-    mask = _mask(env, state, params)
+    mask = () if env.action_mask is None else env.action_mask(state, params)
     action = random_action(action_key, env, mask)
     timestep = env.step(step_key, state, action, params)
     return CheckedSteps(
@@ -293,10 +293,6 @@ def _possible(masks: PyTree[np.ndarray], kind: str | None) -> np.ndarray:
 
 def _ends(timestep: Timestep) -> Bool[Array, ""]:
     return timestep.terminated | timestep.truncated
-
-
-def _mask(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
-    return () if env.action_mask is None else env.action_mask(state, params)
 
 
 def _lifted_step(env: Environment, keys: KeyArray[Array, " T"], states: State, actions: Action) -> Timestep:

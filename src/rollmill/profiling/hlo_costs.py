@@ -43,7 +43,7 @@ def flops_of(line: HloLine, lines: Lines) -> float:
     """
     if line.opcode in LIBRARY_OPCODES:
         return 2.0 * line.result_elements * _products_of_an_element(line, lines)
-    if line.opcode in MOVES or not _is_float(line):
+    if line.opcode in MOVES or not any(kind.startswith(("f", "bf")) for kind, _ in line.shapes):
         return 0.0
     if line.opcode.startswith("reduce") and line.operands and line.operands[0] in lines:
         return float(lines[line.operands[0]].elements)
@@ -81,10 +81,6 @@ def _dims_of(line: HloLine, operand: int, lines: Lines) -> tuple[int, ...]:
     """Returns the shape of an operand, empty if it is unknown."""
     known = lines.get(line.operands[operand]) if operand < len(line.operands) else None
     return known.shapes[0][1] if known is not None and known.shapes else ()
-
-
-def _is_float(line: HloLine) -> bool:
-    return any(kind.startswith(("f", "bf")) for kind, _ in line.shapes)
 
 
 def _updates(line: HloLine) -> tuple[str, ...]:

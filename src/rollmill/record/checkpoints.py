@@ -24,7 +24,6 @@ from rollmill.core.errors import CheckpointError, DataError, StorageError, Usage
 from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.text import format_bytes
 from rollmill.record.checkpoint_files import (
-    CheckpointRecord,
     DamageError,
     array_digest,
     read_arrays,
@@ -188,7 +187,14 @@ class Checkpoints:
             if iteration is None:
                 warnings.warn(f"{reasons[-1]}. Trying the previous checkpoint.", CheckpointWarning, stacklevel=2)
         if reasons:
-            raise self._none_intact(reasons)
+            raise CheckpointError(
+                "there is no intact checkpoint to resume from:\n  "
+                + "\n  ".join(reasons)
+                + (
+                    f"\nhint: restore {self.directory} from a backup, choose another iteration, or start again "
+                    "with another --run-dir."
+                )
+            )
         return None
 
     @property
@@ -270,7 +276,11 @@ class Checkpoints:
         folder = self._folder.inner(str(iteration))
         record = read_record(folder)
         if record.iteration != iteration:
-            raise self._misplaced(iteration, record)
+            raise CheckpointError(
+                f"checkpoint {iteration} in {self.directory} contains iteration {record.iteration}: its folder "
+                f"was renamed, or copied over another. hint: rename it to {record.iteration}, or move it out of "
+                f"{self.directory}; {self._recovery_hint(iteration)}"
+            )
         if check is not None:
             check(iteration, record.metadata)
         wanted, counted = leaf_types(abstract_state), given.counted(iteration)
@@ -395,13 +405,6 @@ class Checkpoints:
             f"{self._recovery_hint(iteration)}"
         )
 
-    def _misplaced(self, iteration: int, record: CheckpointRecord) -> CheckpointError:
-        return CheckpointError(
-            f"checkpoint {iteration} in {self.directory} contains iteration {record.iteration}: its folder was "
-            f"renamed, or copied over another. hint: rename it to {record.iteration}, or move it out of "
-            f"{self.directory}; {self._recovery_hint(iteration)}"
-        )
-
     def _other_state(self, iteration: int, metadata: dict[str, Any], lines: list[str]) -> CheckpointError:
         origin = ", ".join(f"{k}={v}" for k, v in metadata.items() if isinstance(v, str | int | float))
         more = len(lines) - SHOWN_DIFFERENCES
@@ -415,16 +418,6 @@ class Checkpoints:
             + (
                 "\nhint: resume it with the configuration that it was written with, or start with another "
                 "--run-dir."
-            )
-        )
-
-    def _none_intact(self, reasons: list[str]) -> CheckpointError:
-        return CheckpointError(
-            "there is no intact checkpoint to resume from:\n  "
-            + "\n  ".join(reasons)
-            + (
-                f"\nhint: restore {self.directory} from a backup, choose another iteration, or start again with "
-                "another --run-dir."
             )
         )
 

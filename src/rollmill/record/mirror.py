@@ -175,7 +175,7 @@ class Mirror:
 
     def _look(self, *, last: bool) -> None:
         """Copies what has changed, if there is another checkpoint, or at the end."""
-        now = self._state()
+        now = self._present(), _signature(self._run.config_file), _signature(self._run.summary_file)
         if now == self._seen and not last:
             return
         self._whole.clear()
@@ -225,10 +225,6 @@ class Mirror:
                 self._checkpoints[iteration] = self._store.read(name)
             elif iteration:
                 self._checkpoints.setdefault(iteration, b"")
-
-    def _state(self) -> "_State":
-        """Returns a value that differs once the run has another checkpoint, configuration or summary."""
-        return self._present(), _signature(self._run.config_file), _signature(self._run.summary_file)
 
     def _present(self) -> dict[str, Signature | None]:
         """Returns the checkpoints of the run directory, which are whole, with the signatures of their records."""

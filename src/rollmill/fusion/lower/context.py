@@ -182,7 +182,7 @@ class Lowering(NamedTuple):
         def row(at: tuple[int, ...]) -> Node:
             # A row with equal elements is a scalar, unless its zeros differ in sign, because 0 and -0 compare as
             # equal.
-            if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
+            if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(array[at].astype(np.float32)))):
                 return self.region.constant(array[at][0].item(), array.dtype)
             return self.region.uniform(self.prologue.slot(array), int(first[at]), array.dtype, array.shape[-1])
 
@@ -213,10 +213,6 @@ class Lowering(NamedTuple):
 
 def _is_uniform_row(node: Node) -> bool:
     return node.op == "uniform" and node.width is not None and node.dtype.kind == "f"
-
-
-def _floats(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32)
 
 
 def check_columns(shape: tuple[int, ...]) -> None:

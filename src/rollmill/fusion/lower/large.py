@@ -227,7 +227,8 @@ def _evenly_spaced(ctx: Lowering, value: Const, index: ElementIndex) -> Node | N
         for axis, size in enumerate(array.shape)
     ]
     grid = sum(
-        step * np.arange(size).reshape(_along(axis, array.ndim)) for axis, (step, size) in _numbered(steps, array)
+        step * np.arange(size).reshape(_along(axis, array.ndim))
+        for axis, (step, size) in enumerate(zip(steps, array.shape, strict=True))
     )
     if not np.array_equal(np.broadcast_to(int(first) + grid, array.shape), array.astype(np.int64)):
         return None
@@ -242,10 +243,6 @@ def _evenly_spaced(ctx: Lowering, value: Const, index: ElementIndex) -> Node | N
             place = plus(ctx, place, times(ctx, at, int(step))) if step else place
     node = node_of(ctx, plus(ctx, place, int(first)))
     return ctx.region.emit("convert", node, dtype=value.dtype)
-
-
-def _numbered(steps: Sequence[Any], array: np.ndarray) -> Any:
-    return enumerate(zip(steps, array.shape, strict=True))
 
 
 def _along(axis: int, ndim: int) -> tuple[int, ...]:
@@ -376,16 +373,12 @@ def _fill(ctx: Lowering, memory: int, write: WholeWrite, shape: tuple[int, ...])
     element = element_of(inside, write.value, ElementIndex(shape, flat=place))
     program = inside.region.program([element])
     for node in program.nodes():
-        if _reads(node, memory) and not (node.op == "cell" and node.operands[0] is place):
+        if memory in memories_read([node]) and not (node.op == "cell" and node.operands[0] is place):
             raise LoweringError(
                 f"a step replaces a whole array of shape {shape} by its own elements at other positions. Write "
                 "only the elements that change, or write to two arrays in turn"
             )
     return FillWrite(program, tuple(inside.region.captures), write.condition)
-
-
-def _reads(node: Node, memory: int) -> bool:
-    return memory in memories_read([node])
 
 
 def memories_read(nodes: Sequence[Node]) -> set[int]:

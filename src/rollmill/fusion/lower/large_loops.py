@@ -29,7 +29,7 @@ def reduced_elements(ctx: Lowering, op: str, value: Value, axes: Sequence[int], 
             total = inside.apply(op, inside.scalar(now[0]), read(inside, place))
             return [ScalarArray(alone(total), value.dtype)]
 
-        (total,) = counted(at, _count(value, axes), [start], turn)
+        (total,) = counted(at, int(np.prod([value.shape[axis] for axis in axes])), [start], turn)
         return at.scalar(total)
 
     return computed(ctx, [value.shape[axis] for axis in kept], value.dtype, element, by_loops=True)
@@ -68,10 +68,6 @@ def counted(
 
     _, *after = emit_loop(ctx, body, None, [Const(np.zeros((), np.int32)), *start], turns)
     return after
-
-
-def _count(value: Value, axes: Sequence[int]) -> int:
-    return int(np.prod([value.shape[axis] for axis in axes]))
 
 
 def _along(value: Value, axes: Sequence[int], kept: dict[int, Start]) -> Callable[[Lowering, Node], Node]:

@@ -60,14 +60,10 @@ class Worker:
             faulthandler.enable()
             return serve(Job.from_json(job), address, token), ""
         except (OSError, Damaged, Refused, UsageError) as error:
-            return 1, _unreachable(error, address, host)
+            return 1, (
+                f"its process on {host} cannot reach the coordinator at {address}: {error}. hint: if other "
+                "machines reach the coordinator at another address, set host=ADDRESS"
+            )
         finally:
             if unpacked is not None:
                 unpacked.close()  # Ray kills the guard when this process ends normally
-
-
-def _unreachable(error: Any, address: str, host: str) -> str:
-    return (
-        f"its process on {host} cannot reach the coordinator at {address}: {error}. hint: if other machines "
-        "reach the coordinator at another address, set host=ADDRESS"
-    )
