@@ -295,8 +295,7 @@ class AgentPolicy(NamedTuple):
         return self.condense if self.is_large else None
 
     def condense(self, weights: AgentWeights, step: Step) -> Step:
-        """Replaces large final observations of a step of all environments, `[E, ...]`, by the values of the
-        critics.
+        """Replaces large final observations of all environments' steps, `[E, ...]`, by the values of the critics.
 
         Values are computed only if an episode was truncated in this step.
         """

@@ -69,8 +69,7 @@ def numbers_of(config: object, **further: float | int) -> dict[str, float]:
 
 
 def numbers_for(held: Mapping[str, float], config: object, other: object) -> dict[str, float] | None:
-    """Returns a learner's hyperparameters for another configuration, if the configurations differ only in such
-    values.
+    """Returns a learner's hyperparameters for another configuration that differs only in such values.
 
     Args:
         held: hyperparameters for `config`.

@@ -150,8 +150,7 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[AgentLearner, Batch]:
-    """Computes all agents' advantages and targets of a rollout, and updates running statistics for the next
-    rollout.
+    """Computes all agents' advantages and targets, and updates running statistics for the next rollout.
 
     It uses `gamma`, `gae_lambda`, `frozen`, `pool_every` and `pool_share` of `config`. Agents that acted with
     earlier weights are ignored.
@@ -431,8 +430,7 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
 
 
 def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGradients | SequenceGradients:
-    """Returns the fragment `gradients`, which differentiates the mean loss of active agents, summed over parameter
-    sets.
+    """Returns the fragment `gradients`, for the mean loss of active agents, summed over parameter sets.
 
     The loss is for one agent in one environment step.
     """
@@ -549,8 +547,7 @@ def update(
 def _unless_idle(
     learner: AgentLearner, group: ParameterSet, before: PyTree[Array], after: PyTree[Array]
 ) -> PyTree[Array]:
-    """Returns the weights before a step if all agents of the set acted with earlier weights, and otherwise after
-    it.
+    """Returns the weights before a step if all agents of the set acted with earlier weights, else after it.
 
     The gradients of such a set are zero, but the momentum of Adam would still change its weights.
     """

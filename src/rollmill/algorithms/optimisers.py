@@ -268,8 +268,7 @@ def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
-    """Advances the counts of planned updates in an optimiser state to the end of an iteration of `updates`
-    updates.
+    """Advances the counts of planned updates in an optimiser state by an iteration of `updates` updates.
 
     Updates that the iteration skipped then count as made. The state may be any tree that contains optimiser
     states.

@@ -45,8 +45,7 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
 
 
 def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> None:
-    """Checks that all shards have equal sizes, and that each shard divides evenly into the minibatches of an
-    epoch.
+    """Checks that all shards have equal sizes, and that each divides evenly into an epoch's minibatches.
 
     Each environment contributes `rows_per_env` samples or sequences to a batch. Raises a `UsageError` if sizes do
     not divide evenly.

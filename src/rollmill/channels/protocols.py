@@ -50,8 +50,7 @@ class Header(NamedTuple):
 
 
 class ChannelStatistics(NamedTuple):
-    """Message counts at one end of a ring since the channel was first opened. They survive a replacement of the
-    end.
+    """Message counts at one end of a ring since the channel was first opened. Replacing the end keeps them.
 
     Between hosts, only the receiver counts messages of an earlier sender that never arrived. A replacement end
     waits until the other end reports how many messages came before it.
@@ -154,8 +153,7 @@ class Broker(Protocol):
         ...
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation, 1 for the first
-        holder.
+        """Makes the caller the holder of the channel end `name`. Returns its incarnation, 1 for the first holder.
 
         Incarnations increase and are never reused. A holder with a lower one has been replaced.
 
@@ -167,8 +165,7 @@ class Broker(Protocol):
         ...
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Publishes in shared memory that a holder of the channel end `name` is ready, unless it has been
-        replaced.
+        """Publishes in shared memory that a holder of the channel end `name` is ready, unless it was replaced.
 
         `segment` and `word` are the position given to `claim`.
         """

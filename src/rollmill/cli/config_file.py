@@ -121,8 +121,7 @@ class ConfigFile:
         return name
 
     def values(self, options: Sequence[Option], *, strict: bool = True) -> dict[str, Any]:
-        """Returns the file's values of options, by name. With `strict`, every entry of the file must be a known
-        option.
+        """Returns the file's values of options, by name. With `strict`, every entry must be a known option.
 
         Raises a `UsageError` if the file has an unknown option, or a value that its option rejects.
         """

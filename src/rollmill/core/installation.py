@@ -21,8 +21,7 @@ def install_command(extra: str) -> str:
 
 
 def cache_root() -> Path:
-    """Returns the cache folder: `$ROLLMILL_CACHE_DIR`, or otherwise `rollmill/` in `$XDG_CACHE_HOME` or
-    `~/.cache`.
+    """Returns the cache folder: `$ROLLMILL_CACHE_DIR`, or `rollmill/` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     Raises a `UsageError` if other users can write to the folder, because it contains code.
     """

@@ -164,8 +164,7 @@ def leave_compilers() -> None:
 
 
 def leave_code_of(*libraries: str) -> None:
-    """Returns the code pages of libraries to the system, which loads them again from the file when they are
-    needed.
+    """Returns the code pages of libraries to the system, which loads them again from the file when needed.
 
     `libraries` are prefixes of the libraries' file names. Without `/proc/self/maps`, the function does nothing.
     """
@@ -191,8 +190,7 @@ def visible_gpus() -> list[str]:
 
 
 def leave_device_memory() -> None:
-    """Disables preallocation of accelerator memory for this process and its children, unless the user has
-    configured it.
+    """Disables preallocation of device memory for this process and its children, unless the user set it.
 
     The function has no effect after the JAX backend has started.
     """

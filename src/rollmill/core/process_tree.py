@@ -68,8 +68,7 @@ def name_process(name: str) -> None:
 
 
 def kill_family(leader: int, mark: str) -> None:
-    """Kills the marked processes that a worker started, but not the worker, and waits up to a second for their
-    end.
+    """Kills the marked processes that a worker started, but not the worker. Waits up to a second.
 
     `leader` is the worker's process id and session, or `NOBODY`. The worker need not exist any more.
     """

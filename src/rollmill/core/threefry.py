@@ -28,8 +28,7 @@ TURNS = 5
 
 
 def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:
-    """Computes two random words from two key words and two counter words, element by element, as uint32 `[...]`
-    each.
+    """Computes two random words from two key words and two counter words, element by element, as uint32.
 
     Most keys are derived from other keys. Each generation of keys is computed separately, because jaxlib 0.11
     takes minutes to compile several generations in one fused operation.

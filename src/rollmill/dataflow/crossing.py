@@ -113,8 +113,7 @@ def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tuple[str, PyTree], PyTree, PyTree]:
-    """Runs the pieces of a divided program. Yields the name and operands of each crossing, and receives the
-    answer.
+    """Runs the pieces of a divided program. Yields each crossing's name and operands, and receives the answer.
 
     Several walks can be interleaved, because the caller chooses when to send each answer.
     """

@@ -76,8 +76,7 @@ def algorithm_of(graph: Graph) -> str:
 
 
 def check_batch(graph: Graph, batch: Batch, trajectory: Trajectory) -> None:
-    """Raises a `ContractError` unless a batch has samples `[T, E, ...]` and sequences `[E, ...]`, like its
-    trajectory.
+    """Raises a `ContractError` unless a batch has samples `[T, E, ...]` and sequences `[E, ...]`.
 
     With transposed axes, training would run, but on returns of other steps.
     """

@@ -127,8 +127,7 @@ class SequenceGradients:
         constants: PyTree[Array],
         memory: PyTree[Array],
     ) -> tuple[PyTree[Array], tuple[Weights, Metrics]]:
-        """Computes gradients and metrics of ONE step of a sequence. The caller goes from the last step to the
-        first.
+        """Computes gradients and metrics of ONE step of a sequence, whose last step must come first.
 
         Args:
             learner: learner that contains the network.

@@ -389,8 +389,7 @@ def _flat_rows(tree: PyTree[Array]) -> Rows:
 
 
 def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
-    """Writes `N * E * T` rows into `[E, C, ...]` at these places of each environment. Places equal to `C` are
-    ignored.
+    """Writes `N * E * T` rows into `[E, C, ...]` at places of each environment. Ignores places equal to `C`.
 
     A single row is written twice. XLA would turn a scatter of one row into the update of a slice, recompute it
     wherever it is used, and copy the whole table each time.

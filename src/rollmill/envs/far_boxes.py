@@ -63,8 +63,7 @@ class FarBox(NamedTuple):
 
 
 def far_boxes(space: spaces.Space, *, std: float = 1.0) -> list[FarBox]:
-    """Returns the `Box` spaces of an action space that a Gaussian around 0 with standard deviation `std` hardly
-    reaches.
+    """Returns the `Box` spaces that a Gaussian around 0 with standard deviation `std` hardly reaches.
 
     In a multi-agent environment, the space is a dictionary of kinds.
     """

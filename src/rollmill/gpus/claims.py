@@ -58,8 +58,7 @@ _own: _Own | None = None
 
 
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
-    """Reserves `need` bytes on each of the first `devices` visible GPUs, and replaces this process's earlier
-    claim.
+    """Reserves `need` bytes on each of the first `devices` visible GPUs, instead of an earlier claim.
 
     The bytes come in addition to the memory that this process already holds. `folder` holds the claims, by default
     this user's folder among the temporary files. Nothing happens if the free memory is unknown or if there is no

@@ -84,8 +84,7 @@ def asked_memory() -> Iterator[None]:
 def memory_variables(
     memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
 ) -> dict[str, str]:
-    """Returns the environment variables with which JAX allocates the free memory, or a `fraction` of each GPU's
-    memory.
+    """Returns the environment variables by which JAX allocates free memory, or a `fraction` of each GPU's.
 
     Variables that the user has set are left out. `memory` describes the GPUs that JAX will use, and is empty if
     unknown. Raises a `DeviceMemoryError` if too little memory is free.

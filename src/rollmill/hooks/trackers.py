@@ -40,8 +40,7 @@ MAX_CHARACTERS = 500
 
 
 def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
-    """Returns a hook that logs a run to Weights & Biases: configuration, metrics over `env_steps`, and the
-    summary.
+    """Returns a hook that logs a run to Weights & Biases: configuration, metrics over `env_steps`, summary.
 
     After a resume, logging continues in the same Weights & Biases run. `WANDB_MODE=offline` writes only to disk.
 

@@ -19,8 +19,7 @@ _product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
-    """Returns a random matrix with orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al.
-    2013).
+    """Returns a random matrix with orthonormal rows or columns (the fewer), times `gain` (Saxe et al. 2013).
 
     All axes but the last are treated as rows. The result equals `jax.nn.initializers.orthogonal` up to rounding.
     """

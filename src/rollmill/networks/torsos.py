@@ -124,8 +124,7 @@ class ResidualBlock(eqx.Module):
 
 
 class ResNet(eqx.Module):
-    """A convolution followed by residual blocks that keep the size of the image. The output is flattened to one
-    vector.
+    """A convolution and residual blocks that keep the size of the image. The output is flattened.
 
     As in AlphaZero (Silver et al., Nature 2017), but with layer normalisation instead of batch normalisation.
     """

@@ -130,8 +130,7 @@ def bar_row(
     is_outer: bool = False,
     below: Iterable[BarPart] | None = None,
 ) -> str:
-    """Returns a row of a bar chart as HTML: a name indented by `depth` steps, one or two bars, and their value as
-    text.
+    """Returns a row of a bar chart as HTML: a name indented by `depth` steps, one or two bars, and a text.
 
     The names of outer rows (`is_outer`) are emphasised.
     """

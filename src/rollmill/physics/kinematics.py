@@ -204,8 +204,7 @@ def bias_accelerations(
     *,
     of_weightless: bool = True,
 ) -> Float[Array, "bodies 6"]:
-    """Returns the acceleration that each body has if no joint accelerates. Gravity counts as an upward
-    acceleration.
+    """Returns each body's acceleration if no joint accelerates. Gravity counts as upward acceleration.
 
     Args:
         model: the robot.

@@ -67,8 +67,7 @@ def constrained_accelerations(
     smooth: Float[Array, " dofs"],
     start: Float[Array, " dofs"],
 ) -> tuple[Float[Array, " dofs"], Float[Array, " dofs"]]:
-    """Returns the accelerations and inertial forces of all degrees of freedom. Free bodies refer to the world's
-    axes.
+    """Returns accelerations and inertial forces of all degrees of freedom, of free bodies in world axes.
 
     Args:
         structure: structure of the robot.

@@ -91,8 +91,7 @@ def _is_frame(path: Path) -> bool:
 
 
 def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
-    """Writes frames as a GIF, an MP4, or PNG files `00000.png` and so on in a folder, as the ending of the name
-    says.
+    """Writes frames as a GIF, an MP4, or PNG files `00000.png` ... in a folder, as the name's ending says.
 
     Existing files are replaced. There must be at least one frame, and all must have the same size. An MP4 and PNGs
     are written frame by frame. Raises a `UsageError` if the required library is not installed or a GIF has too

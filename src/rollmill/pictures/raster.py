@@ -30,8 +30,7 @@ class _Cover(NamedTuple):
 
 
 def size_of(drawing: Drawing, longer_side: int) -> tuple[int, int]:
-    """Returns the rows and columns of pixels of a drawing, given its longer side. Both are even, as videos
-    require.
+    """Returns the pixel rows and columns of a drawing, given its longer side. Both are even, as videos require.
 
     Raises a `UsageError` if the drawing has no area.
     """

@@ -28,8 +28,7 @@ TIMED_SECONDS = 0.3
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """Describes the memory and the identity of a run in one program, as a JSON value. Returns None if workers
-    train.
+    """Describes memory and identity of a run in one program, as a JSON value. Returns None if workers train.
 
     `bytes` counts arguments, temporary arrays and states on one device. `process` counts other memory of this
     process, and `held` the memory already in use on a device with its own memory. Equal programs have an equal

@@ -110,8 +110,7 @@ class CandidateProcess:
         return self._wait(lambda: self._report(name), seconds=seconds)[0]
 
     def measure(self, *, bound: float | None, seconds: float, seeds: int, learns_from: int) -> Measurement:
-        """Trains the candidate for at most `seconds`, with `seeds` seeds side by side, and returns its speed and
-        memory.
+        """Trains the candidate for at most `seconds` with `seeds` seeds, and returns its speed and memory.
 
         Training stops early once it is clear that `bound` steps per second cannot be reached. Nothing is learned
         before `learns_from` environment steps. Raises `CannotRun` if training ended with an error, and `OutOfTime`
@@ -186,8 +185,7 @@ class CandidateProcess:
 def measured_between(
     points: Sequence[MetricsPoint], *, bound: float | None, learns_from: int, ended: bool
 ) -> Measurement | None:
-    """Computes the throughput of a run from the lines of its metrics so far. Returns None if it is too early to
-    tell.
+    """Computes a run's throughput from its lines of metrics so far. Returns None if it is too early to tell.
 
     The result has `stopped_early` set if the run cannot reach `bound` steps per second and should be stopped.
     Nothing is learned before `learns_from` environment steps. If `ended` is True, no further lines will come.

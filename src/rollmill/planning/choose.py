@@ -59,8 +59,7 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
 
 
 def settings_of(options: PlacementOptions) -> PlanSettings:
-    """Returns the settings in the plan file that the options name. They are empty without a plan file, or if it
-    has none.
+    """Returns the settings in the plan file that the options name, which may be empty.
 
     Raises a `UsageError` if the file holds no plan.
     """

@@ -5,8 +5,7 @@ from rollmill.planning.plan import Plan
 
 
 def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
-    """Draws the groups of a plan with their roles, and each edge between groups with the bytes per second that it
-    carries.
+    """Draws the groups of a plan with their roles, and the edges between groups with bytes per second.
 
     The bytes follow from the shapes of the graph, if all environments together make `steps_per_second` steps.
     """

@@ -49,8 +49,7 @@ class ActionDistribution(eqx.Module):
 
     @property
     def mean(self) -> Any:
-        """Mean of the Gaussian of continuous actions, `[*batch, *shape]`. For squashed actions, it is the mean
-        before tanh.
+        """Mean of the Gaussian of continuous actions, `[*batch, *shape]`, before the tanh of squashed actions.
 
         Raises:
             UsageError: the actions are discrete.
@@ -59,8 +58,7 @@ class ActionDistribution(eqx.Module):
 
     @property
     def scale(self) -> Any:
-        """Standard deviation of the Gaussian of continuous actions, `[*batch, *shape]`. For squashed actions,
-        before tanh.
+        """Standard deviation of continuous actions, `[*batch, *shape]`, before the tanh of squashed actions.
 
         Raises:
             UsageError: the actions are discrete.

@@ -52,8 +52,7 @@ def environment_with_roles(
     env: AnyEnvironment | GymnasiumObject | str | None = None,
     env_options: Options = NO_OPTIONS,
 ) -> AnyEnvironment:
-    """Returns the environment in which two policies take different roles: `env`, or by default the run's
-    environment.
+    """Returns the environment in which two policies take different roles: `env`, by default the run's.
 
     Raises a `UsageError` if the environment has fewer than two agent kinds.
     """

@@ -86,8 +86,7 @@ def load_weights(
 def weights_of_seed(
     run: RunDirectory, graph: Graph, seeds: Sequence[int], seed: int | None
 ) -> Callable[[State], Weights]:
-    """Returns a function that extracts the policy weights of one seed, by default the first, from a run's training
-    state.
+    """Returns a function from a run's training state to the policy weights of one seed, by default the first.
 
     Raises a `UsageError` if the run did not train this `seed`.
     """
@@ -287,8 +286,7 @@ def evaluate_run(
     imports: Sequence[str] = (),
     record: str | Path | None = None,
 ) -> EvaluationEpisodes:
-    """Plays episodes with a run's policy, in the environment that it was trained in or in another with the same
-    spaces.
+    """Plays episodes with a run's policy, in its environment or in another with the same spaces.
 
     The other environment can be an id such as `gymnasium:CartPole-v1`, with `env_options`. `imports` are modules
     that register environments. A `stochastic` policy samples its actions instead of taking the most likely ones.

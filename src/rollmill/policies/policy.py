@@ -187,8 +187,7 @@ class Policy:
     def distribution(
         self, observation: Any, *, memory: Any = None, action_mask: Any = None
     ) -> ActionDistribution | dict[str, ActionDistribution]:
-        """Returns the action distribution for each observation. For multi-agent policies, a dictionary of
-        distributions.
+        """Returns the action distribution for each observation, or a dictionary of them for several kinds.
 
         For AlphaZero, this is the distribution of the network, without the search. The memory is not advanced. Use
         `action` to get the next memory.

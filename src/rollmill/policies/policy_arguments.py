@@ -78,8 +78,7 @@ def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, ba
 
 
 def check_finite(name: str, tree: PyTree) -> None:
-    """Raises a `UsageError` that states position and value if an element is NaN or infinite. Traced arrays are not
-    checked.
+    """Raises a `UsageError` with position and value if an element is NaN or infinite. Skips traced arrays.
 
     The error calls the arrays `name`, such as `the observation`.
     """

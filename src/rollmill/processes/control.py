@@ -50,8 +50,7 @@ class Control(Protocol):
         ...
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """Reports the next activity of the worker's main thread, such as `waiting for weights`, as a sign of
-        progress.
+        """Reports the main thread's next activity, such as `waiting for weights`, as a sign of progress.
 
         `expect` is the number of seconds without progress to allow if it is more than usual, for example for
         compiling. A call takes about a microsecond.

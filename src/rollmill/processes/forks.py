@@ -110,8 +110,7 @@ class Forks:
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ForkedChild | None:
-        """Forks a child with these command-line arguments and environment variables. Returns None if it cannot be
-        forked.
+        """Forks a child with these arguments and environment variables. Returns None if it cannot be forked.
 
         The first two of `descriptors` become the child's input and output. The others stay open in the child.
         """

@@ -22,8 +22,7 @@ class WorkerMessage(NamedTuple):
 
 
 def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> WorkerMessage:
-    """Creates a message with its arrays on the host. Arrays that are already on the host are shared with the
-    caller.
+    """Creates a message with its arrays on the host. Arrays that are on the host are shared with the caller.
 
     Raises a `UsageError` if the kind is reserved, the fields have no JSON form, or an array is not numeric.
     """

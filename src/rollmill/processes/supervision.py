@@ -90,8 +90,7 @@ class Supervision(Protocol):
         ...
 
     def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
-        """Stops the addressed workers, and returns when they have ended. They are first asked to stop, and later
-        forced to.
+        """Stops the addressed workers, first by a request and later by force. Returns when they have ended.
 
         Stopping causes no event.
         """

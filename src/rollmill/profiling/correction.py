@@ -68,8 +68,7 @@ class EventCosts(NamedTuple):
 
     @property
     def bounded(self) -> float:
-        """Cost of a program event that is subtracted from its operation, limited to within a factor of the
-        calibrated cost.
+        """Cost of a program event to subtract from its operation, within a factor of the calibrated cost.
 
         The limit is needed because other work on the machine makes windows differ by more than the profiler's
         cost. Several processes also disturb each other, so their difference is not the cost of events.
@@ -145,8 +144,7 @@ def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
 
 
 def held_out_ratio(pairs: Sequence[PairedWindow], *, calibrated: float = 0.0) -> float:
-    """Returns the ratio of the corrected duration of an iteration to the duration without the profiler. It should
-    be 1.
+    """Returns the corrected duration of an iteration relative to one without the profiler, ideally 1.
 
     Every second pair is corrected with the costs in the other pairs, with which it shares no window, so this tests
     a prediction. Each window is compared with the window before it, because the speed of a busy machine changes. A

@@ -43,8 +43,7 @@ class JaxTrace:
 
 
 def trace_of_programs() -> bytes:
-    """Returns a serialized `XSpace` without host events, whose metadata contain the compiled programs of this
-    process.
+    """Returns a serialized `XSpace` without host events, but with this process's compiled programs.
 
     This uses the profiler, so no trace may be running.
     """

@@ -60,8 +60,7 @@ class HeapEvent(NamedTuple):
 def memory_by_operation(
     program: AssignedProgram, instructions: Mapping[str, Instruction]
 ) -> tuple[OperationMemory, ...]:
-    """Returns the temporary memory of each operation, sorted by its size at the point of peak memory, the largest
-    first.
+    """Returns the temporary memory of each operation, sorted by its size at peak memory, the largest first.
 
     The result is empty if the compiler does not report memory. For a program from the JAX compilation cache, it
     reports only the point of peak memory, so operations have no course over the program.

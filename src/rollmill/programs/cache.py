@@ -20,8 +20,7 @@ capitals."""
 
 
 def cache_directory() -> Path:
-    """Returns the folder of the compilation cache: `$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache
-    folder.
+    """Returns the compilation cache folder: `$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder.
 
     The folder has one subfolder for each JAX version.
     """
@@ -46,8 +45,7 @@ def enable_compilation_cache() -> None:
 
 @contextmanager
 def names_in_cache() -> Iterator[None]:
-    """Makes operation names part of the key of cached programs, in this process and in workers started in the
-    context.
+    """Makes operation names part of the key of cached programs, here and in workers started in the context.
 
     Without this, programs that differ only in names have the same key, and the cache may return a program with the
     names of another program.

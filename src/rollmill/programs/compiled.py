@@ -137,8 +137,7 @@ class CompiledProgram(NamedTuple):
         return _copied(state) if self.copies_state else state
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
-        """Runs `count` iterations. Returns the state after them and the sums of their metrics (the minimum of
-        flags).
+        """Runs `count` iterations. Returns the last state and the summed metrics (the minimum of flags).
 
         If the program `donates_state`, the given state cannot be used afterwards. `count` must be 1 unless the
         program `sums_iterations`.

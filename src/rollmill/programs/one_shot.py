@@ -27,8 +27,7 @@ ONE_SHOT_MEANS, SPARE_LANES = 4, 64
 
 
 def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduce], Array]:
-    """Returns a function that computes the one-shot means of a program, and the shared memory that it takes as an
-    operand.
+    """Returns a function that computes a program's one-shot means, and the shared memory that it takes.
 
     Raises `NoPeerMemory` if the GPUs cannot access each other's memory, or if the kernel cannot be compiled.
     """

@@ -24,8 +24,7 @@ T = TypeVar("T")
 
 
 def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addresses"]:
-    """Allocates zeroed memory on each GPU of a mesh, and opens the memory of all other GPUs until the process
-    ends.
+    """Allocates zeroed memory on each GPU of a mesh, and opens other GPUs' memory until the process ends.
 
     Returns one row per GPU, placed on this GPU. The row contains the low and the high 32 bits of the address of
     each GPU's memory, in the order of the mesh, and the rank of the GPU in the mesh. Raises `NoPeerMemory` in all

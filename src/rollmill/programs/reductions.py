@@ -46,8 +46,7 @@ class MeshAllReduce(NamedTuple):
 def mesh_all_reduce(
     mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
 ) -> MeshAllReduce:
-    """Returns an all-reduce that computes means over all devices of a mesh. All processes of the mesh must call
-    this.
+    """Returns an all-reduce of means over all devices of a mesh. All processes of the mesh must call this.
 
     A `flat` mean is one all-reduce over all devices. In a `hierarchical` mean, the instances of a GPU first sum
     one part each, so that each value crosses between GPUs only once. In a `one-shot` mean, each GPU reads the

@@ -161,8 +161,7 @@ class Checkpoints:
         check: Callable[[int, dict[str, Any]], None] | None = None,
         given: GivenLeaves | None = None,
     ) -> Restored | None:
-        """Reads the newest intact checkpoint, or the checkpoint of `iteration`. Returns None if there are no
-        checkpoints.
+        """Reads the newest intact checkpoint, or the one of `iteration`. Returns None if there are none.
 
         For a damaged checkpoint, a `CheckpointWarning` is issued, and the one before it is read. Bits, dtypes and
         shapes are restored exactly, but weakly typed arrays become strongly typed. Leaves of `abstract_state` that

@@ -39,8 +39,7 @@ def leaf_types(tree: PyTree) -> dict[str, LeafType]:
 
 
 def to_host(tree: PyTree) -> dict[str, np.ndarray]:
-    """Copies all leaves of a tree to host memory, by path, with one `jax.device_get`. Random keys become their key
-    data.
+    """Copies all leaves of a tree to host memory, by path, at once. Random keys become their key data.
 
     On a CPU, `jax.device_get` returns arrays that share memory with JAX arrays, which the next step may overwrite.
     Such arrays are copied.

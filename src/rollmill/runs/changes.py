@@ -167,8 +167,7 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
 
 
 def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
-    """Records the first launch configurations of kernels that workers have chosen, so that a resumed run uses
-    them.
+    """Records the kernel launches that workers chose first, so that a resumed run uses them.
 
     Groups choose one after another, and each group keeps its first launch configurations.
     """

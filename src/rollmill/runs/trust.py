@@ -103,8 +103,7 @@ def start_name(start: object) -> str | None:
 
 
 def check_start(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None:
-    """Checks that a run may read its initial weights from the object store that the run names, with the user's
-    credentials.
+    """Checks that a run may read initial weights from an object store with the user's credentials.
 
     `trust` allows this now and later. Raises a `CheckpointError` with the URL if it is not allowed.
     """
@@ -159,8 +158,7 @@ def approved_imports(
     trust: bool = False,
     distribution: bool = False,
 ) -> tuple[str, ...]:
-    """Returns the modules to import before a run is opened: the user's modules, and the run's own if it is
-    trusted.
+    """Returns the modules to import before a run is opened: the user's, and the run's own if it is trusted.
 
     `trust` allows this run directory to import whatever it names, now and later. `distribution` says whether its
     distribution policy is going to be called for a plan. Raises a `CheckpointError` with the modules if they are

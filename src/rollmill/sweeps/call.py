@@ -87,7 +87,7 @@ def sweep(
         sweep_seed: seed of random and proposed values.
         stop_early: `asha` stops trials whose return at a rung is not among the best.
         reduction_factor: one in this many trials continues at each rung.
-        grace_steps: environment steps of the first rung.
+        grace_steps: environment steps of the first rung, after which trials are first compared.
         pbt_every: environment steps after which the worst trials copy the best, in population-based training.
         pbt_share: share of the trials that copy others.
         group_seeds: train all seeds of `over["seed"]`, which must be consecutive integers, in one program.

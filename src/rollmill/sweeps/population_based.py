@@ -97,8 +97,7 @@ def _look(results: SweepResults, trials: Sequence[Trial]) -> None:
 
 
 def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str], None]) -> Sequence[int]:
-    """Returns the numbers of the trials that continue together, and reports the trials that have continued
-    separately.
+    """Returns the numbers of trials that continue together. Reports trials that have continued separately.
 
     Raises a `CheckpointError` if trials have checkpoints, and no two have one in common.
     """

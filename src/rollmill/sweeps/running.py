@@ -238,8 +238,7 @@ def _outcome(
 
 
 def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
-    """Returns a trial to the waiting trials because its shared program has failed, and returns a sentence about
-    it.
+    """Lets a trial wait again because its shared program has failed, and returns a sentence about it.
 
     If memory was short, it waits for a program with half the trials, and otherwise for a separate program.
     """

@@ -71,8 +71,7 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
 def place_parts(
     plan: Plan, options: RunOptions, custom: Sequence[str], display: Display, *, saved: bool = False
 ) -> Plan:
-    """Moves the groups of a plan into this process if the graph has `custom` parts that other processes cannot
-    create.
+    """Moves a plan's groups into this process if the graph has `custom` parts that others cannot create.
 
     Changes are shown to the user. `saved` means that the plan comes from the resumed run. Raises a `UsageError`
     that names the `custom` parts if the options ask for other processes. See `place_custom`.

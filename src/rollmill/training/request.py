@@ -175,8 +175,7 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
 
 
 def find_own_algorithm(name: str, options: RunOptions | None, imports: Sequence[str], *, environment: str) -> None:
-    """Imports the modules that may register an unknown algorithm: the user's modules and modules of installed
-    packages.
+    """Imports modules that may register an unknown algorithm, from the user and installed packages.
 
     `options` configure the devices before these modules compute with JAX. They are None if nothing will be
     computed. `environment` is the id of the environment, or empty if it is unknown. Raises a `UsageError` if no

@@ -90,8 +90,7 @@ class GivenWeights(NamedTuple):
 
 
 def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
-    """Reads initial weights from the first seed of `options.start_from`, or trains them on the recording
-    `options.clone`.
+    """Reads initial weights from `options.start_from`, or trains them on the recording `options.clone`.
 
     A pool of opponents is filled with the checkpoints of `options.pool_from`. Returns None if none of these
     options is set.

@@ -23,8 +23,7 @@ RECORD = "workers.json"
 
 
 def tell_loaded(control: Control, spec: RunSpec, graph: Graph | None = None) -> None:
-    """Reports to the coordinator which code this process has loaded, with the fingerprint of the graph if it is
-    given.
+    """Reports to the coordinator which code this process has loaded, with the graph's fingerprint if given.
 
     On the coordinator's own host, digests of the code suffice, and no graph is needed.
     """

@@ -18,8 +18,7 @@ PATIENCE = 30.0
 
 
 class RemoteBroker:
-    """Client of the coordinator's broker (`BrokerServer`), with the interface `channels.protocols.Broker`.
-    Thread-safe.
+    """Client of the coordinator's broker (`BrokerServer`), a `channels.protocols.Broker`. Thread-safe.
 
     Raises `Refused` for a wrong token, and `ChannelClosed` if nothing listens at the address or answers in time.
     Open channels keep working after the coordinator has gone. Further requests then raise `ChannelClosed`.

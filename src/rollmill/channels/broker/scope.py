@@ -23,8 +23,7 @@ class ScopedBroker:
         return self._broker.doorbell(self._scoped(name))
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Makes the caller the holder of the channel end `name`, and returns its incarnation: 1 for the first
-        holder.
+        """Makes the caller the holder of the channel end `name`. Returns its incarnation, 1 for the first holder.
 
         The incarnation is also written to word number `word` of the shared memory called `segment`, if given.
         """

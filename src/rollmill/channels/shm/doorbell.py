@@ -11,8 +11,7 @@ ONE = (1).to_bytes(8, sys.byteorder)
 
 
 class Doorbell:
-    """Wakes the single channel end that waits on it. Any process may ring, and several rings before it wakes count
-    as one.
+    """Wakes the single channel end that waits on it. Any process may ring. Rings before it wakes count as one.
 
     Uses an eventfd, or a pipe on systems without one. Wake-ups may be spurious, so the condition must be checked
     again.

@@ -27,8 +27,7 @@ MESSAGE, END = 1, 2
 
 
 class BoardPublisher:
-    """The writer's side of a latest-value channel between hosts, which sends the newest message to each connected
-    reader.
+    """The writer of a latest-value channel between hosts, which sends the newest message to each reader.
 
     A slow reader skips messages.
     """

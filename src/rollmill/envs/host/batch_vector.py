@@ -25,8 +25,7 @@ Flags = Bool[np.ndarray, " n"]
 
 
 class BatchVector(RowVector):
-    """A `core.types.HostVector` made of one `gymnasium.vector.VectorEnv`. It owns and closes the vector
-    environment.
+    """A `core.types.HostVector` made of one `gymnasium.vector.VectorEnv`, which it owns and closes.
 
     The step that ends an episode also returns the first observation of the next episode. In the mode SAME_STEP,
     the vector environment does this itself. In the modes NEXT_STEP and DISABLED, the rows whose episodes ended are

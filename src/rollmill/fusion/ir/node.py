@@ -102,8 +102,7 @@ def total_of(nodes: Sequence[Node]) -> int:
 
 
 def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:
-    """Yields `roots` and all nodes that they depend on, operands first. `known` nodes and their operands are
-    skipped.
+    """Yields `roots` and all nodes that they depend on, operands first. Skips `known` nodes and their operands.
 
     The order is depth-first. There is no recursion, because programs are deeper than the Python stack.
     """

@@ -216,8 +216,7 @@ def _ahead(
 
 
 def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
-    """Returns the graph's `gradients` fragment if a kernel can compute it: a mean over samples or over steps of
-    sequences.
+    """Returns the graph's `gradients` fragment if a kernel can compute it: a mean over samples or steps.
 
     Raises:
         CannotFuse: the gradients need a whole minibatch or another kind of sequence.

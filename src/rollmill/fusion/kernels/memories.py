@@ -19,8 +19,7 @@ from rollmill.fusion.lower.large import memories_read
 
 
 def in_order_of_writes(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Returns the leaves in memory that a step writes to, in an order in which nothing is overwritten before it is
-    read.
+    """Returns the leaves in memory that a step writes to, in an order that reads before it overwrites.
 
     Raises:
         CannotFuse: there is no such order, because several arrays are replaced by elements of each other.

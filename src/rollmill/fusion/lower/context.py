@@ -159,8 +159,7 @@ class Lowering(NamedTuple):
         return RowArray(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
 
     def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
-        """Returns one node for each vector along the last axis, as an operand of an element-wise operation on
-        rows.
+        """Returns a node for each vector along the last axis, as an operand of an element-wise operation.
 
         The operation's result has the shape `shape`. A vector whose elements are all equal becomes a scalar node.
         """

@@ -278,8 +278,7 @@ def is_key(dtype: Any) -> bool:
 
 
 def shared(array: Any) -> Const | Uniform:
-    """Wraps an array that all environments share: as a `Const` if its elements are known, otherwise as a
-    `Uniform`.
+    """Wraps an array that all environments share: a `Const` if its elements are known, otherwise a `Uniform`.
 
     Random keys are always `Uniform`, because NumPy has no such type.
     """

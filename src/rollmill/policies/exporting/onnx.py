@@ -34,8 +34,7 @@ CALLS = {
 
 
 def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
-    """Converts an exported policy to an ONNX model, whose named inputs and outputs have a leading axis of any
-    length.
+    """Converts an exported policy to an ONNX model with named inputs and outputs `[batch, ...]`.
 
     Args:
         exported: the policy as a function of arrays.

@@ -78,8 +78,7 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
 def _check_close(
     name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float, batch: np.ndarray | None = None
 ) -> float:
-    """Compares values up to rounding, and returns the largest difference relative to the largest value of the
-    batch.
+    """Compares values up to rounding. Returns the largest difference, relative to the batch's largest value.
 
     A value near zero may be a sum of larger values that cancel, with rounding errors of their size. Differences
     are therefore relative to the largest value of `batch`, by default of `wanted`.

@@ -331,8 +331,7 @@ def _exit_of(working: Future) -> Exit:
 
 
 def failed_start(text: str) -> str:
-    """Extracts from a Ray error the reason why no worker can start on a host. Returns an empty string for any
-    other error.
+    """Returns a Ray error's reason why no worker can start on a host, or an empty string for other errors.
 
     Such an error does not come from the worker's job, but from its host, where Rollmill is missing or has another
     version.

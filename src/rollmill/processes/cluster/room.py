@@ -19,8 +19,7 @@ class Demand(NamedTuple):
 
 
 def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str, Demand]:
-    """Returns the demand of each group's workers: one core, and one GPU if the group can use a GPU and there are
-    enough.
+    """Returns the demand of each group's workers: a core, and a GPU if the group can use it and GPUs suffice.
 
     Either all groups that may run on any device get GPUs or none does, so that all results are rounded in the same
     way.

@@ -61,8 +61,7 @@ class _Host:
 
 
 class HostsLauncher:
-    """A `Launcher` for the processes of a batch job, to which this process belongs. As a context manager, it
-    closes itself.
+    """A `Launcher` for the processes of this process's batch job. As a context manager, it closes itself.
 
     The replica number of a worker is the rank of the process that starts it. If a host's process has not connected
     or has vanished, the worker waits until it connects. `show` is called with messages for the user, from any

@@ -44,8 +44,7 @@ MAX_AT_ONCE = 2**16
 def evaluate(
     graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> EvaluationEpisodes:
-    """Plays whole episodes with a policy, each in its own environment, so that short episodes do not count more
-    often.
+    """Plays whole episodes with a policy, each in its own environment, so that all episodes count equally.
 
     `BATCH_BYTES` limits the number of concurrent episodes. Compiled programs are cached, so another evaluation of
     the same graph compiles nothing.

@@ -52,7 +52,7 @@ def to_gymnasium(
         The environment. `reset(seed=...)` determines all its random numbers.
 
     Raises:
-        UsageError: it is a host environment, is multi-agent, has two players, or an argument is invalid.
+        UsageError: `env` is a host environment, is multi-agent, has two players, or an argument is invalid.
 
     Examples:
         >>> env = rollmill.to_gymnasium("CartPole-v1")
@@ -87,7 +87,7 @@ def to_pettingzoo(
         `infos[agent]["action_mask"]`.
 
     Raises:
-        UsageError: it is a host environment or has a single agent, PettingZoo is missing, or an argument is
+        UsageError: `env` is a host environment or has a single agent, PettingZoo is missing, or an argument is
             invalid.
 
     Examples:

@@ -30,8 +30,7 @@ def check_render_mode(env: Environment, mode: str | None) -> None:
 
 
 def show(env: Environment, mode: str | None, state: Any) -> Any:
-    """Renders a state in one of the modes of Gymnasium: pixels `[height, width, 3]` for `rgb_array`, a string for
-    `ansi`.
+    """Renders a state for Gymnasium: pixels `[height, width, 3]` for `rgb_array`, a string for `ansi`.
 
     Returns None if `mode` is None.
     """

@@ -48,8 +48,7 @@ from rollmill.workers.run_spec import RunSpec
 
 
 class RendezvousPort:
-    """A port on this host at which the processes of a mesh connect, reserved until the first process listens on
-    it.
+    """A port on this host for the processes of a mesh, reserved until the first process listens on it.
 
     The socket that reserves the port never listens. It shares the port (SO_REUSEPORT) with other sockets of the
     same user that ask for this, as the service of `jax.distributed` does.

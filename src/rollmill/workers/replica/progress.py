@@ -64,8 +64,7 @@ class ReplicaControl:
 
     @contextmanager
     def stepping(self, note: str, *, starts: bool = False) -> Iterator[None]:
-        """Reports that the user's environments run while its context lasts. Afterwards, the earlier activity
-        applies again.
+        """Reports that the user's environments run while its context lasts, then the earlier activity again.
 
         Creating environments (`starts`) may take as long as any other start. Otherwise the user's limit applies,
         whatever else this replica does at the same time.

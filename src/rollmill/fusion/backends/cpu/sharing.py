@@ -41,8 +41,7 @@ class SharedPrograms:
     def write_call(
         self, emit: Emitter, api: Value, context: Value, arrays: Value, scratch: Value, helpers: int
     ) -> None:
-        """Emits code that calls every program once, using the calling thread and at most `helpers` other XLA
-        threads.
+        """Emits code that calls every program once, on the calling thread and at most `helpers` XLA threads.
 
         `emit` emits the function that XLA calls, with the XLA interface `api` and the call's `context`. `arrays`
         is the first argument of each program, and `scratch` holds scratch memory for all threads.

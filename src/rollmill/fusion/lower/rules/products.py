@@ -112,8 +112,7 @@ def _sum(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
 
 
 def one_of_sums(ctx: Lowering, which: Value, cases: Sequence[Value]) -> OuterProducts | None:
-    """Selects one of several cases that are sums of outer products or zero. Returns None if a case is anything
-    else.
+    """Selects one of several cases that are sums of outer products or zero. Returns None for other cases.
 
     The result has the vector pairs of all cases, with the vectors of unselected cases set to zero.
     """
