@@ -102,7 +102,7 @@ class CategoricalReturns(NamedTuple):
 
     @property
     def support(self) -> Float[Array, " K"]:
-        """Returns at which the atoms are placed, in increasing order."""
+        """The return that each atom stands for, in increasing order."""
         return jnp.linspace(self.low, self.high, self.size, dtype=jnp.float32)
 
     def means(self, outputs: Float[Array, "n K"], /) -> Float[Array, " n"]:

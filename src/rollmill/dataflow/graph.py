@@ -278,7 +278,7 @@ class ExperienceStore(Protocol):
         ...
 
     def with_mutable(self, contents: PyTree[Array], mutable: PyTree[Array], /) -> PyTree[Array]:
-        """Returns the store's contents with the part that `update` changes replaced."""
+        """Returns the store's contents with `mutable` as the part that `update` changes."""
         ...
 
     def fill(self, contents: PyTree[Array], /) -> Float[Array, ""]:

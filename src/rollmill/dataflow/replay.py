@@ -203,7 +203,7 @@ class Replay(NamedTuple):
         return ()
 
     def with_mutable(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
-        """Returns the rings with the part that `update` changes replaced."""
+        """Returns the rings with `mutable` as the part that `update` changes."""
         return rings
 
     def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
@@ -324,7 +324,7 @@ class PrioritisedReplay(NamedTuple):
         return rings.priorities
 
     def with_mutable(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
-        """Returns the rings with the part that `update` changes replaced."""
+        """Returns the rings with `mutable` as the part that `update` changes."""
         return eqx.tree_at(lambda ring: ring.priorities, rings, mutable, is_leaf=lambda leaf: leaf is None)
 
     def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:

@@ -171,7 +171,7 @@ class SequenceReplay(NamedTuple):
         return ()
 
     def with_mutable(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
-        """Returns the rings with the part that `update` changes replaced."""
+        """Returns the rings with `mutable` as the part that `update` changes."""
         return ring
 
     def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:
@@ -305,7 +305,7 @@ class PrioritisedSequences(NamedTuple):
         return ring.priorities
 
     def with_mutable(self, ring: SequenceRing, mutable: Priorities | None, /) -> SequenceRing:
-        """Returns the rings with the part that `update` changes replaced."""
+        """Returns the rings with `mutable` as the part that `update` changes."""
         return eqx.tree_at(lambda ring: ring.priorities, ring, mutable, is_leaf=lambda leaf: leaf is None)
 
     def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:

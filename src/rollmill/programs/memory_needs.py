@@ -99,7 +99,7 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
     parts = {"program": 0, "threads": 0, "mesh": 1}.get(place, replicas)
     if not parts:
         return
-    from rollmill.processes.framing import LIMITS  # which a training in one process does without
+    from rollmill.processes.framing import LIMITS  # not needed by a run in one process
 
     limit = LIMITS.array_bytes - ROOM_BYTES
     if size.total / parts <= limit:

@@ -63,7 +63,8 @@ def batch_environment(
         reset_options: options of every reset.
 
     Raises:
-        UsageError: it is not a vector environment, a space has no fixed shape, or it cannot reset single rows.
+        UsageError: `make` returns no vector environment, a space has no fixed shape, or single rows cannot be
+            reset.
         ContractError: making, resetting or stepping it raised an exception.
     """
     batch = made_batch(name, make, PROBED)

@@ -32,7 +32,7 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
     users, needed = _users(nodes), set(outputs)
     regions = []
     for condition, selects in _decisions(nodes).items():
-        # most regions are not, which is quickly determined
+        # most regions are not worth a branch, which is quickly found out
         if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):
             continue
         # The region is computed before the first of its selects, so no node in it may depend on any of them. If
