@@ -88,7 +88,7 @@ STEPS_AN_UPDATE = 32
 """Default number of environment steps per update."""
 
 RESCALING = 1e-3
-"""Slope that value rescaling has at least, as published. It makes the rescaling invertible."""
+"""Minimum slope of value rescaling, as published. It makes the rescaling invertible."""
 
 
 @with_field_help

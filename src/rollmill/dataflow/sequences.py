@@ -142,9 +142,7 @@ class SequenceReplay(NamedTuple):
     def sample(
         self, graph: Graph, ring: SequenceRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """Draws the part of one minibatch that belongs to the environments held here. The minibatch's samples are
-        `Sequence`s. Each ring must hold at least one sequence.
-        """
+        """Draws this replica's part of a minibatch of `Sequence`s. Each ring must hold at least one sequence."""
         return self.sample_by(self._draw_uniformly, graph, ring, key, index)
 
     def sample_by(

@@ -39,7 +39,7 @@ class OfStored(NamedTuple):
     """A result computed from stored rows: the gradient of a matrix, or of a bias, which is a sum of rows."""
 
     pairs: list[tuple[int, int]]
-    """Numbers of the stored rows on both sides of matrix products, which are added."""
+    """Pairs of stored rows, by number, whose matrix products are added."""
     row: int | None = None
     """Number of the row that is summed over samples, if there are no products."""
 
@@ -56,7 +56,7 @@ class WideGradients(NamedTuple):
     def assembled(
         self, means: Float[Array, " own"], rows: Sequence[Float[Array, "N width"]], numerics: Numerics
     ) -> Float[Array, " size"]:
-        """Returns all means over samples, from those of the kernel and the rows that it has written."""
+        """Returns all means over samples, from the kernel's means and the rows that it has written."""
         precision = "highest" if numerics == "float32" else None
         first, parts = 0, []
 

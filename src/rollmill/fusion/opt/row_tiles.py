@@ -31,7 +31,7 @@ class TiledProgram(NamedTuple):
 def tiled(program: Program, width: int) -> TiledProgram | None:
     """Divides the rows of a program into tiles of at most `width` columns.
 
-    Returns None if a row that is wider is an input, or is used in a loop.
+    Returns None if a wider row is an input or is used in a loop.
     """
     tiles = _Tiler(width)
     for node in program.nodes():
@@ -116,7 +116,7 @@ class _Tiler:
         return reduce(lambda one, other: self._make(op, [one, other], (), dtype, width), parts)
 
     def _with(self, node: Node, operands: Sequence[Node]) -> Node:
-        """Returns a node with other operands, itself if they are its own."""
+        """Returns a node with other operands, or the node itself if they are its own."""
         if tuple(operands) == node.operands:
             return node
         return self._make(node.op, operands, node.attributes, node.dtype, node.width)
