@@ -18,15 +18,7 @@ from rollmill.algorithms.agents import AgentView, CriticSees, view_agents
 from rollmill.algorithms.building import refuse_params
 from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, host_functions
 from rollmill.algorithms.sizes import steps_each
-from rollmill.core.types import (
-    Environment,
-    HostEnvironment,
-    HostFailure,
-    HostStep,
-    HostVector,
-    Params,
-    StartHost,
-)
+from rollmill.core.types import Environment, HostEnvironment, HostFailure, HostStep, HostVector, Params, StartHost
 from rollmill.envs.host import evaluation_start
 
 

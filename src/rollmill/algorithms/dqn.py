@@ -44,13 +44,7 @@ from rollmill.algorithms.value_distributions import ValueDistribution, ValueHead
 from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
-from rollmill.core.types import (
-    Environment,
-    GymnasiumObject,
-    HostEnvironment,
-    Key,
-    Params,
-)
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
 from rollmill.dataflow import (
     Batch,
     Graph,

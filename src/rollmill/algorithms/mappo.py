@@ -20,13 +20,7 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool
 
-from rollmill.algorithms.agents import (
-    AgentPolicy,
-    CriticSees,
-    MakeAgentNetwork,
-    agent_policy,
-    require_multi_agent,
-)
+from rollmill.algorithms.agents import AgentPolicy, CriticSees, MakeAgentNetwork, agent_policy, require_multi_agent
 from rollmill.algorithms.agents_on_host import agent_environment
 from rollmill.algorithms.building import (
     Choices,

@@ -38,14 +38,7 @@ from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, desce
 from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.algorithms.value_distributions import Mean
-from rollmill.core.bounds import (
-    Count,
-    Range,
-    Rate,
-    Scheduled,
-    ScheduledFraction,
-    ScheduledPositive,
-)
+from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import FINAL_MASK, Environment, GymnasiumObject, HostEnvironment, Key, Params

@@ -48,15 +48,7 @@ from rollmill.algorithms.off_policy import (
 from rollmill.algorithms.on_policy import beginnings
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.algorithms.value_distributions import Mean
-from rollmill.core.bounds import (
-    Count,
-    Fraction,
-    Range,
-    Rate,
-    Scheduled,
-    ScheduledFraction,
-    ScheduledPositive,
-)
+from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
@@ -70,16 +62,7 @@ from rollmill.core.types import (
     Observation,
     Params,
 )
-from rollmill.dataflow import (
-    Batch,
-    Graph,
-    Loops,
-    Metrics,
-    PrioritisedSequences,
-    Sequence,
-    SequenceReplay,
-    Step,
-)
+from rollmill.dataflow import Batch, Graph, Loops, Metrics, PrioritisedSequences, Sequence, SequenceReplay, Step
 from rollmill.dataflow.fragment_results import value_and_gradients
 from rollmill.networks import NetworkConfig, action_values
 from rollmill.networks.actor_critic import CELLS

@@ -35,15 +35,7 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.core.bounds import (
-    Count,
-    Positive,
-    Range,
-    Rate,
-    Scheduled,
-    ScheduledFraction,
-    ScheduledPositive,
-)
+from rollmill.core.bounds import Count, Positive, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields

@@ -14,12 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from rollmill.physics.algebra import (
-    dot,
-    pick,
-    times,
-    transposed,
-)
+from rollmill.physics.algebra import dot, pick, times, transposed
 from rollmill.physics.constraints import ConstraintRows, ContactRows, JointRows, relative_velocities
 from rollmill.physics.kinematics import Frames, in_bodies, in_world, velocities
 from rollmill.physics.masses import (

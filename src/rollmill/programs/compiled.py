@@ -39,13 +39,7 @@ from rollmill.dataflow import (
 )
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
-from rollmill.programs.iteration_programs import (
-    MAKERS,
-    MadeBeside,
-    StepMaker,
-    may_be_stored,
-    seconds_of_iteration,
-)
+from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, may_be_stored, seconds_of_iteration
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
 from rollmill.programs.meshes import AXES, mesh_of

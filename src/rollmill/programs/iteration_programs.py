@@ -30,13 +30,7 @@ from rollmill.programs.program_store import (
     StorableProgram,
     store_for,
 )
-from rollmill.programs.search_cost import (
-    PROGRAM_SECONDS,
-    ReadyKernels,
-    SearchBudget,
-    SearchRecords,
-    StoredSeconds,
-)
+from rollmill.programs.search_cost import PROGRAM_SECONDS, ReadyKernels, SearchBudget, SearchRecords, StoredSeconds
 from rollmill.programs.stored_choices import StoredChoices
 
 PACKAGE = Path(__file__).parents[1]

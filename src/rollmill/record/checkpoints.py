@@ -23,14 +23,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.text import format_bytes
-from rollmill.record.checkpoint_files import (
-    DamageError,
-    array_digest,
-    read_arrays,
-    read_record,
-    sealed,
-    write,
-)
+from rollmill.record.checkpoint_files import DamageError, array_digest, read_arrays, read_record, sealed, write
 from rollmill.record.json_files import disk_is_full, plain
 from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
 

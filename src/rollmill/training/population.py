@@ -32,12 +32,7 @@ from rollmill.training.evolution import EvolutionRule
 from rollmill.training.evolving import Evolving, common_point
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.population_plans import plan_population
-from rollmill.training.preparing import (
-    PreparedTraining,
-    compile_program,
-    note_replay_size,
-    prepare,
-)
+from rollmill.training.preparing import PreparedTraining, compile_program, note_replay_size, prepare
 from rollmill.training.recorder import Recorder, Run, default_log_every, open_checkpoints
 from rollmill.training.request import TrainingRequest
 from rollmill.workers.program_training import ProgramTraining

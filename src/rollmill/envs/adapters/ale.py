@@ -21,14 +21,7 @@ from jaxtyping import Bool, Int, PyTree
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.adapters import import_extra
-from rollmill.envs.host import (
-    RowVector,
-    allocate,
-    begin,
-    check_indices,
-    copy_batch,
-    fit_to_space,
-)
+from rollmill.envs.host import RowVector, allocate, begin, check_indices, copy_batch, fit_to_space
 from rollmill.envs.options import unknown_option
 
 OPTIONS: dict[str, Any] = {

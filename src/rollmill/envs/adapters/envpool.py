@@ -19,14 +19,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
-from rollmill.envs.host import (
-    RowVector,
-    allocate,
-    begin,
-    check_indices,
-    copy_batch,
-    fit_to_space,
-)
+from rollmill.envs.host import RowVector, allocate, begin, check_indices, copy_batch, fit_to_space
 from rollmill.envs.options import unknown_option
 
 RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs", "seed"}

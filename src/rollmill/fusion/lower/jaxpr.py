@@ -18,15 +18,7 @@ from rollmill.core.user_frame import user_frame_of
 from rollmill.fusion.lower.context import Lowering, settled
 from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes
-from rollmill.fusion.lower.values import (
-    Const,
-    LoweringError,
-    Value,
-    is_key,
-    is_shared,
-    is_traced,
-    shared,
-)
+from rollmill.fusion.lower.values import Const, LoweringError, Value, is_key, is_shared, is_traced, shared
 
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Names of the dtypes that kernels support."""

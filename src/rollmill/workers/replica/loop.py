@@ -13,12 +13,7 @@ from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.collecting import Collect
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun, StartReport
 from rollmill.workers.replica.env_server import ClientClosed, EnvServer
-from rollmill.workers.replica.exchange import (
-    PublishWeights,
-    ReceiveTrajectories,
-    ReceiveWeights,
-    SendTrajectories,
-)
+from rollmill.workers.replica.exchange import PublishWeights, ReceiveTrajectories, ReceiveWeights, SendTrajectories
 from rollmill.workers.replica.kernels import replica_kernels
 from rollmill.workers.replica.learner_state import FetchParameters, Learn, LearnerState
 from rollmill.workers.replica.mesh import run_on_mesh

@@ -32,15 +32,7 @@ from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.meshes import mesh_of
 from rollmill.record.leaves import from_host
-from rollmill.workers.protocol import (
-    STRIDE,
-    Begin,
-    IterationMetrics,
-    KernelsChosen,
-    MeshCompiled,
-    send,
-    wait,
-)
+from rollmill.workers.protocol import STRIDE, Begin, IterationMetrics, KernelsChosen, MeshCompiled, send, wait
 from rollmill.workers.replica.context import ReplicaContext, StartReport
 from rollmill.workers.replica.requests import SnapshotRequests, StopParticipant
 from rollmill.workers.replica.snapshots import send_part, state_part

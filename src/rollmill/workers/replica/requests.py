@@ -9,16 +9,7 @@ import threading
 
 from rollmill.processes.control import Control
 from rollmill.processes.messages import WorkerMessage
-from rollmill.workers.protocol import (
-    End,
-    Hold,
-    MessageLine,
-    MissedSnapshot,
-    SnapshotRequest,
-    latest,
-    send,
-    wait,
-)
+from rollmill.workers.protocol import End, Hold, MessageLine, MissedSnapshot, SnapshotRequest, latest, send, wait
 
 
 class SnapshotRequests:

@@ -16,15 +16,7 @@ from rollmill.fusion.lower.rules.indexing import element_at
 from rollmill.fusion.lower.rules.reductions import reduced
 from rollmill.fusion.lower.rules.scattering import with_element
 from rollmill.fusion.lower.rules.shapes import stacked
-from rollmill.fusion.lower.values import (
-    Const,
-    LoweringError,
-    ScalarArray,
-    Value,
-    alone,
-    is_same,
-    is_shared,
-)
+from rollmill.fusion.lower.values import Const, LoweringError, ScalarArray, Value, alone, is_same, is_shared
 
 SHORT = 8
 """Maximum number of iterations of a short loop, which is unrolled unless its body is very long."""
