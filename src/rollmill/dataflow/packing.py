@@ -28,7 +28,7 @@ class Packed(eqx.Module):
     columns: tuple[int | None, ...] = eqx.field(static=True)
     """First word of each leaf in a row, or None for a leaf outside the table."""
     keys: tuple[Any, ...] = eqx.field(static=True)
-    """Implementation of each leaf that is a typed key, None for the others."""
+    """PRNG implementation of each leaf that is a typed key, and None for other leaves."""
     structure: Any = eqx.field(static=True)
 
     @property

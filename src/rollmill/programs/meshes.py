@@ -24,8 +24,9 @@ def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
 
 
 def on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) -> Callable[..., Array]:
-    """Maps a function of a replicated vector, and of `num_operands` further arrays of a mean, over the devices of
-    a mesh.
+    """Maps a function over the devices of a mesh. Its result is replicated.
+
+    Its first argument is a vector that is replicated, and `num_operands` further arrays have one row per device.
     """
     whole, row = PartitionSpec(), PartitionSpec(AXES)
     specs = (whole, *[row] * num_operands)

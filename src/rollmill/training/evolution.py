@@ -87,7 +87,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Evolution:
-    """All rungs of a population so far, in the form in which a file stores them."""
+    """The rungs of a population so far: iterations after which some members copied others. Stored in a file."""
 
     rungs: tuple[Rung, ...] = ()
 

@@ -128,7 +128,7 @@ def begin_training(
 ) -> Run:
     """Creates the run directory and trains a prepared run, with the hooks, result and errors of `train`.
 
-    `watch` may wrap the training session.
+    `watch` receives the training session, and returns the session to use, such as a wrapper around it.
     """
     options, display = prepared.options, prepared.display
     run = create_run(prepared.config, options)

@@ -45,7 +45,7 @@ class OfStored(NamedTuple):
 
 
 class WideGradients(NamedTuple):
-    """The tiled program of a sample's gradients, and what is left to do after its kernel."""
+    """The tiled program of a sample's gradients, and how to compute results from the rows that it stores."""
 
     step: GradientStep
     """The step whose sums the kernel accumulates."""

@@ -64,9 +64,8 @@ class ReplicaContext:
 
     @property
     def start_number(self) -> int:
-        """Number that identifies a start of the environments: 0 for the first start of a run, otherwise a hash.
-
-        The hash covers `first`, because a run may be resumed many times, each time with `generation` 1.
+        """Number that identifies a start of the environments: 0 for the first start of a run, otherwise a hash of
+        first iteration, generation and attempt.
         """
         starts = self.begin.first, self.begin.generation, self.begin.attempt
         return int(np.random.SeedSequence(starts).generate_state(1)[0]) if any(starts) else 0
