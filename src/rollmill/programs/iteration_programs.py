@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import iteration_digest
+from rollmill.programs.compiling_once import compiling_once
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import (
     Fusion,
@@ -29,6 +30,7 @@ from rollmill.programs.program_store import (
     ProgramStore,
     StorableProgram,
     store_for,
+    unknown_calls,
 )
 from rollmill.programs.search_cost import PROGRAM_SECONDS, ReadyKernels, SearchBudget, SearchRecords, StoredSeconds
 from rollmill.programs.stored_choices import StoredChoices
@@ -273,9 +275,16 @@ def seconds_of_iteration(
 
 
 def load_or_compile(program: StorableProgram, store: ProgramStore) -> jax.stages.Compiled:
-    """Loads a program from its store, or compiles it if it is not stored."""
-    loaded = store.load(program)
-    return store.compile(program, program.lower(store.name)) if loaded is None else loaded
+    """Loads a program from its store, or compiles it if it is not stored and no other process compiles it."""
+    if (loaded := store.load(program)) is not None:
+        return loaded
+    with compiling_once(store.name) as lock:
+        if (loaded := store.load(program)) is not None:
+            return loaded
+        lowered = program.lower(store.name)
+        if lock.file is not None and unknown_calls(lowered):
+            lock.release()  # there will be nothing for others to load
+        return store.compile(program, lowered)
 
 
 def may_be_stored(mesh: Mesh) -> bool:

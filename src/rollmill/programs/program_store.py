@@ -129,7 +129,7 @@ class ProgramStore:
         is_short = time.perf_counter() - began < MIN_COMPILE_SECONDS
         if file is None or hits or is_short:
             return compiled
-        if others := calls_of(lowered.as_text()) - OWN_CALLS:
+        if others := unknown_calls(lowered):
             self.refusal = f"it calls {', '.join(sorted(others))}"
             return compiled
         with contextlib.suppress(OSError, CheckpointError, ValueError, NotImplementedError, RuntimeError):
@@ -256,6 +256,11 @@ def surroundings(device: Any) -> list[object]:
         [_flags(), _variables(os.environ)],
         _gpu(device) if device.platform == "gpu" else [*_processor(), os.cpu_count(), usable_cores()],
     ]
+
+
+def unknown_calls(lowered: jax.stages.Lowered) -> set[str]:
+    """Returns the names of the foreign functions because of which a lowered program is not stored."""
+    return calls_of(lowered.as_text()) - OWN_CALLS
 
 
 def calls_of(text: str) -> set[str]:
