@@ -338,7 +338,7 @@ class AgentPolicy(NamedTuple):
         action_mask: PyTree,
         opponents: Opponents | None,
     ) -> Decision:
-        keys = self._keys(key)
+        keys = keys_of_agents(self.kinds, key)
 
         def draw(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
             return jax.vmap(lambda one, k: one.sample_and_log_prob(k))(distributions, keys[name])
@@ -389,42 +389,70 @@ class AgentPolicy(NamedTuple):
         memory = memories if jax.tree.leaves(memories) else ()
         return Decision(actions, memory, AgentExtras(log_prob, value=value))
 
-    def _keys(self, key: Key) -> dict[str, Array]:
-        """Returns a key for each agent, `[A]` for each kind."""
-        stops = np.cumsum([kind.count for kind in self.kinds]).tolist()
-        keys = split_key(key, stops[-1])
-        return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(self.kinds, stops, strict=True)}
-
     def _over_agents(
         self, kind: AgentKind, function: Callable, networks: Mapping[str, PyTree[Array]], *inputs: PyTree
     ) -> Any:
         """Lifts a function of the weights and inputs of ONE agent over the agents of a kind."""
-        group = set_of(self.sets, kind.name)
-        axis = 0 if group.independent else None
-        return jax.vmap(function, in_axes=(axis, *(0,) * len(inputs)))(networks[group.name], *inputs)
+        return over_agents(set_of(self.sets, kind.name), function, networks, *inputs)
 
     def _with_agent_ids(self, kind: AgentKind, observation: Observation) -> Observation:
         """Observations of a kind's agents, with a one-hot of each agent's index if `agent_ids`."""
-        group = set_of(self.sets, kind.name)
-        if not self.agent_ids or group.independent:
-            return observation
-        first = group.first(kind)
-        return (observation, jnp.eye(group.size, dtype=jnp.float32)[first : first + kind.count])
+        return with_agent_ids(set_of(self.sets, kind.name), kind, observation) if self.agent_ids else observation
 
     def _central(self, view: AgentView) -> Float[Array, " features"] | None:
-        """Returns the common input of all critics, or None if each critic only sees its agent's observation."""
-        if self.critic == "own":
-            return None
-        return view.central if self.central is not None else self._concatenated(view)
+        """Returns the common input of all critics, or None if each critic only sees its agent\'s observation."""
+        return None if self.critic == "own" else central_features(self.kinds, view, shows_active=self.shows_active)
 
-    def _concatenated(self, view: AgentView) -> Float[Array, " features"]:
-        """Returns all observations in one vector, zeros for inactive agents, then the flags of active agents."""
-        parts = []
-        for kind in self.kinds:
-            flat = jax.vmap(partial(flatten, kind.observation_space))(view.agents[kind.name])
-            parts.append(jnp.where(view.active[kind.name][:, None], flat, 0).reshape(-1))
-        active = [view.active[kind.name].astype(jnp.float32) for kind in self.kinds]
-        return jnp.concatenate([*parts, *(active if self.shows_active else ())])
+
+def over_agents(
+    group: ParameterSet, function: Callable, networks: Mapping[str, PyTree[Array]], *inputs: PyTree
+) -> Any:
+    """Lifts a function of the weights and inputs of ONE agent over agents of a parameter set."""
+    axis = 0 if group.independent else None
+    return jax.vmap(function, in_axes=(axis, *(0,) * len(inputs)))(networks[group.name], *inputs)
+
+
+def with_agent_ids(group: ParameterSet, kind: AgentKind, observation: Observation) -> Observation:
+    """Adds to the observations of a kind's agents a one-hot of each agent's index in the parameter set, unless the
+    agents have separate weights.
+    """
+    if group.independent:
+        return observation
+    first = group.first(kind)
+    return (observation, jnp.eye(group.size, dtype=jnp.float32)[first : first + kind.count])
+
+
+def observation_space_of(group: ParameterSet, *, agent_ids: bool) -> spaces.Space:
+    """Returns the space of one agent's observations, as `with_agent_ids` returns them if `agent_ids`."""
+    space = group.kinds[0].observation_space
+    if not agent_ids or group.independent:
+        return space
+    return spaces.Tuple((space, spaces.Box(0.0, 1.0, (group.size,))))
+
+
+def keys_of_agents(kinds: tuple[AgentKind, ...], key: Key) -> dict[str, Array]:
+    """Splits a key into one for each agent, `[A]` for each kind."""
+    stops = np.cumsum([kind.count for kind in kinds]).tolist()
+    keys = split_key(key, stops[-1])
+    return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(kinds, stops, strict=True)}
+
+
+def central_features(
+    kinds: tuple[AgentKind, ...], view: AgentView, *, shows_active: bool
+) -> Float[Array, " features"]:
+    """Returns the central features of the environment.
+
+    If it has none, they are all observations in one vector, zeros for inactive agents, and with `shows_active` the
+    flags of active agents.
+    """
+    if not isinstance(view.central, tuple):
+        return view.central
+    parts = []
+    for kind in kinds:
+        flat = jax.vmap(partial(flatten, kind.observation_space))(view.agents[kind.name])
+        parts.append(jnp.where(view.active[kind.name][:, None], flat, 0).reshape(-1))
+    active = [view.active[kind.name].astype(jnp.float32) for kind in kinds]
+    return jnp.concatenate([*parts, *(active if shows_active else ())])
 
 
 def agent_policy(
@@ -443,7 +471,7 @@ def agent_policy(
     central features, by running statistics.
     """
     central = _central_struct(env) if critic == "central" else None
-    central_size = _central_size(env, central) if critic == "central" else None
+    central_size = central_size_of(env) if critic == "central" else None
     networks = {
         group.name: _set_network(group, make_networks[group.name], agent_ids=agent_ids, central_size=central_size)
         for group in sets
@@ -462,9 +490,7 @@ def _set_network(
     group: ParameterSet, make_network: MakeAgentNetwork, *, agent_ids: bool, central_size: int | None
 ) -> SetNetwork:
     kind = group.kinds[0]
-    actor_space = kind.observation_space
-    if agent_ids and not group.independent:
-        actor_space = spaces.Tuple((actor_space, spaces.Box(0.0, 1.0, (group.size,))))
+    actor_space = observation_space_of(group, agent_ids=agent_ids)
     critic_space = actor_space
     if central_size is not None:
         critic_space = spaces.Tuple((actor_space, spaces.Box(-np.inf, np.inf, (central_size,))))
@@ -516,7 +542,9 @@ def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct 
     return features
 
 
-def _central_size(env: Environment | HostEnvironment, central: jax.ShapeDtypeStruct | None) -> int:
+def central_size_of(env: Environment | HostEnvironment) -> int:
+    """Returns the number of an environment's `central_features`."""
+    central = _central_struct(env)
     if central is not None:
         return central.shape[0]
     observations = sum(kind.count * flat_size(kind.observation_space) for kind in env.agents)
@@ -531,11 +559,15 @@ def split_key(key: Key, count: int) -> Array:
     return key[None] if count == 1 else jax.random.split(key, count)
 
 
-def require_multi_agent(env: Environment | HostEnvironment, algorithm: str) -> Environment | HostEnvironment:
-    """Returns the environment, or raises a `UsageError` if it has a single agent."""
+def require_multi_agent(
+    env: Environment | HostEnvironment, algorithm: str, *, single: str = "ppo"
+) -> Environment | HostEnvironment:
+    """Returns the environment, or raises a `UsageError` if it has a single agent, for which `single` is a similar
+    algorithm.
+    """
     if not env.agents:
         is_game = isinstance(env, Environment) and env.num_players > 1
-        other = "alphazero" if is_game else "ppo"
+        other = "alphazero" if is_game else single
         raise UsageError(
             f"{env.name} has one agent, but {algorithm} needs a multi-agent environment. hint: use {other}, or "
             "list the kinds of agents: rollmill.Environment(..., agents=(rollmill.AgentKind(...), ...))."

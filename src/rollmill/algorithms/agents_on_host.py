@@ -23,19 +23,29 @@ from rollmill.envs.host import evaluation_start
 
 
 def agent_environment(
-    env: Environment | HostEnvironment, config: Any, *, params: Params | None, critic: CriticSees
+    env: Environment | HostEnvironment,
+    config: Any,
+    *,
+    params: Params | None,
+    critic: CriticSees,
+    final_mask: bool = False,
 ) -> tuple[EnvironmentFunctions, StartHost | None]:
     """Returns the functions of a multi-agent environment, and the start function of a host environment.
 
-    `params` replaces the environment's own parameters. Raises a `UsageError` if a host environment is given
-    parameters.
+    `params` replaces the environment's own parameters. `final_mask` records the legal actions of final states, if
+    a JAX environment has action masks. Raises a `UsageError` if a host environment is given parameters.
     """
     if isinstance(env, HostEnvironment):
         refuse_params(env, params)
         return host_functions(env, view=viewed), StartViewed(env.start)
     view = partial(view_agents, critic=critic)
     functions = environment_functions(
-        env, params=params, num_envs=config.num_envs, view=view, planned_steps=steps_each(config)
+        env,
+        params=params,
+        num_envs=config.num_envs,
+        final_mask=final_mask,
+        view=view,
+        planned_steps=steps_each(config),
     )
     return functions, None
 

@@ -203,6 +203,7 @@ def off_policy_parts(
     replay: Callable[[Any], ExperienceStore] | None = None,
     check: Callable[[Any, Any, Loops], None] = check_replay,
     steps_an_update: int = 1,
+    environment_of: Callable[..., Any] = environment_parts,
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
@@ -210,18 +211,19 @@ def off_policy_parts(
     replaces the environment's parameters, and `network` replaces `config.network`. `replay` creates the replay
     memory from the hyperparameters. By default, the memory holds single steps and draws them uniformly. `check`
     checks the hyperparameters, the memory and the loops. If `gradient_steps` is None, there is one update for
-    every `steps_an_update` environment steps. The default of 1 follows the papers of SAC and TD3. Raises a
-    `UsageError` for invalid names, types or sizes, and for a multi-agent environment.
+    every `steps_an_update` environment steps. The default of 1 follows the papers of SAC and TD3. `environment_of`
+    checks and prepares the environment. By default, it rejects several agents. Raises a `UsageError` for invalid
+    names, types or sizes, and for an unsupported environment.
     """
     config, choices = configured(kind, env, config, network, overrides)
     refuse_network(choices)
-    env, environment, host = environment_parts(env, config, params=params, final_mask=True)
-    config = with_layout(config, env)
+    made, environment, host = environment_of(env, config, params=params, final_mask=True)
+    config = with_layout(config, made)
     memory = (replay or uniform_replay)(config)
     loops = _loops_of(config, steps_an_update)
     check(config, memory, loops)
     return OffPolicyParts(
-        env, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
+        made, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
     )
 
 

@@ -137,6 +137,9 @@ class Replay(NamedTuple):
     """Discount factor of returns over several steps, or a function that reads it from the learner."""
     n_step: int = 1
     """Maximum number of steps of a transition's return."""
+    convert: Callable[[Step], Step] = lambda step: step
+    """Converts steps before they are stored. It supports any leading axes, and returns a reward without axes of
+    its own."""
 
     def steps_before_learning(self, loops: Loops, /) -> int:
         """Returns the number of environment steps after which learning begins.
@@ -147,7 +150,7 @@ class Replay(NamedTuple):
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
         """Returns empty rings for the environments with the given global indices."""
-        view, outcome = _structs(graph)
+        view, outcome = self._structs(graph)
         rows = lambda struct: jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype),
             jax.eval_shape(to_rows, jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), struct)),
@@ -157,7 +160,7 @@ class Replay(NamedTuple):
 
     def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
         """Returns the rings after adding a rollout of the same environments."""
-        return store(rings, trajectory.steps)
+        return store(rings, self.convert(trajectory.steps))
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
         """Returns whether the rings hold enough steps to begin learning."""
@@ -210,6 +213,18 @@ class Replay(NamedTuple):
         """Returns the mean fraction of the rings' capacity that is in use."""
         return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / self.capacity
 
+    def _structs(self, graph: Graph) -> tuple[View, Outcome]:
+        """Returns the stored shapes of ONE step."""
+        index, key = jnp.int32(0), jax.random.key(0)
+
+        def first_step() -> tuple[View, Outcome]:
+            now = start_one(graph, key, index)
+            _, step = step_one(graph, graph.weights(graph.start_learner(key)), now, key, 0)
+            step, zero = self.convert(step), jnp.int32(0)
+            return View(step.observation, step.action_mask), Outcome(step.action, step.reward, zero, zero)
+
+        return jax.eval_shape(first_step)
+
     def _transitions(
         self,
         graph: Graph,
@@ -221,7 +236,7 @@ class Replay(NamedTuple):
         key: KeyArray[Array, " N"],
     ) -> Transitions:
         """Builds the transitions that begin with these steps."""
-        view_struct, outcome_struct = _structs(graph)
+        view_struct, outcome_struct = self._structs(graph)
         first = environment * self.capacity
 
         def take(rows: Rows, struct: PyTree, number: Int[Array, " N"]) -> PyTree:
@@ -286,8 +301,8 @@ class PrioritisedReplay(NamedTuple):
         New steps get the highest priority of their shard.
         """
         before = _fallen_back(rings, self.capacity)
-        after = store(before, trajectory.steps)
-        num_steps, width = len(trajectory.steps.reward), graph.loops.num_envs // graph.loops.num_shards
+        after = store(before, self.ring.convert(trajectory.steps))
+        num_steps, width = len(trajectory.steps.terminated), graph.loops.num_envs // graph.loops.num_shards
         return self.with_mutable(after, _with_new_steps(before, after, num_steps=num_steps, shard_width=width))
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
@@ -368,19 +383,6 @@ def store(rings: ReplayRing, steps: Step) -> ReplayRing:
 
 
 # --- parts --------------------------------------------------------------------------------------------
-
-
-def _structs(graph: Graph) -> tuple[View, Outcome]:
-    """Returns the stored shapes of ONE step."""
-    index, key = jnp.int32(0), jax.random.key(0)
-
-    def first_step() -> tuple[View, Outcome]:
-        now = start_one(graph, key, index)
-        _, step = step_one(graph, graph.weights(graph.start_learner(key)), now, key, 0)
-        zero = jnp.int32(0)
-        return View(step.observation, step.action_mask), Outcome(step.action, step.reward, zero, zero)
-
-    return jax.eval_shape(first_step)
 
 
 def _flat_rows(tree: PyTree[Array]) -> Rows:
