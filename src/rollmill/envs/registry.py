@@ -64,6 +64,7 @@ _BUILT_IN: dict[str, Factory | str] = {
     "TagGridWorld-Small-v0": "tag_gridworld:tag_gridworld_small",
     "TagGridWorld-v0": "tag_gridworld:tag_gridworld",
     "TicTacToe-v0": "tic_tac_toe:tic_tac_toe",
+    "TwoStepGame-v0": "two_step_game:two_step_game",
 }
 """`module:function` of the built-in environments, which are imported at their first use."""
 ENVIRONMENTS: Registry[Factory | str] = Registry("environment", _BUILT_IN)

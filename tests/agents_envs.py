@@ -181,3 +181,61 @@ def crowd():
         )
 
     return of_kinds("Crowd", reset, step, *kinds, active=lambda state, params: {"walker": state.active})
+
+
+class Squad(eqx.Module):
+    """The numbers that the agents of `squad` see, their legal actions, and who takes part."""
+
+    numbers: Array
+    scouts: Array
+    medic: Array
+    active: Array
+
+
+def squad():
+    """A team of two kinds, with legal actions at random; its episodes terminate, are cut, or both.
+
+    `scout`: two agents with three actions, of which each goes out with probability 0.3 a step; `medic`: one that
+    stays, with two actions that count from 1. The rewards of a kind's agents differ.
+    """
+    kinds = (
+        AgentKind("scout", 2, spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(3)),
+        AgentKind("medic", 1, spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(2, start=1)),
+    )
+
+    def show(numbers):
+        return {"scout": numbers[:2, :2], "medic": numbers[2:]}
+
+    def draw(key, active):
+        number_key, scout_key, medic_key = jax.random.split(key, 3)
+        first = lambda legal: legal.at[..., 0].set(legal[..., 0] | ~legal.any(axis=-1))
+        scouts = first(jax.random.bernoulli(scout_key, 0.6, (2, 3)))
+        medic = first(jax.random.bernoulli(medic_key, 0.6, (1, 2)))
+        return Squad(jax.random.normal(number_key, (3, 3)), scouts, medic, active)
+
+    def reset(key, params):
+        state = draw(key, jnp.ones(2, bool))
+        return show(state.numbers), state
+
+    def step(key, state, action, params):
+        move_key, leave_key, terminate_key, cut_key = jax.random.split(key, 4)
+        after = draw(move_key, state.active & jax.random.bernoulli(leave_key, 0.7, (2,)))
+        scouted = state.numbers[:2, 0] * action["scout"].astype(jnp.float32)
+        healed = state.numbers[2:, 2] * action["medic"].astype(jnp.float32)
+        return Timestep(
+            observation=show(after.numbers),
+            state=after,
+            reward={"scout": scouted, "medic": healed},
+            terminated=jax.random.bernoulli(terminate_key, 0.15),
+            truncated=jax.random.bernoulli(cut_key, 0.15),
+            info={},
+        )
+
+    return of_kinds(
+        "Squad",
+        reset,
+        step,
+        *kinds,
+        active=lambda state, params: {"scout": state.active},
+        action_mask=lambda state, params: {"scout": state.scouts, "medic": state.medic},
+    )
