@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         MAPPOConfig as MAPPOConfig,
         PPOConfig as PPOConfig,
         PQNConfig as PQNConfig,
+        QMIXConfig as QMIXConfig,
         R2D2Config as R2D2Config,
         SACConfig as SACConfig,
         TD3Config as TD3Config,
+        VDNConfig as VDNConfig,
         a2c as a2c,
         a3c as a3c,
         alphazero as alphazero,
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
         position as position,
         ppo as ppo,
         pqn as pqn,
+        qmix as qmix,
         r2d2 as r2d2,
         sac as sac,
         td3 as td3,
+        vdn as vdn,
     )
     from rollmill.core.drawing import Circle as Circle, Drawing as Drawing, Line as Line, Polygon as Polygon
     from rollmill.core.errors import RollmillError as RollmillError
@@ -90,7 +94,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "rollmill.algorithms": (
         "A2CConfig A3CConfig AlphaZeroConfig DDPGConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig PQNConfig "
-        "R2D2Config SACConfig TD3Config a2c a3c alphazero ddpg dqn impala ippo mappo position ppo pqn r2d2 sac td3"
+        "QMIXConfig R2D2Config SACConfig TD3Config VDNConfig a2c a3c alphazero ddpg dqn impala ippo mappo "
+        "position ppo pqn qmix r2d2 sac td3 vdn"
     ),
     "rollmill.core.drawing": "Circle Drawing Line Polygon",
     "rollmill.core.errors": "RollmillError",

@@ -34,6 +34,8 @@ VARIANTS = {
     "replay-two-seeds": ["dqn", "CartPole-v1", *REPLAY, "--num-seeds", 2],
     "replay-apart": ["dqn", "CartPole-v1", *REPLAY, "--prioritised", *COARSE],
     "replay-apart-continuous": ["sac", "Pendulum-v1", *REPLAY, *COARSE],
+    "team": ["qmix", "TwoStepGame-v0", *REPLAY],
+    "team-two-devices": ["vdn", "TwoStepGame-v0", *REPLAY, "--devices", 2],
     "search": ["alphazero", "TicTacToe-v0", *SEARCH],
     "search-two-devices": ["alphazero", "TicTacToe-v0", *SEARCH, "--devices", 2],
     "search-apart": ["alphazero", "TicTacToe-v0", *SEARCH, *COARSE],

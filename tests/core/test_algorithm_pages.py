@@ -53,6 +53,8 @@ TRAININGS = {
     "alphazero": ("TicTacToe-v0", {"num_simulations": 2}),
     "mappo": ("TagGridWorld-Small-v0", {}),
     "ippo": ("TagGridWorld-Small-v0", {}),
+    "vdn": ("TwoStepGame-v0", REPLAY),
+    "qmix": ("TwoStepGame-v0", REPLAY),
 }
 
 

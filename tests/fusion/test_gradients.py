@@ -61,6 +61,8 @@ CASES = {
     "mappo": Case("TagGridWorld-Small-v0", SEPARATE, "mappo"),
     "ippo": Case("TagGridWorld-Small-v0", SEPARATE, "ippo"),
     "dqn": Case("CartPole-v1", SEPARATE, "dqn"),
+    "vdn": Case("TwoStepGame-v0", SEPARATE, "vdn"),
+    "qmix": Case("TwoStepGame-v0", SEPARATE, "qmix", {"mixing_size": 8, "hypernetwork_size": 8}),
     "dqn-prioritised": Case(
         "CartPole-v1", SEPARATE, "dqn", {"prioritised": True, "duelling": True, "huber": True}
     ),
@@ -85,7 +87,7 @@ TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for 
 
 def graph_of(case, num_envs=8, num_steps=16):
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
-    if case.algorithm in ("dqn", "sac", "td3", "ddpg"):
+    if case.algorithm in ("dqn", "sac", "td3", "ddpg", "vdn", "qmix"):
         sizes |= REPLAY
     elif case.algorithm != "a3c":
         sizes |= {"num_minibatches": 2}

@@ -31,6 +31,8 @@ ALGORITHMS = {
     "gru": (rollmill.ppo, "CartPole-v1", {"num_minibatches": 2, "update_epochs": 2, "network": GRU}),
     "lstm": (rollmill.ppo, "Pendulum-v1", {"num_minibatches": 2, "network": LSTM}),
     "a3c-gru": (rollmill.a3c, "CartPole-v1", {"network": GRU}),
+    "vdn": (rollmill.vdn, "TwoStepGame-v0", REPLAY),
+    "qmix": (rollmill.qmix, "TwoStepGame-v0", REPLAY),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0", {"num_minibatches": 2}),
     "ippo": (rollmill.ippo, "TagGridWorld-Small-v0", {"num_minibatches": 2}),
 }

@@ -18,6 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from own_algorithm import partition as crosswise, reinforce
 
 import rollmill
+from agents_envs import squad
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.errors import TimedOut
 from rollmill.channels.shm.wire import MemoryWire
@@ -53,6 +54,7 @@ REPLAY = {
 }
 OVERLAPPING, WHOLE = {"sequence_length": 16, "burn_in": 4}, {"sequence_length": 8, "burn_in": 0}
 REPLAY_OF_ACTIONS = {name: value for name, value in REPLAY.items() if name != "target_interval"}
+TEAM = {"team": ("scout", "medic")}
 VALUE_LOSS = 7.5
 
 POLICIES = {
@@ -121,6 +123,8 @@ ALGORITHMS = {
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),
     "ddpg": (rollmill.ddpg, pendulum, REPLAY_OF_ACTIONS),
+    "vdn": (rollmill.vdn, squad, REPLAY | TEAM | {"n_step": 2}),
+    "qmix": (rollmill.qmix, squad, REPLAY | TEAM | {"mixing_size": 8, "hypernetwork_size": 8}),
     "alphazero": (rollmill.alphazero, tic_tac_toe, MINIBATCHES | {"num_simulations": 4}),
     "one's own": (reinforce, short_cartpole, None),
 }

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rollmill.algorithms.positions import action_of as action_of, position as position
     from rollmill.algorithms.ppo import PPOConfig as PPOConfig, ppo as ppo
     from rollmill.algorithms.pqn import PQNConfig as PQNConfig, pqn as pqn
+    from rollmill.algorithms.qmix import QMIXConfig as QMIXConfig, qmix as qmix
     from rollmill.algorithms.r2d2 import R2D2Config as R2D2Config, r2d2 as r2d2
     from rollmill.algorithms.reports import (
         GAMES as GAMES,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     )
     from rollmill.algorithms.sac import SACConfig as SACConfig, sac as sac
     from rollmill.algorithms.td3 import TD3Config as TD3Config, td3 as td3
+    from rollmill.algorithms.vdn import VDNConfig as VDNConfig, vdn as vdn
 
 
 _MODULES = {
@@ -80,10 +82,12 @@ _MODULES = {
     "rollmill.algorithms.positions": "action_of position",
     "rollmill.algorithms.ppo": "PPOConfig ppo",
     "rollmill.algorithms.pqn": "PQNConfig pqn",
+    "rollmill.algorithms.qmix": "QMIXConfig qmix",
     "rollmill.algorithms.r2d2": "R2D2Config r2d2",
     "rollmill.algorithms.reports": "GAMES MOMENTS explained_variance",
     "rollmill.algorithms.returns": "Advantages bootstrap_values generalised_advantages lambda_returns vtrace",
     "rollmill.algorithms.sac": "SACConfig sac",
     "rollmill.algorithms.td3": "TD3Config td3",
+    "rollmill.algorithms.vdn": "VDNConfig vdn",
 }
 __getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -400,7 +400,7 @@ class AgentPolicy(NamedTuple):
         return with_agent_ids(set_of(self.sets, kind.name), kind, observation) if self.agent_ids else observation
 
     def _central(self, view: AgentView) -> Float[Array, " features"] | None:
-        """Returns the common input of all critics, or None if each critic only sees its agent\'s observation."""
+        """Returns the common input of all critics, or None if each critic only sees its agent's observation."""
         return None if self.critic == "own" else central_features(self.kinds, view, shows_active=self.shows_active)
 
 

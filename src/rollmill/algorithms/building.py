@@ -292,7 +292,10 @@ def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> 
     env = as_environment(env)
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
-        raise UsageError(f"{env.name} is a multi-agent environment ({kinds}). hint: train it with mappo or ippo.")
+        raise UsageError(
+            f"{env.name} is a multi-agent environment ({kinds}). hint: train it with mappo or ippo, or, if its "
+            "agents are one team, with vdn or qmix."
+        )
     return env
 
 

@@ -43,6 +43,7 @@ from rollmill.networks.layers import (
     lstm_cell as lstm_cell,
     max_pool as max_pool,
 )
+from rollmill.networks.mixing import MonotonicMixer as MonotonicMixer, monotonic_mixer as monotonic_mixer
 from rollmill.networks.observations import (
     flat_size as flat_size,
     flatten as flatten,

@@ -63,6 +63,8 @@ _SUMMARIES = {
     ),
     "mappo": ("MAPPOConfig", "multi-agent PPO with a centralised critic (Yu et al., 2022)"),
     "ippo": ("MAPPOConfig", "multi-agent PPO, one critic per agent (de Witt et al., 2020)"),
+    "vdn": ("VDNConfig", "Q-learning for a team, whose value is a sum over agents (Sunehag et al., 2018)"),
+    "qmix": ("QMIXConfig", "Q-learning for a team with a monotonic mixing network (Rashid et al., 2018)"),
 }
 BUILTIN = {name: BuiltInAlgorithm(config, name, summary) for name, (config, summary) in _SUMMARIES.items()}
 ALGORITHMS: Registry[Algorithm | BuiltInAlgorithm] = Registry("algorithm", BUILTIN)
