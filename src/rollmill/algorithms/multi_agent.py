@@ -94,11 +94,9 @@ class SetRows(NamedTuple):
     view: AgentView
     """Normalised observations of all agents."""
     agents: dict[str, TrainingSamples]
-    """Samples of each kind, leaves `[..., A, ...]`. Their observations are `()`, because the view contains
-    them."""
+    """Samples of each kind, leaves `[..., A, ...]`. Their observations are `()`, as the view has them."""
     weight: dict[str, Float[Array, "..."]]
-    """Weights of each kind's samples, `[..., A]`. They are 0 for inactive agents, and their mean over a set is
-    1."""
+    """Weights of each kind's samples, `[..., A]`: 0 for inactive agents, with a mean of 1 over a set."""
     begins: PyTree[Bool[Array, "..."]] = ()
     """Whether an episode begins with this row, so that memories are reset. `()` for policies without memory."""
 

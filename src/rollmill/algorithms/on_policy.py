@@ -76,8 +76,7 @@ class TrainingSamples(NamedTuple):
     target: Float[Array, "..."]
     """Target of the network's value, normalised in the same way."""
     begins: PyTree[Bool[Array, "..."]]
-    """Whether an episode begins with this sample, so that the memory is reset. `()` for policies without
-    memory."""
+    """Whether an episode begins with this sample, which resets the memory. `()` for policies without memory."""
 
 
 SampleLoss: TypeAlias = Callable[[Any, Any, Output], tuple[Float[Array, ""], Metrics]]

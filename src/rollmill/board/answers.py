@@ -31,8 +31,7 @@ PAGE_POLICY = "; ".join(
         "img-src data:",
     ]
 )
-"""Content security policy of a page from a run's directory. Such a page is not trusted, and can reach no
-server."""
+"""Content security policy of a page from a run's directory, which is not trusted and can reach no server."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".gif": "image/gif",

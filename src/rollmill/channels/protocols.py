@@ -41,8 +41,7 @@ class Header(NamedTuple):
     source: int
     """Rank of the sender."""
     version: int = 0
-    """Version of the weights that the payload was computed with. It counts iterations, or updates of a parameter
-    server."""
+    """Version of the weights behind the payload: a number of iterations, or of a parameter server's updates."""
     iteration: int = 0
     flags: int = 0
     """Thirty-two bits whose meaning the sender and the receiver agree on."""

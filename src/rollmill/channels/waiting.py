@@ -12,8 +12,7 @@ from rollmill.channels.shm.doorbell import Doorbell
 T = TypeVar("T")
 
 Abandon: TypeAlias = Callable[[], bool]
-"""Function that returns True when the run is being stopped, so that waiting ends. It is polled about ten times a
-second."""
+"""Function that returns True once the run is being stopped. It is polled about ten times a second."""
 
 NAP_MS = 100.0
 SPINS = 30  # about 20 microseconds, which is less than the time to sleep and be woken

@@ -14,8 +14,7 @@ from typing import Any
 
 PATH = "PYTHONPATH"
 AT_A_PROMPT = ("PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONBREAKPOINT")
-"""Environment variables that make Python run a file before a prompt, or show a prompt. Children do not inherit
-them."""
+"""Environment variables that make Python show a prompt, or run a file before it. Children lack them."""
 
 
 def python_command(*words: str, isolated: bool = False) -> list[str]:

@@ -17,8 +17,7 @@ PLAIN = (
     *("-c", f"core.hooksPath={os.devnull}"),
 )
 NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-"""Environment variables that keep git from fetching missing objects of a partial clone, which could run a
-program."""
+"""Environment variables that keep git from fetching missing objects, which could run a program."""
 
 COMPARE = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--")
 

@@ -23,8 +23,7 @@ hardware, and with `turns` one process computes at a time. `auto` uses slices if
 otherwise MPS if available."""
 
 Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
-"""Precision of matrix products and of a policy's functions in kernels on GPUs: exact, or with 10 or 7 bits of
-mantissa."""
+"""Precision of matrix products and policy functions in kernels on GPUs: exact, or 10 or 7 bits of mantissa."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""

@@ -56,8 +56,7 @@ NOTES = {
     "batch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
     "minibatch_size": ("num_minibatches", f"is {_MINIBATCHES}"),
 }
-"""Names of settings in other libraries, each with a setting that serves the same purpose but takes other
-values."""
+"""Names of settings in other libraries, with a setting of the same purpose that takes other values."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:

@@ -135,8 +135,7 @@ class Environment(NamedTuple):
     uses it only if the episode ended, which is best if resets are cheap. With a ratio of `r`, only environments
     whose episode ended are reset, in groups of `E / r` of `E` environments. The results are the same."""
     options: Options = NO_OPTIONS
-    """Options with which `make` created the environment. A run records the name and the options, to create it
-    again."""
+    """Options with which `make` created the environment. A run records them, to create it again."""
     inputs: Mapping[str, NumberSchedule] = MappingProxyType({})
     """Numeric fields of `params` that options have set. Compiled programs take them as inputs."""
 
@@ -288,7 +287,6 @@ class HostEnvironment(NamedTuple):
     has_action_mask: bool = False
     """Whether the environment reports its legal actions at each reset and step."""
     options: Options = NO_OPTIONS
-    """Options with which `make` created the environment. A run records the name and the options, to create it
-    again."""
+    """Options with which `make` created the environment. A run records them, to create it again."""
     agents: tuple[AgentKind, ...] = ()
     """Kinds of agents, if there are several. Spaces, actions and rewards are then dictionaries by kind."""

@@ -131,8 +131,7 @@ class Loops(NamedTuple):
     num_minibatches: int
     """Number of minibatches in an epoch, each followed by an update."""
     num_shards: int
-    """Number of equal shards of the environments. Shuffling and sampling stay inside a shard, which has its own
-    key."""
+    """Number of equal shards of the environments. Shuffling and sampling stay inside a shard, with its own key."""
     cut: Literal["samples", "sequences"]
     """Whether minibatches consist of single steps, or of whole sequences of an environment."""
 
@@ -301,8 +300,7 @@ class PolicyOutputs(NamedTuple):
     q_values: Callable[[Weights, Observation], Float[Array, " n"]] | None = None
     """Expected return of each action of a `Discrete` space."""
     searches: bool = False
-    """Whether actions come from a search. `distribution` and `value` then describe the network without the
-    search."""
+    """Whether actions come from a search. `distribution` and `value` then describe the network alone."""
 
 
 _TRAIN = "an algorithm is a value, which run = rollmill.train(algorithm) trains"
@@ -335,8 +333,7 @@ class Graph(NamedTuple):
     policy: Decide
     """Fragment: `(weights, key, memory, observation, action_mask) -> Decision` for one observation in training."""
     gradients: Gradients
-    """Fragment: `(learner, minibatch) -> (gradients, metrics)`. `MeanGradients` derives it from the loss of one
-    sample."""
+    """Fragment `(learner, minibatch) -> (gradients, metrics)`. `MeanGradients` derives it from a sample's loss."""
     update: Update
     """Fragment: `(learner, gradients, share=1.0) -> learner`, a step of the optimiser."""
     start_environment: Callable[..., tuple[PyTree[Array], Observation]]
@@ -383,8 +380,7 @@ class Graph(NamedTuple):
     """Builds the same algorithm for another environment with equal spaces. Needed if more than the environment
     fragment depends on the environment."""
     report: Callable[[Learner, Batch], Metrics] | None = None
-    """Computes further metrics from the result of `prepare`. Their mean over replicas is the metric of the
-    whole."""
+    """Computes further metrics from the result of `prepare`. Their mean over replicas is the run's metric."""
     outputs: PolicyOutputs = PolicyOutputs()
     """Outputs of the policy besides its action, for use after training."""
     absorb: Callable[..., Learner] | None = None

@@ -25,8 +25,7 @@ class Group(NamedTuple):
     replicas: int = 1
     device: DeviceKind = "any"
     synchronous: bool = True
-    """Whether replicas wait for the weights of their iteration. Otherwise they take the newest weights
-    available."""
+    """Whether replicas wait for the weights of their iteration, instead of taking the newest weights."""
 
     def has(self, *fragments: str) -> bool:
         """Returns whether the group holds all of the given fragments."""

@@ -78,8 +78,7 @@ class ReplayRing(eqx.Module):
     slots: Int[Array, "*E"]
     """Count of slots written so far, less a multiple of `C` in long runs."""
     steps: Int[Array, "*E"]
-    """Count of steps stored so far, less a multiple of `C` in long runs, which is also subtracted from
-    `oldest`."""
+    """Count of steps stored so far, less a multiple of `C` in long runs, as is `oldest`."""
     oldest: Int[Array, "*E"]
     """Oldest step with a view that is not overwritten."""
     priorities: Priorities | None

@@ -75,8 +75,7 @@ class Role(NamedTuple):
     """Channels with an end in this group."""
     owned: frozenset[Owned]
     in_step: bool
-    """Whether all replicas end after the same iteration and contribute to every snapshot. Other replicas run
-    until stopped."""
+    """Whether all replicas end after the same iteration and share in every snapshot, instead of being stopped."""
     replaceable: bool
     """Whether a lost replica can be replaced while all others continue, without returning to the last snapshot."""
 

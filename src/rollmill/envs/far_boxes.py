@@ -13,11 +13,9 @@ import numpy as np
 from gymnasium import spaces
 
 MIN_INSIDE = 0.1
-"""Minimum share of the first actions that must lie within the bounds of a box. A box of width 0.25 around 0 has
-this share."""
+"""Minimum share of first actions within the bounds of a box. A box of width 0.25 around 0 has this share."""
 MIN_REACHED = 0.25
-"""Minimum share of a box that must lie within two standard deviations. A box of width 16 around 0 has this
-share."""
+"""Minimum share of a box within two standard deviations. A box of width 16 around 0 has this share."""
 MAX_WIDTH = float(np.finfo(np.float32).max)
 """Width above which a box counts as unbounded, because some environments give the largest float as a bound."""
 

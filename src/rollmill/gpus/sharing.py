@@ -20,9 +20,7 @@ Way: TypeAlias = Literal["mps", "mig", "turns"]
 MAX_CLIENTS = 48
 """Maximum number of clients of one MPS daemon, from Volta on (CUDA's documentation of MPS)."""
 HANDLE_BYTES = 5 * 2**27
-"""Bytes that each process needs beside its part of the memory: a CUDA context, kernels and library handles on an
-H100.
-"""
+"""Bytes that each process needs beside its part of the memory for a CUDA context, kernels and libraries."""
 MIN_PART = 0.25
 """Minimum fraction of its equal share that a process may allocate, if more processes run than fit."""
 

@@ -48,8 +48,7 @@ class MetricsLogged(TrainingEvent):
     row: Mapping[str, Any]
     """The line of metrics.jsonl: values by name, or None for metrics that are not defined."""
     episodes: float
-    """Number of latest episodes that `episode/return` averages over. With several seeds, the smallest number of
-    any seed."""
+    """Number of latest episodes that `episode/return` averages over, the smallest of all seeds."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,7 @@ class FailureReported(TrainingEvent):
     """A worker was lost or hangs, an environment or a hook failed, or a value is not finite."""
 
     kind: FailureKind
-    """What failed: a worker that was lost or hangs, an environment, a value that is not finite, a hook, or
-    something else."""
+    """What failed: a worker (lost or hung), an environment, a non-finite number, a hook, or something else."""
     message: str
     """The message shown to the user."""
     ends: bool

@@ -12,8 +12,7 @@ from rollmill.physics.model import Model, RobotState
 from rollmill.physics.stepping import step
 
 AGREES = 1e-3
-"""Maximum difference between the accelerations of agreeing steps, relative to the larger of 1 and the largest
-acceleration."""
+"""Maximum difference between accelerations in agreement, relative to the largest acceleration, or to 1."""
 
 
 class PhysicsComparison(NamedTuple):

@@ -50,8 +50,7 @@ DISABLED = {
     "AUTORESET",  # resets unstable robots, whose episodes end anyway
     "SENSOR",  # checked separately
 }
-"""Features that a model may disable, as in `mjtDisableBit`: Rollmill disables them too, or they do not affect a
-step."""
+"""Features that a model may disable, as in `mjtDisableBit`. Rollmill disables them too, or a step needs none."""
 
 ENABLED = {"ENERGY", "FWDINV", "INVDISCRETE", "ISLAND", "MULTICCD", "SENSORNOISE"}
 """Features that a model may enable, as in `mjtEnableBit`, because they do not affect a step."""

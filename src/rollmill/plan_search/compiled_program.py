@@ -56,9 +56,7 @@ class MemoryNeed(NamedTuple):
     """Bytes that the run needs on each device."""
     devices: int
     process: int | None
-    """Other bytes that the process holds. None if devices have their own memory, or if the system does not report
-    it.
-    """
+    """Other bytes that the process holds. None if devices have their own memory, or if it is unknown."""
     limit: int | None
     """Bytes that JAX may allocate on one GPU, or the memory of the machine. None if unknown."""
 

@@ -36,13 +36,9 @@ from rollmill.runs.options import RunOptions
 from rollmill.training.request import TrainingRequest
 
 END_SECONDS = 6.0
-"""Seconds of a search's budget that are reserved for ending the last candidate's processes, at most a tenth of the
-budget.
-"""
+"""Seconds of a search's budget, at most a tenth, that are reserved for ending the last processes."""
 MAX_INSTANCES = 4
-"""Maximum number of processes of a run that share a GPU under MPS. Each number up to it is a
-separate candidate.
-"""
+"""Maximum number of processes of a run that share a GPU under MPS. Each number up to it is a candidate."""
 
 
 UNSEARCHED = ("run_dir", "resume_if_exists", "track", "dashboard", "quiet", "tensorboard")

@@ -61,9 +61,7 @@ class ProcessTrials:
     program_bytes: dict[int, float] = field(default_factory=dict)
     """Bytes that the unfused program needs on one GPU, by number of environments."""
     ends_at: float = math.inf
-    """End of the budget, on the clock of `time.monotonic`. It does not apply until a candidate has
-    been measured.
-    """
+    """End of the budget, by `time.monotonic`. It does not apply until a candidate has been measured."""
     start_seconds: float = START_SECONDS
     """Maximum seconds for a candidate to compile, and again for it to be measured."""
     _has_measured: bool = False

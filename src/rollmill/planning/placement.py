@@ -21,9 +21,7 @@ DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "
 COUNTS = tuple(DEFAULT_COUNTS)
 
 MAX_REPLICAS = 2**14
-"""Maximum number of replicas. No machine has more, so a larger number is a mistake or an attempt to use
-up memory.
-"""
+"""Maximum number of replicas. A larger number is a mistake, or an attempt to use up memory."""
 Replicas: TypeAlias = Annotated[Count, Range(high=MAX_REPLICAS)]
 
 

@@ -29,8 +29,7 @@ PLACEMENT = (
     "fusion",
     "numerics",
 )
-"""Options of a run that its label may show. Other options of a run, such as the seed, do not distinguish
-groups."""
+"""Options of a run that its label may show. Other options, such as the seed, do not distinguish groups."""
 NAMES_FIRST = ("algorithm", "environment")
 
 

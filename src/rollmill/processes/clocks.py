@@ -21,9 +21,7 @@ class Clock(NamedTuple):
     """The offset of a worker's clock from the coordinator's clock."""
 
     ahead_ns: int = 0
-    """Nanoseconds by which the worker's `time.monotonic_ns` is ahead of the coordinator's. Negative if it is
-    behind.
-    """
+    """Nanoseconds by which the worker's `time.monotonic_ns` is ahead of the coordinator's."""
     wall_ahead_ns: int = 0
     """Nanoseconds by which the worker's `time.time_ns` is ahead of the coordinator's. Negative if it is behind."""
     round_trip_ns: int = 0

@@ -38,9 +38,7 @@ class Lost(NamedTuple):
     reason: str
     """The reason in one line: the error and its source line, the signal, or the exit code."""
     exit_status: int | None
-    """Exit status of the process, or the negative number of a signal. None if there was no process or it is
-    unknown.
-    """
+    """Exit status of the process, or the negative number of a signal. None if it is unknown."""
     raised: bool
     """True if the function raised an error, which is likely to be raised again."""
     details: str

@@ -8,9 +8,7 @@ TOLD_SECONDS = SECONDS_UNTIL_LOST / 2
 """Seconds of silence after which the coordinator is notified."""
 
 DOUBTED_SECONDS = PROBE_SECONDS + 2.0
-"""Seconds of silence, long enough for an unanswered probe, after which a stopping run no longer waits for the
-host.
-"""
+"""Seconds of silence, enough for an unanswered probe, after which a stopping run ignores the host."""
 
 
 class Link:

@@ -30,9 +30,7 @@ EXIT_ORPHANED = 3
 
 MAX_DETAILS = 20_000
 HANG_UP_SECONDS = 1.0
-"""Maximum seconds for which a worker waits until the coordinator has read its last message and closes the
-connection.
-"""
+"""Maximum seconds that a worker waits for the coordinator to read its last message and hang up."""
 
 STUCK_BEATS = 4.0
 """Number of heartbeats without progress after which a worker may write its current source line.

@@ -33,8 +33,7 @@ memory traffic."""
 PARALLEL = 0.5
 """Fraction of the possible saving that is predicted if several environments wait at the same time."""
 ROOM = 2.0
-"""Number of idle cores from which it is worth measuring whether more processes step computing environments
-faster."""
+"""Number of idle cores from which it is worth measuring whether more processes are faster."""
 WRITTEN_LESS = 0.5
 """Predicted saving of writing files a tenth as often, as a fraction of the writing time. Part of that time does
 not depend on how often files are written."""

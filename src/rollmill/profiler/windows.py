@@ -22,21 +22,18 @@ SHORT_SECONDS, RECORDED_SHORT_SECONDS = 0.3, 0.1
 """Minimum durations, without and with the profiler, of the short windows that show whether a run's speed is
 steady. With the profiler, it is short because all events are collected."""
 STEADY = 0.9
-"""The speed of a run is steady if an iteration takes at least this share of its duration in the preceding short
-window."""
+"""Speed is steady if an iteration takes at least this share of its duration in the preceding short window."""
 MAX_SHORT_WINDOWS = 30
 FIRST_RECORDING_SECONDS = 0.05
 """Minimum duration of the first recording, which is discarded."""
 SETTLE_SECONDS = 0.3
-"""Seconds that belong to no window after a recording begins in workers, and after it ends in workers or on
-accelerators."""
+"""Seconds in no window after a recording begins in workers, and after it ends in workers or accelerators."""
 SLOWED = 1.5
 """Factor by which iterations are slower than usual if a run may not have reached its steady speed yet."""
 MAX_SLOWED_SECONDS = 0.9
 """Seconds of recording after which such a slow run is considered slow because of the recording."""
 REPLY_SECONDS, FORGET_SECONDS = 300.0, 30.0
-"""Maximum time in seconds for workers to reduce a window to sums, and to discard the events of a window that is
-not read."""
+"""Maximum seconds for workers to reduce a window to sums, and to discard an unread window's events."""
 
 
 @runtime_checkable

@@ -38,8 +38,7 @@ class RecordedWindow(NamedTuple):
     memory: tuple[MemoryUse, ...]
     """Memory of the compiled programs that contain operations."""
     every: int = 1
-    """One of this many intervals was read, because there were too many events. Sums are scaled to all
-    intervals."""
+    """One of this many intervals was read, because of too many events. Sums are scaled to all intervals."""
     accelerators: int = 0
     """Number of accelerators that computed for the process, or 0 if its programs ran on a CPU."""
 

@@ -14,8 +14,7 @@ CLOCK = "clock"
 MAX_EVENTS = 250_000
 """Number of events in a window above which only some intervals of it are read."""
 INTERVAL = 997_000
-"""Length of an interval in nanoseconds: long compared with instructions, and not a multiple of typical periods of
-a run."""
+"""Length of an interval in nanoseconds: longer than instructions, and no multiple of a run's periods."""
 
 WHOLE = (-math.inf, math.inf)
 """A window that includes all events."""

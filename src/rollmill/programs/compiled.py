@@ -60,9 +60,7 @@ The addresses of a state then stay the same, and the host need not write them in
 iteration. A small state is copied before each window of iterations, for a search for faults in the window."""
 
 DIVIDED = ("collector", "rings")
-"""Names of the parts of the training state that are divided among devices. Every device holds a copy of the
-others.
-"""
+"""Names of the parts of the training state that are divided among devices. Each device copies the others."""
 
 UNROLL = {"gpu": 4}
 """Number of environment steps that are unrolled in the compiled loop, by platform.

@@ -10,9 +10,7 @@ CompilerOptions: TypeAlias = dict[str, str | bool]
 """XLA options by name, without leading dashes."""
 
 EXACT_PRECISION: CompilerOptions = {"xla_allow_excess_precision": False}
-"""Rounds 16-bit floats after each operation, as kernels do. By default, XLA may keep more digits between two
-operations.
-"""
+"""Rounds 16-bit floats after each operation, as kernels do. By default, XLA may keep more digits."""
 
 PLAIN_CONVOLUTIONS: CompilerOptions = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE",

@@ -36,16 +36,12 @@ class Window(NamedTuple):
     first: int
     """Number of iterations before the window."""
     metrics: list[dict[str, np.ndarray]]
-    """Metrics of the window, one entry per iteration or per group of summed iterations. Values are scalars, or
-    `[seed]`.
-    """
+    """Metrics of the window, an entry per iteration or per group of summed iterations: scalars, or `[seed]`."""
     counts: list[int]
     """Number of iterations that each entry of `metrics` sums."""
 
     kept: bool = True
-    """True if `after` still exists. It is deleted if the program `loses_state` and has already begun the next
-    window.
-    """
+    """True if `after` still exists. A program that `loses_state` deletes it once it begins the next window."""
 
     @property
     def last(self) -> int:
@@ -77,9 +73,7 @@ class Pauses(NamedTuple):
     every: int
     """Number of iterations between two pauses."""
     run: Callable[[Window], None]
-    """Function that is called in each pause with the window that ends there, while the device computes nothing
-    else.
-    """
+    """Function that is called in each pause with the window that ends there, while the device is idle."""
 
 
 def dispatch_ahead(

@@ -75,9 +75,7 @@ class StepMaker(NamedTuple):
     step_with: StepWith
     mesh: Mesh
     before_timing: Callable[[], object]
-    """Waits for programs that are being compiled in parallel, because XLA also times operations on a GPU while it
-    compiles.
-    """
+    """Waits for programs that are compiled in parallel, because XLA times operations on a GPU meanwhile."""
     announce: Callable[[KernelChoice], None]
     """Called with the chosen kernels before they are compiled, to inform the other processes of a mesh."""
     seconds_of: Callable[[jax.stages.Compiled], float]

@@ -19,9 +19,7 @@ from rollmill.dataflow import Decision, Graph, start
 from rollmill.fusion import Backend, fused_collect, seconds_of_call
 
 TURNS = 3
-"""Number of times that each kernel is measured, in alternation, so that a machine that slows down affects all
-kernels.
-"""
+"""Number of times that kernels are measured in turns, so that a slower machine affects all of them."""
 
 
 class KernelParts(NamedTuple):

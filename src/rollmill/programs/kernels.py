@@ -57,9 +57,7 @@ class KernelChoice(NamedTuple):
     unroll: int = 1
     """Number of environment steps that are unrolled in the loop of XLA."""
     search: str | None = None
-    """Note for the user about the time that the search for kernels took and will save, or None without
-    a search.
-    """
+    """Note for the user about the time that the search for kernels took and will save, if there was one."""
     is_whole: bool = True
     """True if all kernels were tried within the time limit."""
     saved: float | None = None

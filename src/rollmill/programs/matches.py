@@ -38,9 +38,7 @@ class Player(NamedTuple):
     policy: Decide
     weights: Weights
     action_mask: Callable[[PyTree[Array]], ActionMask]
-    """Maps the state of the game to the legal actions and everything else that the policy may know about the
-    state.
-    """
+    """Maps the state of the game to the legal actions and everything else that the policy may know."""
     start_memory: Callable[[], Memory] = tuple
 
 

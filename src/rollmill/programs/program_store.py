@@ -39,9 +39,7 @@ PLATFORMS = ("cpu", "gpu")
 """Platforms on which stored programs have been compared with newly compiled ones."""
 
 KERNEL_PLATFORMS = ("gpu",)
-"""Platforms on which a compiled program contains its kernels. On CPUs, it calls code that the
-process registers.
-"""
+"""Platforms on which compiled programs contain their kernels. On CPUs, they call code of the process."""
 
 REPLAY_KERNEL_PLATFORMS: tuple[str, ...] = ()
 """Platforms on which stored programs with both kernels and a replay memory have been compared with newly compiled
@@ -55,9 +53,7 @@ KERNEL_CALL = "triton_kernel_call_ffi"
 """Name of the foreign call that launches a GPU kernel. The program itself contains the kernel."""
 
 OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi", KERNEL_CALL}
-"""Names of foreign calls that a stored program may contain, because JAX registers them without lowering
-a program.
-"""
+"""Names of foreign calls that a stored program may contain, because JAX registers them by itself."""
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 """Event with which JAX reports that a program was loaded from its cache."""

@@ -34,13 +34,9 @@ class MeshAllReduce(NamedTuple):
     """An all-reduce that computes the mean over all devices of a mesh, for use inside the programs of the mesh."""
 
     reduce: Callable[..., Reduce]
-    """`(*operands) -> Reduce`. A program calls it once on each device, and uses the result for all of
-    its means.
-    """
+    """`(*operands) -> Reduce`. A program calls it once on each device, and uses the result for all means."""
     operands: tuple[Array, ...] = ()
-    """Arrays that a program must take as additional arguments, with one row per device. Each device receives its
-    row.
-    """
+    """Additional arguments of a program, arrays with one row per device. Each device receives its row."""
 
 
 def mesh_all_reduce(

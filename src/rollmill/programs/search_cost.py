@@ -174,9 +174,7 @@ class SearchBudget:
 
 
 MIN_GAIN = 1.05
-"""Minimum speed of kernels relative to XLA for `auto` to use them. Above 1, so that equally fast kernels are not
-used.
-"""
+"""Minimum speed of kernels relative to XLA for `auto` to use them. Equally fast kernels are not used."""
 
 
 class ReadyKernels(NamedTuple):

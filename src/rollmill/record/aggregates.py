@@ -121,8 +121,7 @@ class RowSums:
 
 
 SECONDS = 1.0
-"""Shortest time over which throughput is measured, in seconds. The metrics of several iterations may arrive at
-once."""
+"""Shortest seconds over which throughput is measured, since metrics of several iterations come at once."""
 
 
 class Throughput:
@@ -147,8 +146,7 @@ class Throughput:
 
 
 EPISODES = 100
-"""Number of episodes in a full window. Means are taken over the latest iterations that contain at least this many
-episodes."""
+"""Number of episodes in a full window: means are over the latest iterations with at least that many."""
 
 
 class _EndedEpisodes(NamedTuple):

@@ -43,8 +43,7 @@ FAILURES_TOLD = 3
 FINISHED_SECONDS = 600.0
 """How long a run that has finished waits for its store, in seconds."""
 STOPPED_SECONDS = 8.0
-"""How long a run waits for its store after a signal or an error, in seconds. SIGKILL often follows SIGTERM after
-30 s."""
+"""Seconds that a run waits for its store after a signal or an error. SIGKILL often follows after 30 s."""
 MAX_DEPTH = 2
 """Maximum depth of folders below the run directory whose files are copied. Checkpoints are copied separately."""
 

@@ -24,8 +24,7 @@ class BatchingRule(NamedTuple):
     max_batch: int
     """Maximum number of observations in a batch, a power of two."""
     max_wait: float = 0.0
-    """Seconds for which the oldest request waits for others while the device is idle. With 0, it is computed at
-    once."""
+    """Seconds that the oldest request waits for others while the device is idle. With 0, it does not wait."""
 
 
 class _Waiting(NamedTuple, Generic[T]):

@@ -33,8 +33,7 @@ MAX_DIGITS = 20
 """Maximum number of digits in the length of a body, which fits into 64 bits."""
 
 MAX_FRAMING = 8
-"""Maximum size of a chunked body on the wire, including the lengths of chunks, relative to the limit for
-bodies."""
+"""Maximum size of a chunked body on the wire, with the lengths of chunks, relative to the limit for bodies."""
 
 
 class HttpConnection(asyncio.Protocol):

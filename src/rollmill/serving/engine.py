@@ -29,8 +29,7 @@ class QueuedRequest(NamedTuple):
 
     rows: PolicyRows
     done: Callable[[Answer], None]
-    """Callback in the event loop. It receives an action for each observation as JSON, or the reason why there is
-    none."""
+    """Callback in the event loop, with an action for each observation as JSON, or the reason for none."""
 
 
 class Engine:

@@ -13,8 +13,7 @@ BYTES_BESIDES, BYTES_BESIDES_EACH = 4096, 128
 """Bytes of a body reserved for field names and white space, and for brackets and a session id per observation."""
 
 DESCRIPTORS_BESIDES = 1024
-"""File descriptors reserved for uses other than open connections: JAX, libraries, and connections about to
-close."""
+"""File descriptors reserved for other uses than open connections: JAX, libraries, closing connections."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ TICK = 0.1
 """Seconds between two checks for stop requests and slow clients."""
 
 REFUSED_AT_ONCE = 64
-"""Maximum number of connections beyond the limit that are being rejected at a time. Further ones wait to be
-accepted."""
+"""Maximum number of connections that are rejected at a time. Further connections wait to be accepted."""
 
 CLOSED_AT_ONCE = 64
 """Number of connections without an admitted request that are closed if there are no file descriptors left."""

@@ -4,8 +4,7 @@ import ipaddress
 from typing import Any, Protocol, runtime_checkable
 
 IPV6_HOST = 64
-"""Number of leading bits of an IPv6 address that identify a host, since one host can use all addresses with the
-same prefix."""
+"""Number of leading bits of an IPv6 address that identify a host, which can use all addresses below them."""
 
 
 @runtime_checkable

@@ -23,8 +23,7 @@ class Configuration(NamedTuple):
     """Values of the configuration, in the order of the options without the seed."""
     mean: float
     low: float
-    """Ends of the bootstrap interval for the mean over seeds, `low` and `high`. With a single seed, both equal the
-    mean."""
+    """Ends `low` and `high` of the bootstrap interval for the mean over seeds, equal for a single seed."""
     high: float
     seeds: int
     """Number of seeds with a result."""

@@ -12,8 +12,7 @@ MAX_TRIALS = 100_000
 """Maximum number of trials in a sweep. A larger number is probably a mistake, since people read the table."""
 
 MAX_NUMBERED = 2**62
-"""Number of combinations above which random combinations are drawn independently, since equal ones are then
-improbable."""
+"""Number of combinations above which random draws are independent, since repetition is improbable."""
 
 
 class Axis(NamedTuple):

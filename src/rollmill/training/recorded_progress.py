@@ -17,8 +17,7 @@ class Episodes(NamedTuple):
     ended: float = 0.0
     """Number of episodes that have ended, including failed episodes."""
     failed: float = 0.0
-    """Number of episodes that ended early because their environment raised an exception or their worker
-    was lost."""
+    """Number of episodes that ended early because their environment failed or their worker was lost."""
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,13 @@ OBSERVATIONS = "weights.observations"
 """Path of the statistics with which a policy normalises observations."""
 
 POOL, KEPT = "pool.networks.", "pool.kept."
-"""Paths, in a learner, of the pool of opponents: the weights, and the number of kept weights, of each parameter
-set."""
+"""Paths, in a learner, of the weights and counts of the pool of opponents, for each parameter set."""
 
 NETWORKS, STATISTICS = "weights.networks.", "weights.agents."
 """Paths, in a multi-agent learner, of the network weights and of the statistics that normalise observations."""
 
 MAX_LACKING = 6
-"""Maximum number of arrays without initial weights that the note to the user lists. `config.json` lists all of
-them."""
+"""Maximum number of arrays without initial weights in the user's note. `config.json` lists all of them."""
 
 
 class GivenWeights(NamedTuple):

@@ -20,8 +20,7 @@ TAG, FOLDER = "checkpoint/video", "video"
 SECONDS_BETWEEN = 60.0
 """Shortest time between two videos. Checkpoints in between get no video, except the last checkpoint."""
 MAX_STEPS, MAX_PICTURES, SIZE = 500, 100, 240
-"""Maximum number of steps in the episode, maximum number of pictures in the video, and pixels of the
-longer side."""
+"""Maximum numbers of steps in the episode and of pictures in the video, and pixels of the longer side."""
 
 
 def video_log(algorithm: Graph | None = None) -> Hook:

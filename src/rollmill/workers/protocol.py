@@ -192,9 +192,7 @@ class WindowRecorded(NamedTuple):
     """Message from a replica: it has stopped recording, with the sums of the recorded window."""
 
     number: int
-    """Number of the request that this message answers, so that a late answer is not attributed to a
-    later window.
-    """
+    """Number of the request that this message answers, so that a late answer matches no later window."""
     window: Mapping[str, Any] | None
     """Result of `rollmill.profiling.recording.RecordedWindow.to_json`, or None if the events were discarded."""
 

@@ -37,9 +37,7 @@ class KernelSettings:
     numerics: Numerics = "tf32"
     """Precision of matrix products in kernels."""
     launches: dict[str, Any] | None = None
-    """Launches of the kernels that the run has chosen before, or None. The launches of several groups are in
-    `groups`.
-    """
+    """Launches of the kernels chosen earlier in the run, or None. `groups` has several groups' launches."""
 
 
 @dataclass(frozen=True)

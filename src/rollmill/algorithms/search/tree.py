@@ -53,8 +53,7 @@ class Expansion(NamedTuple):
 
     reward: Float[Array, ""]
     discount: Float[Array, ""]
-    """Discount of all later rewards. It is negative if the turn passes to the opponent, and 0 if the episode
-    ends."""
+    """Discount of all later rewards: negative if the turn passes to the opponent, and 0 if the episode ends."""
     position: EvaluatedPosition
 
 

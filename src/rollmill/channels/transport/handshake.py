@@ -49,8 +49,7 @@ class Admission(NamedTuple):
     claim: bytes
     """The identity that the dialler claims."""
     answer: bytes
-    """Bytes to send as soon as a thread serves the connection. A dialler that does not receive them tries
-    again."""
+    """Bytes sent as soon as a thread serves the connection. A dialler that does not receive them tries again."""
 
 
 def new_token() -> str:

@@ -22,8 +22,7 @@ from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.gpus.jax_settings import standard_promotion
 
 BATTLES = ("SMAX", "HeuristicEnemySMAX")
-"""Battles of two armies. In `SMAX`, both armies learn. In `HeuristicEnemySMAX`, the enemies follow the rules of
-JaxMARL."""
+"""Battles of two armies, which both learn in `SMAX`. In `HeuristicEnemySMAX`, the enemies follow fixed rules."""
 
 Members = dict[str, list[str]]
 """JaxMARL's names of the agents of each kind."""

@@ -17,8 +17,7 @@ CompilingAhead: TypeAlias = AbstractContextManager[Callable[[], None]]
 exit it cancels any that are not compiled yet."""
 
 MAX_PRODUCTS = 100
-"""Maximum number of matrix products in a step. With 323, as in policies for MinAtar, kernels take many minutes to
-compile."""
+"""Maximum number of matrix products in a step. With 323, kernels take many minutes to compile."""
 
 
 class KernelKind(NamedTuple):
@@ -43,8 +42,7 @@ class KernelKind(NamedTuple):
     describe: Callable[[AnyLaunch], str]
     """Describes a launch in words, for the user."""
     compile_ahead: Callable[..., CompilingAhead]
-    """Compiles the kernels of several launches in parallel, before they are called: `compile_ahead(launches,
-    *task)`."""
+    """Compiles the kernels of several launches in parallel, in advance: `compile_ahead(launches, *task)`."""
 
 
 class Backend(NamedTuple):

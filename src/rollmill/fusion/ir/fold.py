@@ -28,8 +28,7 @@ NEUTRAL: dict[str, tuple[Any, bool]] = {
     "shift_right_logical": (0, False),
     "shift_right_arithmetic": (0, False),
 }
-"""The right operand that leaves the left one unchanged, and whether this holds for floats too. -1 stands for all
-bits."""
+"""The right operand that leaves the left one unchanged, and whether also for floats. -1 means all bits."""
 
 ABSORBING = {"and": 0, "or": -1, "mul": 0}
 """The operand that determines the result on its own. Not for floats."""

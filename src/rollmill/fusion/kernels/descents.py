@@ -35,8 +35,7 @@ class DescentPrograms(NamedTuple):
     single: tuple[Any, ...]
     """Scalar variables of the optimiser state, such as counts."""
     sums: Program
-    """Computes the terms of one element in each sum from its gradient and state. The last term is the square of
-    the gradient."""
+    """Computes the terms of one element in each sum from its gradient and state, the squared gradient last."""
     step: Program
     """Computes one element after the step, and the variables that the step changes, from the element, its gradient
     and state, the sums, and the scalar variables."""

@@ -122,8 +122,7 @@ class Minibatch(NamedTuple):
     vector: Vector | None = None
     """The network as one vector, if it is held that way."""
     turns: int = 1
-    """Number of steps that each row holds: 1 for a sample, more for a sequence, whose steps are computed
-    in order."""
+    """Number of steps in each row: 1 for a sample, more for a sequence, whose steps are computed in order."""
     arguments: list[Any] | tuple[()] = ()
     """Leaves of the prologue's arguments, if the network is one vector."""
 

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 from rollmill.planning.plan import Place
 
 WIDTHS = ("num_envs", "devices", "learners", "actors", "workers", "instances")
-"""Fields of a candidate along which a branch grows. Candidates of one branch differ in only one of
-these fields.
-"""
+"""Fields of a candidate along which a branch grows. Candidates of one branch differ in only one of them."""
 
 
 @dataclass(frozen=True)

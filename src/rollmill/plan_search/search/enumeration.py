@@ -12,17 +12,13 @@ LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
 which times many kernels before it chooses among the same, comes last."""
 
 MIN_WAITING = 0.2
-"""Minimum share of a step spent waiting for which more processes than cores are tried. A smaller share may be
-noise.
-"""
+"""Minimum share of a step spent waiting for which more processes than cores are tried. Less may be noise."""
 
 MAX_CROWDING = 8
 """Maximum number of processes per core that are tried if environments wait."""
 
 PROCESS_BYTES = 400_000_000
-"""Memory of a process that steps Python environments, in bytes. JAX and Gymnasium take 300 to 350 MB in such a
-process.
-"""
+"""Bytes of a process that steps Python environments. JAX and Gymnasium take 300 to 350 MB of them."""
 
 MAX_WIDENING = 10
 """Maximum number of times that the number of environments is doubled."""

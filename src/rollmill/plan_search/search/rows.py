@@ -25,9 +25,7 @@ class Measurement(NamedTuple):
     memory: float | None = None
     """Peak bytes on the fullest GPU, or on the host without GPUs."""
     stopped_early: bool = False
-    """True if the run was stopped because it could no longer be the fastest. Its throughput is
-    then approximate.
-    """
+    """True if the run was stopped because another run is faster. Its throughput is then approximate."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ from rollmill.plan_search.search.rows import (
 )
 
 THRESHOLD = 0.1
-"""Minimum relative gain of throughput, as a fraction of the relative growth of memory. A branch with less is
-saturated.
-"""
+"""Minimum relative gain of throughput per relative growth of memory. A branch with less is saturated."""
 
 MIN_GAIN = 0.02
 """Minimum relative gain of throughput. A branch with less is saturated, even if it takes no more memory."""
@@ -88,9 +86,7 @@ class Trials(NamedTuple):
     check: Callable[[Candidate], str | None]
     """Returns the reason why a candidate cannot run, as far as it is known without trying, or None."""
     estimate_speed: Callable[[Candidate], float | None]
-    """Estimates the steps per second of a candidate from earlier measurements, without starting anything. None if
-    unknown.
-    """
+    """Estimates a candidate's steps per second from earlier measurements, or returns None."""
     predict_memory: Callable[[Candidate], MemoryEstimate]
     """Compiles a candidate without running it, and predicts its memory. Raises `CannotRun` and `OutOfTime`."""
     predict_speed: Callable[[Candidate], float | None]

@@ -15,8 +15,7 @@ OBSERVATIONS = 1000
 """Number of observations on which policies are compared."""
 
 ACTION_TOLERANCE = 1e-5
-"""Largest permitted difference between continuous actions, relative to the action or to the largest action of the
-batch."""
+"""Largest permitted difference between continuous actions, relative to the action or the batch's largest."""
 
 OUTPUT_TOLERANCE = 1e-4
 """Largest permitted relative difference between all other outputs."""
@@ -36,8 +35,7 @@ class Comparison(NamedTuple):
     """Largest difference between continuous actions, relative to the largest action. It is 0 for discrete actions,
     which must be equal."""
     ties: int
-    """Number of observations for which two actions were equally likely up to rounding, and the policies chose
-    different ones."""
+    """Number of observations for which two actions were equally likely and the policies chose differently."""
 
 
 def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:

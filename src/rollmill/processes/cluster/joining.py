@@ -24,9 +24,7 @@ OBJECT_STORE_BYTES = 100_000_000
 """Size in bytes of the object store of a cluster started on this machine. It only holds jobs."""
 
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable that makes Ray listen only on the loopback address, if it is set to 0 before Ray is
-imported.
-"""
+"""Environment variable that makes Ray listen only on loopback, if it is 0 before Ray is imported."""
 
 STARTS = 4
 """Maximum number of attempts to start Ray, if starting takes too long."""

@@ -9,9 +9,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.processes.cluster.room import Demand
 
 ROOM_SECONDS = 900.0
-"""Maximum seconds for a cluster to free the resources, since nodes may have to be added or other runs may have to
-end.
-"""
+"""Maximum seconds to wait for resources, because nodes may have to be added or other runs to end."""
 
 POLL_SECONDS = 1.0
 

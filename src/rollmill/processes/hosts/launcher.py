@@ -36,9 +36,7 @@ class HostHandle:
     asked_at: float = field(default_factory=time.monotonic)
     reported: int = 0
     host: "_Host | None" = None
-    """Connection to the host's process through which the worker was started. None before this process has
-    connected.
-    """
+    """Connection to the host's process that started the worker. None before this process has connected."""
     exit: Exit | None = None
 
 

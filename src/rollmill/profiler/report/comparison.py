@@ -57,8 +57,7 @@ class ComparedTime(NamedTuple):
     share_before: float
     share_after: float
     ratio: float | None
-    """Time after divided by time before, for the same number of environment steps. None if either is missing or
-    almost 0."""
+    """Time after divided by time before, for equal environment steps. None if either is missing or almost 0."""
 
     @property
     def longest(self) -> float:

@@ -33,9 +33,7 @@ host.
 """
 
 OUTCOME = ("episode_return", "episode_length", "agent_returns")
-"""Names of the entries in a step's `info` that describe an ended episode. The last exists only with several
-agents.
-"""
+"""Names of entries in a step's `info` about an ended episode. The last exists only with several agents."""
 
 
 class Playing(NamedTuple):

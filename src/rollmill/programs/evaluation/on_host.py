@@ -31,9 +31,7 @@ MAX_COPIES = 8
 """Maximum number of copies of a host environment in one evaluation."""
 
 Keep: TypeAlias = Callable[[HostStep, PyTree[np.ndarray], HostStep, Bool[np.ndarray, " B"]], None]
-"""Function that receives each step of an evaluation, `(step before, actions, step after, copies whose episode
-counts)`.
-"""
+"""Function that receives each step: `(step before, actions, step after, copies whose episode counts)`."""
 
 
 def evaluate_on_host(

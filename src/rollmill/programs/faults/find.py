@@ -72,9 +72,7 @@ class Fault(NamedTuple):
     environments: tuple[int, ...]
     """Global indices of the affected environments. Empty if the fault does not belong to single environments."""
     step: int | None = None
-    """Step of the rollout in which the fault appeared in the first affected environment, or None if it was in
-    learning.
-    """
+    """Step of the rollout in which the fault first appeared, or None if it appeared in learning."""
     epoch: int | None = None
     minibatch: int | None = None
     seed_index: int = 0

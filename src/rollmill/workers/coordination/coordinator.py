@@ -61,9 +61,7 @@ from rollmill.workers.reports import (
 from rollmill.workers.run_spec import RunSpec
 
 MAX_RESTARTS = 5
-"""Maximum number of consecutive losses of a replica that steps no environments. One more ends the run (see
-`recovery`).
-"""
+"""Maximum number of consecutive losses of a replica without environments. One more ends the run."""
 
 LEAVE_SECONDS = 60.0
 """Seconds after which a replica leaves a host that is about to be removed, even if no newer state has arrived."""

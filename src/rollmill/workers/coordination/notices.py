@@ -12,9 +12,7 @@ from rollmill.workers.protocol import EnvFailures, EnvGrowth
 from rollmill.workers.reports import Notice, Row
 
 REPORTED_EACH = 3
-"""Number of failures of each environment that are reported one by one. Later ones are reported at every power of
-two.
-"""
+"""Number of failures of an environment that are reported one by one. Later, every power of two is."""
 
 
 class FailureLog:

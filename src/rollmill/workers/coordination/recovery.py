@@ -16,9 +16,7 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 10.0
 
 MIN_WORK_SECONDS = 60.0
-"""Minimum seconds of work between two losses that are not consecutive, because work begins with compilation and
-first steps.
-"""
+"""Minimum seconds of work between losses that are not consecutive, since work begins with compilation."""
 
 
 class Recovery:

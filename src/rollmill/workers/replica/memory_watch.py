@@ -24,9 +24,7 @@ MIN_GROWTH = 64 * 2**20
 """Minimum bytes of growth between two marks. Less growth is not reported."""
 
 MIN_SHARE = 0.5
-"""Minimum share of the growth that must happen within steps. The rest belongs to a replay memory, or to
-compilation.
-"""
+"""Minimum share of the growth within steps. The rest belongs to a replay memory, or to compilation."""
 
 INTERVALS, STEADY = 4, 0.5
 """Intervals in a row that are compared, and their smallest growth a step, relative to the largest: a cache that

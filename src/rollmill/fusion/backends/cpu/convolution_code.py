@@ -30,8 +30,7 @@ UNROLL = 4
 """Maximum number of products of a sum in one iteration of its loop."""
 
 PROGRAM_OPERATIONS = 2e6
-"""Minimum number of operations of a program. With fewer, starting another core takes longer than computing
-them."""
+"""Minimum number of operations of a program, below which starting another core would take longer."""
 MAX_PARTS = 16
 """Maximum number of partial sums of a kernel's gradient. It does not depend on the number of cores, so that
 results do not either."""

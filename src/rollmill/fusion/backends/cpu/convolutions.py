@@ -24,8 +24,7 @@ from rollmill.fusion.backends.cpu.ffi import call
 from rollmill.fusion.backends.cpu.target import processor
 
 MAX_AWAITED_CORES = 8
-"""Maximum number of cores to keep busy with whole images. With fewer images than cores, XLA divides each image
-instead."""
+"""Maximum number of cores to keep busy with whole images. With fewer images than cores, XLA divides images."""
 
 
 def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:

@@ -16,8 +16,7 @@ INT64 = np.dtype(np.int64)
 FLOAT64 = np.dtype(np.float64)
 
 LOG2_HIGH = 0.693359375
-"""The leading bits of the natural logarithm of 2. They are few enough that products with small integers
-are exact."""
+"""The leading bits of the natural logarithm of 2, so few that products with small integers are exact."""
 LOG2_LOW = math.log(2) - LOG2_HIGH
 
 ROUNDING = 1.5 * 2.0**23

@@ -40,8 +40,7 @@ class GradientLaunch(NamedTuple):
     """Samples per block, a power of two of at least 16."""
     num_warps: int = 4
     reads_again: int = 0
-    """1 to reload weight matrices in every step of a sequence, so that they do not occupy shared memory
-    throughout."""
+    """1 to reload weight matrices in every step of a sequence, which saves shared memory."""
     own_steps: int = 0
     """1 to follow the kernel by kernels that add its partial sums and step the optimiser, and to read transposed
     weights in place. No launch that is tried by default does so: on GPUs it has not been measured."""
@@ -49,8 +48,7 @@ class GradientLaunch(NamedTuple):
     """Columns of the tiles that wide rows and matrices are divided into, or 0 to leave them whole. Gradients of
     matrices larger than a tile are then products after the kernel."""
     kept: int = 0
-    """Kilobytes of matrix tiles that stay on the chip. All others are reloaded for every block. Only with
-    `tile`."""
+    """Kilobytes of matrix tiles that stay on the chip. Others are reloaded for every block. Only with `tile`."""
 
 
 def run_gradients_kernel(

@@ -53,8 +53,7 @@ GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 """Launches of gradient kernels: programs per multiprocessor, samples per block, and warps per block."""
 
 FEW_SAMPLES = ((1, 16, 4), (1, 16, 2), (1, 32, 4))
-"""Launches of gradient kernels for small minibatches, with which larger blocks would leave most of the GPU
-idle."""
+"""Launches of gradient kernels for small minibatches, for which larger blocks leave most of the GPU idle."""
 SEQUENCES = ((1, 16, 4, 0), (2, 16, 4, 1), (2, 32, 4, 1))
 """Launches of gradient kernels for recurrent policies. The last number is 1 if matrices are reloaded in every
 step.

@@ -14,8 +14,7 @@ MAX_MATRIX_BYTES = 212_992
 """Maximum size of a loop's matrices that fit in the shared memory of a Hopper GPU, besides everything else."""
 
 AGAIN = "again"
-"""Name of a variable that is zero but computed in the loop, so that an address that contains it cannot be
-hoisted."""
+"""Name of a variable that is zero but computed in the loop, so that an address with it cannot be hoisted."""
 
 FAR = "FAR: tl.constexpr = 1 << 30  # more turns than there are"
 
