@@ -72,7 +72,7 @@ from rollmill.envs import as_environment
 from rollmill.networks import NetworkConfig, action_values
 
 STEPS_AN_UPDATE = 4
-"""Environment steps of one update, unless the updates are set, as in DQN."""
+"""Default number of environment steps per update, as in DQN."""
 
 EXPLORATION_STEPS = "exploration_steps"
 
@@ -283,7 +283,7 @@ def team_parts(
     """Checks the inputs of an algorithm for a team, and prepares them for a graph.
 
     `sees` is "central" if the mixing function reads the central features of the environment. The other arguments
-    are those of `off_policy_parts`. Raises a `UsageError` for invalid names, types or sizes, and for an
+    are as for `off_policy_parts`. Raises a `UsageError` for invalid names, types or sizes, and for an
     environment that is not a team with `Discrete` actions.
     """
     parts = off_policy_parts(

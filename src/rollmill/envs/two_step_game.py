@@ -1,4 +1,4 @@
-"""TwoStepGame-v0, a team task whose best actions only a mixing of agents' values can represent that is not a sum.
+"""TwoStepGame-v0, a task for a team whose value no sum of the agents' values can represent.
 
 See Rashid et al., "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement Learning" (ICML
 2018), section 5.

@@ -16,9 +16,7 @@ from rollmill.networks.layers import Linear
 
 
 class Hypernetwork(eqx.Module):
-    """Computes weights of another network from the state, by a linear layer or a hidden layer of ReLUs before
-    it.
-    """
+    """Computes weights of another network from the state, by one linear layer, or two with a ReLU in between."""
 
     hidden: Linear | None
     head: Linear
@@ -54,7 +52,7 @@ def monotonic_mixer(
     """Makes a mixing network with `mixing_size` hidden units.
 
     The hypernetworks of its weights have `hypernetwork_size` hidden units, or none with 0. The hypernetwork of its
-    last bias has `mixing_size` of them.
+    last bias has `mixing_size`.
     """
     first, first_bias, last, last_bias = jax.random.split(key, 4)
     return MonotonicMixer(

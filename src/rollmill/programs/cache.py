@@ -15,7 +15,7 @@ from rollmill.core.installation import cache_root
 UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """Beginning of the warning that JAX prints for a cache entry that it cannot read."""
 WITH_NAMES = "jax_compilation_cache_include_metadata_in_key"
-"""JAX setting, and in capitals its variable, that makes names part of a cached program's key."""
+"""JAX setting that makes names part of a cached program's key. In capitals, it is an environment variable."""
 
 
 def cache_directory() -> Path:
