@@ -63,9 +63,11 @@ if TYPE_CHECKING:
         rollout_step as rollout_step,
         run_reference as run_reference,
     )
+    from rollmill.fusion.kernels.wide_gradients import largest_summed_matrix as largest_summed_matrix
     from rollmill.fusion.lower.function import LoweredFunction as LoweredFunction, lower_function as lower_function
     from rollmill.fusion.lower.prologue import Prologue as Prologue, UniformArrays as UniformArrays
     from rollmill.fusion.lower.rules import register_rule as register_rule
+    from rollmill.fusion.opt.row_tiles import largest_tiled_matrix as largest_tiled_matrix
     from rollmill.fusion.tune.search import (
         minibatch_loop_search as minibatch_loop_search,
         num_kernel_rows as num_kernel_rows,
@@ -108,6 +110,8 @@ _MODULES = {
     "rollmill.fusion.lower.function": "LoweredFunction lower_function",
     "rollmill.fusion.lower.prologue": "Prologue UniformArrays",
     "rollmill.fusion.lower.rules": "register_rule",
+    "rollmill.fusion.kernels.wide_gradients": "largest_summed_matrix",
+    "rollmill.fusion.opt.row_tiles": "largest_tiled_matrix",
     "rollmill.fusion.tune.search": "minibatch_loop_search num_kernel_rows rollout_search rollouts_in_a_row",
     "rollmill.fusion.tune.timing": "Search Tuned compile_candidates fastest seconds_of_call",
 }

@@ -25,6 +25,8 @@ from rollmill.fusion import (
     first_batch,
     fused_collect,
     fused_minibatch_loop,
+    largest_summed_matrix,
+    largest_tiled_matrix,
     lower_gradients,
     lower_rollout,
     minibatch_loop_search,
@@ -247,7 +249,9 @@ class _Chooser:
         step = lower_rollout(self.graph)
         pressure = pressure_of_step(step)
         self._check_pressure(pressure)
-        launches = self.backend.rollouts.launches(self._share, pressure.operations)
+        launches = self.backend.rollouts.launches(
+            self._share, pressure.operations, largest_matrix=largest_tiled_matrix(step.program)
+        )
         return _Candidates(step, self._launch("rollouts", launches, partial(self._tune_rollouts, step)))
 
     def _gradient_candidates(self) -> "_Candidates":
@@ -261,7 +265,10 @@ class _Chooser:
             raise CannotFuse(f"{reason}. fusion=full fuses anyway")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(
-            num_kernel_rows(self.graph, step, *shapes), self.place.device, by_step=bool(step.carried)
+            num_kernel_rows(self.graph, step, *shapes),
+            self.place.device,
+            by_step=bool(step.carried),
+            largest_matrix=largest_summed_matrix(step),
         )
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
@@ -308,7 +315,8 @@ class _Chooser:
         """Returns the launch the run began with, or else the only one or the fastest."""
         if (launch := self._began_with(part)) is not None:
             return lambda: Tuned(tuple(launch))
-        if self.fusion != "auto" and len(launches) == 1:
+        kind = self.backend.rollouts if part == "rollouts" else self.backend.gradients
+        if self.fusion != "auto" and len(launches) == 1 and not kind.is_unverified(launches[0]):
             return lambda: Tuned(tuple(launches[0]))
         return tune(launches)
 

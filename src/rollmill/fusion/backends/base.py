@@ -30,7 +30,8 @@ class KernelKind(NamedTuple):
     launches: Callable[..., Sequence[AnyLaunch]]
     """Returns the launch configurations worth timing. For rollouts, the arguments are the number of environments
     and the number of nodes of a step. For gradients, they are the number of samples (or of sequences, with
-    `by_step`) and the device."""
+    `by_step`) and the device. `largest_matrix` is the number of elements of the largest matrix that can be read in
+    tiles."""
     run: Callable[..., Any]
     """Returns the function that runs the kernel with a launch: `run(launch, lanes=1)`. With several lanes, call it
     inside `jax.vmap`."""
@@ -43,6 +44,8 @@ class KernelKind(NamedTuple):
     """Describes a launch in words, for the user."""
     compile_ahead: Callable[..., CompilingAhead]
     """Compiles the kernels of several launches in parallel, in advance: `compile_ahead(launches, *task)`."""
+    is_unverified: Callable[[AnyLaunch], bool] = lambda launch: False
+    """Returns whether a launch has to be compared with the reference before it is used."""
 
 
 class Backend(NamedTuple):
@@ -70,6 +73,9 @@ class Backend(NamedTuple):
     descend: Callable[..., Callable[..., Any] | None] = lambda launch, lanes=1: None
     """`(launch, lanes=1)`: the function that steps the optimiser by a kernel (`kernels.minibatch_loop`), by the
     launch of the gradients. None where XLA computes the steps."""
+    tolerance: float = 1e-3
+    """Error that the rounding of products may cause in verified kernels, relative to the largest number of an
+    array."""
 
 
 def check_package(backend: Backend) -> None:

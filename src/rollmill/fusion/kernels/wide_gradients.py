@@ -22,7 +22,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.sums import LeafPair, Sum
-from rollmill.fusion.opt.row_tiles import tiled
+from rollmill.fusion.opt.row_tiles import largest_tiled_matrix, tiled
 
 MAX_SUMMED = 4_096
 """Maximum number of elements of a matrix whose gradient a kernel sums in registers: 64 x 64, which is 32 registers
@@ -77,6 +77,16 @@ class WideGradients(NamedTuple):
                 total = reduce(jnp.add, [product(*pair) for pair in result.pairs])
                 parts.append(total.reshape(-1) / rows[0].shape[0])
         return jnp.concatenate(parts)
+
+
+def largest_summed_matrix(step: GradientStep) -> int:
+    """Returns the number of elements of the largest matrix that a gradient kernel can read in tiles, or 0.
+
+    Sequences and networks that a sample uses several times, such as those of agents, have no such kernels.
+    """
+    if step.carried or any(len(each.pairs) > 1 for each in step.sums):
+        return 0
+    return largest_tiled_matrix(step.program)
 
 
 @lru_cache(maxsize=16)

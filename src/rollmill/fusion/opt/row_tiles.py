@@ -20,6 +20,17 @@ OF_TILES = {"row_sum": "add", "row_max": "max", "row_min": "min"}
 """Reductions of rows, with the operations that combine the results of tiles."""
 
 
+TILE = 64
+"""Columns of a tile. A matrix of 64 x 64 takes 16 KB of shared memory."""
+
+
+def largest_tiled_matrix(program: Program) -> int:
+    """Returns the number of elements of the largest matrix in a program, or 0 if it cannot be read in tiles."""
+    products = [node for node in program.nodes() if node.op == "dot"]
+    sizes = [(node.operands[0].width or 1) * (node.width or 1) for node in products]
+    return max(sizes, default=0) if tiled(program, TILE) is not None else 0
+
+
 class TiledProgram(NamedTuple):
     """A program whose rows have at most a given number of columns."""
 

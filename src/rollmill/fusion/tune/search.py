@@ -36,6 +36,7 @@ from rollmill.fusion.kernels.minibatch_loop import (
     kernel_sums,
 )
 from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect, rollout_inputs
+from rollmill.fusion.tune.agreement import gradient_agreement, rollout_agreement
 from rollmill.fusion.tune.timing import Search, file_of
 
 T = TypeVar("T")
@@ -101,6 +102,7 @@ def rollout_search(
         alone,
         partial(rollout_inputs, step),
         len(what[0]),
+        partial(rollout_agreement, backend, step, graph.loops.num_steps),
     )
 
 
@@ -171,4 +173,5 @@ def minibatch_loop_search(
         lambda launch: partial(kernel_sums, graph, step, kind.run(launch), numbers),
         partial(epoch_inputs, graph),
         len(what[0]),
+        partial(gradient_agreement, backend, graph, step),
     )

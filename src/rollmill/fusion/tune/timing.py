@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +90,9 @@ class Search(NamedTuple):
     separately."""
     size: int = 0
     """Number of characters of the kernel's source, by which the seconds of a search are predicted."""
+    agrees: Callable[[Any], Callable[..., Any] | None] = lambda launch: None
+    """Returns a function of the kernel's arguments that compares a launch with the reference, or None for launches
+    that need no comparison."""
 
     def stored(self) -> Tuned | None:
         """Returns the stored result of an earlier search, or None."""
@@ -177,13 +180,9 @@ def fastest(
             last = error
     if not runs:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
-    first = min(run.seconds for run in runs.values())
-    near = {launch: run for launch, run in runs.items() if run.seconds < FAR * first}
-    _time_in_turns(list(near.values()), REPEATS)
-    shortest = min(run.seconds for run in near.values())
-    best = next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
+    best = _fastest_right(search, runs, given)
     plain = [_Timed(function(), arguments) for function in unfused]
-    whole = near[best]
+    whole = runs[best]
     if plain and search.alone is not None:  # the separate kernel cannot be compared with a whole function
         whole = _whole(search, best, arguments, compile_whole)
         _time_in_turns([whole], UNFUSED_REPEATS)
@@ -194,6 +193,30 @@ def fastest(
     with contextlib.suppress(OSError, CheckpointError):  # if the result cannot be stored, the next run times again
         write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
+
+
+def _fastest_right(search: Search, runs: dict[Any, "_Timed"], given: Sequence[Any]) -> Any:
+    """Returns the fastest launch whose results are right."""
+    while runs:
+        best, is_right = _fastest_of(runs), True
+        if (agrees := search.agrees(best)) is not None:
+            try:
+                is_right = bool(jax.jit(agrees)(*given))
+            except RuntimeError:  # for example, the reference needs more memory than the kernel
+                is_right = False
+        if is_right:
+            return best
+        del runs[best]
+    raise CannotFuse("no launch of the kernel computes the same as the reference on this device")
+
+
+def _fastest_of(runs: Mapping[Any, "_Timed"]) -> Any:
+    """Returns the fastest launch, after timing the fastest launches several times."""
+    first = min(run.seconds for run in runs.values())
+    near = {launch: run for launch, run in runs.items() if run.seconds < FAR * first}
+    _time_in_turns(list(near.values()), REPEATS)
+    shortest = min(run.seconds for run in near.values())
+    return next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
 
 
 def _whole(search: Search, launch: Any, arguments: Sequence[Any], compile_whole: Compile) -> "_Timed":

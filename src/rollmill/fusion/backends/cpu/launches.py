@@ -69,11 +69,11 @@ def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
     return nullcontext(lambda: None)
 
 
-def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:
+def _blocks(num_envs: int, num_nodes: int, *, largest_matrix: int = 0) -> list[CodeLaunch]:
     return [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))]
 
 
-def _parts(num_rows: int, device: Any, *, by_step: bool = False) -> list[CodeLaunch]:
+def _parts(num_rows: int, device: Any, *, by_step: bool = False, largest_matrix: int = 0) -> list[CodeLaunch]:
     block = min(SAMPLES_TOGETHER, _power_of_two_within(num_rows))
     return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_rows // block))]
 

@@ -16,10 +16,13 @@ from rollmill.fusion.backends.triton.gradients import (
     gradient_operations,
     run_gradients_kernel,
 )
+from rollmill.fusion.backends.triton.rereading import MAX_MATRIX_BYTES
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
 from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import GradientStep
+from rollmill.fusion.kernels.wide_gradients import largest_summed_matrix, wide_gradients
+from rollmill.fusion.opt.row_tiles import TILE
 from rollmill.fusion.opt.segments import needs_segments
 
 KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]
@@ -61,6 +64,26 @@ step.
 If matrices stay on the chip, a GRU with 64 units takes 218 KB of shared memory."""
 
 
+MAX_WHOLE = 128 * 128
+"""Maximum number of elements of a matrix that gradient kernels multiply by as a whole. They hold it and its
+transpose in shared memory, in 128 KB."""
+WIDE_ROLLOUTS = (
+    *(Launch(32, 2, tile=TILE, kept=192), Launch(64, 4, tile=TILE, kept=192), Launch(128, 8, tile=TILE, kept=192)),
+    *(Launch(32, 2, tile=TILE), Launch(64, 4, tile=TILE)),
+)
+"""Launches for matrices that are read in tiles. They were not measured on a GPU, so each is verified before it is
+used.
+
+Compiled for sm_90, two layers of 256 take 213 KB of shared memory with 192 KB of kept tiles, and 16 KB without."""
+WIDE_GRADIENTS = ((2, 64, 4, 0, 0, TILE), (1, 128, 8, 0, 0, TILE), (1, 64, 8, 0, 0, TILE))
+"""Launches of gradient kernels that read matrices in tiles. They were not measured on a GPU, so each is verified
+before it is used."""
+MAX_TILED_PRODUCTS = 100
+"""Maximum number of products of tiles in a gradient kernel. One with 72 compiles in one to four minutes."""
+TOLERANCES: dict[Numerics, float] = {"float32": 1e-3, "tf32": 0.03, "bfloat16": 0.15}
+"""Errors of verified kernels. Measured gradients differ by a third of them (docs/fusion.md)."""
+
+
 def triton_kernels(numerics: Numerics) -> Backend:
     """Returns the Triton backend, with matrix products in the precision `numerics`."""
     rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
@@ -83,9 +106,10 @@ def triton_kernels(numerics: Numerics) -> Backend:
             text=partial(_text, rollouts),
             describe=_describe_rollouts,
             compile_ahead=partial(_compile_ahead, rollouts),
+            is_unverified=lambda launch: bool(Launch(*launch).tile),
         ),
         gradients=KernelKind(
-            launches=_gradient_launches,
+            launches=partial(_gradient_launches, numerics),
             run=lambda launch, lanes=1: partial(
                 run_gradients_kernel, launch=GradientLaunch(*launch), numerics=numerics, lanes=lanes
             ),
@@ -93,8 +117,10 @@ def triton_kernels(numerics: Numerics) -> Backend:
             text=partial(_text, gradients),
             describe=_describe_gradients,
             compile_ahead=partial(_compile_ahead, gradients),
+            is_unverified=lambda launch: bool(GradientLaunch(*launch).tile),
         ),
         descend=_descend,
+        tolerance=TOLERANCES[numerics],
     )
 
 
@@ -129,10 +155,23 @@ def gradients_too_long_on_gpu(step: GradientStep) -> str | None:
     """
     size = gradient_operations(step)
     if size <= MAX_GRADIENT_OPERATIONS:
-        return None
+        return _too_many_tiles(step)
     return (
         f"the gradients of a sample have {size:,} operations. A kernel with more than "
         f"{MAX_GRADIENT_OPERATIONS:,} takes minutes to compile"
+    )
+
+
+def _too_many_tiles(step: GradientStep) -> str | None:
+    if largest_summed_matrix(step) <= MAX_WHOLE:
+        return None
+    nodes = wide_gradients(step, TILE).step.program.nodes()
+    products = sum(node.op == "dot" for node in nodes)
+    if products <= MAX_TILED_PRODUCTS:
+        return None
+    return (
+        f"the gradients of a sample have {products} products of matrix tiles. A kernel with more than "
+        f"{MAX_TILED_PRODUCTS} takes minutes to compile"
     )
 
 
@@ -145,15 +184,24 @@ def _check_chip(device: Any) -> None:
         )
 
 
-def _rollout_launches(numerics: Numerics, num_envs: int, num_nodes: int) -> Sequence[Launch]:
+def _rollout_launches(
+    numerics: Numerics, num_envs: int, num_nodes: int, *, largest_matrix: int = 0
+) -> Sequence[Launch]:
     if numerics == "float32":
         return EXACT_ROLLOUTS[:1] if needs_segments(num_nodes) else EXACT_ROLLOUTS
-    return LONG_ROLLOUTS if needs_segments(num_nodes) else ROLLOUTS
+    launches = LONG_ROLLOUTS if needs_segments(num_nodes) else ROLLOUTS
+    if largest_matrix <= MAX_WHOLE:
+        return launches
+    return WIDE_ROLLOUTS if 4 * largest_matrix > MAX_MATRIX_BYTES else (*launches, *WIDE_ROLLOUTS)
 
 
-def _gradient_launches(num_rows: int, device: Any, *, by_step: bool = False) -> list[GradientLaunch]:
+def _gradient_launches(
+    numerics: Numerics, num_rows: int, device: Any, *, by_step: bool = False, largest_matrix: int = 0
+) -> list[GradientLaunch]:
     processors = getattr(device, "core_count", None) or 128
     candidates = SEQUENCES if by_step else FEW_SAMPLES if num_rows < 32 * processors else GRADIENTS
+    if largest_matrix > MAX_WHOLE and not by_step and numerics != "float32":
+        candidates = WIDE_GRADIENTS
     return [GradientLaunch(processors * n, *others) for n, *others in candidates]
 
 
@@ -180,10 +228,12 @@ def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | Non
 def _describe_rollouts(launch: AnyLaunch) -> str:
     own = Launch(*launch)
     few = f" with at most {own.registers} registers per thread" if own.registers else ""
-    return f"blocks of {own.block} environments, {own.num_warps} warps each{few}"
+    tiles = f", matrices in tiles of {own.tile}" if own.tile else ""
+    return f"blocks of {own.block} environments, {own.num_warps} warps each{few}{tiles}"
 
 
 def _describe_gradients(launch: AnyLaunch) -> str:
     own = GradientLaunch(*launch)
+    tiles = f", matrices in tiles of {own.tile}" if own.tile else ""
     steps = ", and kernels for the optimiser's steps" if own.own_steps else ""
-    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each{steps}"
+    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each{tiles}{steps}"
