@@ -7,11 +7,11 @@ from types import CodeType, FunctionType, MappingProxyType, MethodType, NoneType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from gymnasium import Space
 
 from rollmill.core.traced_once import TracedOnce
+from rollmill.core.types import is_key
 
 NOT_OF_A_SPACE = {"_np_random", "low_repr", "high_repr"}
 """Attributes that a space sets when it is sampled or printed, and that do not affect its meaning."""
@@ -70,7 +70,7 @@ def _(number: float) -> _Taken:
 @_taken_apart.register(np.generic)
 def _(array: Any) -> _Taken:
     kind = (array.dtype, array.shape, getattr(array, "weak_type", False))
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array.dtype):
         array = jax.random.key_data(array)
     return _Taken((*kind, np.asarray(array).tobytes()))
 

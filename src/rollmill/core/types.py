@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt8
 
@@ -290,3 +292,8 @@ class HostEnvironment(NamedTuple):
     """Options with which `make` created the environment. A run records them, to create it again."""
     agents: tuple[AgentKind, ...] = ()
     """Kinds of agents, if there are several. Spaces, actions and rewards are then dictionaries by kind."""
+
+
+def is_key(dtype: Any) -> bool:
+    """Returns whether a dtype belongs to random keys."""
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)

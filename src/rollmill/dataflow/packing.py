@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree, Shaped, UInt32
 
+from rollmill.core.types import is_key
+
 TOGETHER = 4
 """Number of words that row lengths are a multiple of, so that a processor can read four words at once."""
 
@@ -89,8 +91,8 @@ def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]
 def pack(samples: PyTree[Array]) -> Packed:
     """Packs samples with leaves `[R, ...]` into a table of 32-bit words."""
     typed, structure = jax.tree.flatten(samples)
-    keys = [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in typed]
-    leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in typed]
+    keys = [jax.random.key_impl(leaf) if is_key(leaf.dtype) else None for leaf in typed]
+    leaves = [jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf for leaf in typed]
     columns, width = [], 0
     for leaf in leaves:
         columns.append(width if _fits(leaf) else None)
@@ -113,10 +115,6 @@ def words_of(leaf: Array) -> int:
 def _fits(leaf: Array | jax.ShapeDtypeStruct) -> bool:
     """Returns whether each element of a leaf is one 32-bit word."""
     return leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number)
-
-
-def _is_key(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _to_words(leaf: Array) -> UInt32[Array, "R width"]:

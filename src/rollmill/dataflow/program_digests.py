@@ -10,9 +10,10 @@ from types import FunctionType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+
+from rollmill.core.types import is_key
 
 NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
 """Parameters of primitives that do not affect results."""
@@ -159,7 +160,7 @@ def _primitives(num_modules: int) -> frozenset[int]:
 
 
 def _array(value: Any) -> str:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value.dtype):
         return f"key<{jax.random.key_impl(value)}>{_array(jax.random.key_data(value))}"
     content = np.ascontiguousarray(np.asarray(value))
     return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"

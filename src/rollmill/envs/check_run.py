@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import ContractError
 from rollmill.core.spaces import contains
-from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.agents import possible_masks, random_action
 from rollmill.envs.transforms import TimeLimitState
@@ -333,7 +333,7 @@ def _resembles(values: Any, firsts: Any, num_values: int) -> np.ndarray:
     """Returns for each of T values whether all its elements are in the range of the R first values."""
     resembles = np.ones(num_values, bool)
     for value, first in zip(jax.tree.leaves(values), jax.tree.leaves(firsts), strict=True):
-        if _is_key(value):
+        if is_key(value.dtype):
             continue
         value, first = np.asarray(value, np.float64), np.asarray(first, np.float64)
         low, high = first.min(axis=0), first.max(axis=0)
@@ -353,8 +353,4 @@ def _is_close(result: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def _data(leaf: Array) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _is_key(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf)

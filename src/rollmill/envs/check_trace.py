@@ -16,7 +16,7 @@ from gymnasium import spaces
 from rollmill.core.contracts import outline, type_of
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.spaces import struct
-from rollmill.core.types import Environment, Timestep
+from rollmill.core.types import Environment, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code, user_frame, user_frame_of
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
 from rollmill.envs.declarations import as_timestep
@@ -446,6 +446,6 @@ def _same_program(first: jax.extend.core.ClosedJaxpr, second: jax.extend.core.Cl
 
 
 def _same_constant(first: Any, second: Any) -> bool:
-    if jnp.issubdtype(jnp.result_type(first), jax.dtypes.prng_key):
+    if is_key(jnp.result_type(first)):
         first, second = jax.random.key_data(first), jax.random.key_data(second)
     return np.array_equal(np.asarray(first), np.asarray(second), equal_nan=False)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.types import is_key
 
 KEY_DTYPE = re.compile(r"key<(.+)>")
 NOT_NUMERIC = "OSUmM"  # kind codes of objects, strings and dates in NumPy
@@ -45,7 +45,7 @@ def to_host(tree: PyTree) -> dict[str, np.ndarray]:
     Such arrays are copied.
     """
     named = _named_leaves(tree)
-    fetched = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for _, leaf in named])
+    fetched = jax.device_get([jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf for _, leaf in named])
     return {path: _owned(leaf, value) for (path, leaf), value in zip(named, fetched, strict=True)}
 
 
@@ -113,17 +113,13 @@ def _leaf_type(path: str, leaf: Any) -> LeafType:
             f"the state contains a {type(leaf).__name__} at {path}, but only arrays can be stored. hint: make it "
             "a static field, or partition the state into arrays and the rest."
         )
-    if _is_key(leaf):
+    if is_key(leaf.dtype):
         return LeafType(f"key<{_key_kind(leaf)}>", tuple(leaf.shape))
     if np.dtype(leaf.dtype).kind in NOT_NUMERIC:
         raise UsageError(
             f"the state contains an array of {leaf.dtype} at {path}, but only numeric arrays can be stored."
         )
     return LeafType(np.dtype(leaf.dtype).name, tuple(leaf.shape))
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _key_kind(leaf: Any) -> str:
@@ -141,7 +137,7 @@ def _place(array: np.ndarray, abstract: Any) -> Any:
     if isinstance(abstract, np.ndarray | np.generic):
         return array
     value = jax.device_put(array)
-    if _is_key(abstract):
+    if is_key(abstract.dtype):
         value = jax.random.wrap_key_data(value, impl=_key_kind(abstract))
     is_placed = abstract.committed if isinstance(abstract, jax.Array) else abstract.sharding is not None
     return jax.device_put(value, abstract.sharding) if is_placed else value

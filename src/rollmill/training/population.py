@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import NonFiniteError
+from rollmill.core.types import is_key
 from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram, start_environments, state_shapes
@@ -328,7 +329,7 @@ def _parted(state: PyTree[Array | np.ndarray], count: int) -> list[PyTree[Array 
 
 
 def _parts_of(leaf: Array | np.ndarray, count: int) -> list[Array | np.ndarray]:
-    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if not is_key(leaf.dtype):
         values = np.asarray(leaf)
         return [values[number, ...] for number in range(count)]  # indexing with `...` turns a scalar into an array
     data, kind = np.asarray(jax.random.key_data(leaf)), jax.random.key_impl(leaf)

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.types import is_key
 from rollmill.dataflow import Graph, State, start_learner
 from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
@@ -230,7 +231,7 @@ def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:
 
 
 def _zeros(shape: jax.ShapeDtypeStruct) -> Array:
-    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+    if is_key(shape.dtype):
         return jnp.broadcast_to(jax.random.key(0), shape.shape)
     return jnp.zeros(shape.shape, shape.dtype)
 

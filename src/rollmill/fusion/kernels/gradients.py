@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.errors import CannotFuse
-from rollmill.core.types import Key
+from rollmill.core.types import Key, is_key
 from rollmill.dataflow import (
     Batch,
     Graph,
@@ -260,7 +260,7 @@ def _made_up(graph: Graph, learner: Learner, key: Key, index: Int[Array, " E"]) 
 
 
 def _made_up_leaf(key: Key, like: jax.ShapeDtypeStruct) -> Array:
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if is_key(like.dtype):
         return jax.random.split(key, like.shape)
     if jnp.issubdtype(like.dtype, jnp.floating):
         return jax.random.normal(key, like.shape, like.dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Program
 from rollmill.fusion.lower.complex_numbers import is_complex
 from rollmill.fusion.lower.function import LoweredFunction
@@ -178,20 +179,16 @@ def each_struct(tree: PyTree[Any]) -> PyTree[jax.ShapeDtypeStruct]:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _raw(leaf: Any) -> Any:
-    if not _is_key(leaf) and not is_complex(leaf.dtype):
+    if not is_key(leaf.dtype) and not is_complex(leaf.dtype):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32 if _is_key(leaf) else jnp.float32)
-    return jax.random.key_data(leaf) if _is_key(leaf) else jnp.stack([leaf.real, leaf.imag], axis=-1)
+        return jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32 if is_key(leaf.dtype) else jnp.float32)
+    return jax.random.key_data(leaf) if is_key(leaf.dtype) else jnp.stack([leaf.real, leaf.imag], axis=-1)
 
 
 def _whole(like: Any, raw: Any) -> Any:
-    if _is_key(like):
+    if is_key(like.dtype):
         return jax.random.wrap_key_data(raw)
     return jax.lax.complex(raw[..., 0], raw[..., 1]) if is_complex(like.dtype) else raw
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import COMPARISONS, Node, Region
 from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.values import (
@@ -25,7 +26,6 @@ from rollmill.fusion.lower.values import (
     check_size,
     filled,
     flat_nodes,
-    is_key,
     positions,
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.values import (
@@ -18,7 +19,6 @@ from rollmill.fusion.lower.values import (
     Start,
     Uniform,
     Value,
-    is_key,
     is_shared,
     no_nodes,
     positions,

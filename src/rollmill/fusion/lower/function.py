@@ -15,6 +15,7 @@ from jax.extend import core
 from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import CannotFuse
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node, Program, Region, is_float
 from rollmill.fusion.lower.complex_numbers import without_complex_numbers
 from rollmill.fusion.lower.context import Lowering
@@ -44,7 +45,6 @@ from rollmill.fusion.lower.values import (
     check_size,
     filled,
     flat_nodes,
-    is_key,
     is_traced,
     shared,
 )

@@ -14,11 +14,12 @@ import numpy as np
 from jax.extend import core
 
 from rollmill.core.errors import CannotFuse
+from rollmill.core.types import is_key
 from rollmill.core.user_frame import user_frame_of
 from rollmill.fusion.lower.context import Lowering, settled
 from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes
-from rollmill.fusion.lower.values import Const, LoweringError, Value, is_key, is_shared, is_traced, shared
+from rollmill.fusion.lower.values import Const, LoweringError, Value, is_shared, is_traced, shared
 
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Names of the dtypes that kernels support."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import dynamic_slice_by_select, select
@@ -32,7 +33,6 @@ from rollmill.fusion.lower.values import (
     WholeWrite,
     alone,
     filled,
-    is_key,
     no_nodes,
 )
 

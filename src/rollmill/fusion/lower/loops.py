@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.values import (
@@ -13,7 +14,6 @@ from rollmill.fusion.lower.values import (
     ScalarArray,
     Value,
     flat_nodes,
-    is_key,
     is_same,
     no_nodes,
 )

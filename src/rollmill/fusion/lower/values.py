@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node, Program
 
 MAX_SCALARS = 1024
@@ -270,11 +270,6 @@ def is_large(value: Value) -> bool:
 def is_traced(array: Any) -> bool:
     """Returns whether an array is a JAX tracer, whose elements are not known yet."""
     return isinstance(array, Tracer)
-
-
-def is_key(dtype: Any) -> bool:
-    """Returns whether a dtype belongs to random keys."""
-    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def shared(array: Any) -> Const | Uniform:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.core.schema import read_as
+from rollmill.core.types import is_key
 from rollmill.core.user_frame import user_frame
 from rollmill.dataflow import COLLECT, Collector, Graph, State, adapted, identity, iteration_key, step_one
 from rollmill.programs.compiled import held_leaves, state_shapes
@@ -159,5 +159,4 @@ def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
 
 
 def _on_host(tree: Any) -> Any:
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))
+    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x.dtype) else x, tree))

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import io_callback
@@ -24,6 +23,7 @@ from rollmill.channels.protocols import Reduction
 from rollmill.channels.wire import Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
+from rollmill.core.types import is_key
 from rollmill.dataflow import State, first_learning_iteration
 from rollmill.fusion import backend_of
 from rollmill.processes.cluster.joining import LOOPBACK
@@ -205,7 +205,7 @@ def _placed(program: CompiledProgram, begin: Begin) -> State:
     host = from_host(begin.arrays, jax.tree.map(plain, program.state))
 
     def place(leaf: Any, sharding: Any) -> Array:
-        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if not is_key(leaf.dtype):
             value = np.asarray(leaf)
             return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
         data = np.asarray(jax.random.key_data(leaf))

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rollmill.core.types import is_key
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import one_of
 from rollmill.fusion.lower.rules.products import materialised, one_of_sums
-from rollmill.fusion.lower.values import Const, Value, is_key, is_same, is_shared, shared
+from rollmill.fusion.lower.values import Const, Value, is_same, is_shared, shared
 
 INLINED = {
     "jit": "jaxpr",

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import OPERATIONS, Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.large import chosen_whole, everywhere, is_too_large, mapped_elements
@@ -20,7 +21,6 @@ from rollmill.fusion.lower.values import (
     RowArray,
     ScalarArray,
     Value,
-    is_key,
     is_large,
     no_nodes,
 )

@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend.random import threefry_prng_impl
 
 from rollmill.core.threefry import PARITY, ROTATIONS, TURNS
+from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.element_index import ElementIndex
@@ -26,7 +27,6 @@ from rollmill.fusion.lower.values import (
     NodeArray,
     ScalarArray,
     Value,
-    is_key,
     no_nodes,
     positions,
 )
