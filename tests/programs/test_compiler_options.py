@@ -6,10 +6,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import rollmill
 from rollmill.programs import compiler_options
-from rollmill.programs.compiler_options import EXACT_PRECISION, options_for, program_options
+from rollmill.programs.compiled import start_state
+from rollmill.programs.compiler_options import (
+    EXACT_PRECISION,
+    LARGE_START_BYTES,
+    QUICK_COMPILATION,
+    options_for,
+    program_options,
+    start_options,
+)
 
 
 def mesh(platform: str, *, gpus: int, instances: int = 1) -> Any:
@@ -64,3 +74,22 @@ def test_programs_on_cpus_have_options_that_this_version_accepts(monkeypatch: py
     assert options_for(mesh("cpu", gpus=4)) == program_options("cpu")
     monkeypatch.setattr(compiler_options, "PLAIN_CONVOLUTIONS", {"xla_no_such_option": ""})
     assert program_options("cpu") == EXACT_PRECISION
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="options of CPUs")
+def test_small_starts_compile_quickly_and_large_ones_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert start_options() == {**program_options(), **QUICK_COMPILATION}
+    assert start_options(LARGE_START_BYTES) == program_options()
+    monkeypatch.setattr(compiler_options, "QUICK_COMPILATION", {"xla_no_such_option": True})
+    assert start_options() == program_options()
+
+
+def test_quickly_compiled_starts_differ_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = rollmill.ppo("CartPole-v1", num_envs=4)
+    quick = start_state(graph)
+    monkeypatch.setattr(compiler_options, "LARGE_START_BYTES", 0)
+    usual = start_state(graph)
+    for ours, theirs in zip(jax.tree.leaves(quick), jax.tree.leaves(usual), strict=True):
+        if jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
+            ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)

@@ -38,7 +38,7 @@ from rollmill.dataflow import (
     tree_bytes,
 )
 from rollmill.planning.plan import AllReduce
-from rollmill.programs.compiler_options import CompilerOptions, options_for, program_options
+from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options
 from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, may_be_stored, seconds_of_iteration
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
@@ -284,7 +284,7 @@ def _start_program(
         function=partial(_start, graph),
         arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),
         result=lambda: shapes,
-        options=program_options(),
+        options=start_options(tree_bytes(shapes)),
         settings={"out_shardings": shardings},
         runs_once=True,
     )
@@ -368,7 +368,8 @@ def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
     """Creates the initial training state on the default device."""
-    return jax.jit(partial(_start, graph))(*start_inputs(graph, seeds))
+    options = start_options(tree_bytes(state_shapes(graph, seeds)))
+    return jax.jit(partial(_start, graph), compiler_options=options)(*start_inputs(graph, seeds))
 
 
 def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iteration: int) -> Collector:
@@ -376,7 +377,8 @@ def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iterat
     parameters = {name: np.float32(value) for name, value in graph.parameters.items()}
     if "steps_done" in parameters:
         parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
-    return jax.jit(partial(start_collector, graph))(key, index, parameters)
+    start = jax.jit(partial(start_collector, graph), compiler_options=start_options())
+    return start(key, index, parameters)
 
 
 def _begun_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -404,7 +406,8 @@ def begin_learner(graph: Graph, key: Key) -> Learner:
     """Creates the learner state before the first iteration, on the default device. `key` is the root key of the
     run.
     """
-    return jax.jit(partial(start_learner, graph))(key, hyperparameters_of(graph))
+    start = jax.jit(partial(start_learner, graph), compiler_options=start_options())
+    return start(key, hyperparameters_of(graph))
 
 
 def inputs_of(graph: Graph) -> dict[str, np.ndarray]:

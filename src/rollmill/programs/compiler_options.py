@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 from jax.sharding import Mesh
 
-CompilerOptions: TypeAlias = dict[str, str | bool]
+CompilerOptions: TypeAlias = dict[str, str | bool | int]
 """XLA options by name, without leading dashes."""
 
 EXACT_PRECISION: CompilerOptions = {"xla_allow_excess_precision": False}
@@ -20,6 +20,18 @@ PLAIN_CONVOLUTIONS: CompilerOptions = {
 By default it leaves convolutions to YNNPACK, too, which takes up to seven times as long for one of a gradient.
 The gradient of 32 images of 84 x 84 x 4 and the network of Mnih et al. (2015) took 55 instead of 36 ms of
 processor time, on one core with AVX2.
+"""
+
+QUICK_COMPILATION: CompilerOptions = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+"""Turns off LLVM's optimisations and XLA's newer emitters on CPUs, for programs that run once.
+
+Compiling the start of PPO on CartPole-v1 then takes 1.0 instead of 5.0 s of processor time, and running it takes
+19 instead of 7 ms. Weights differ by rounding.
+"""
+
+LARGE_START_BYTES = 32 * 2**20
+"""Size of a training state, in bytes, from which its start is compiled as usual, as filling a replay memory would
+take long.
 """
 
 ALL_REDUCES_IN_CUDA_GRAPHS: CompilerOptions = {
@@ -44,6 +56,13 @@ def program_options(platform: str | None = None) -> CompilerOptions:
     return _joined(EXACT_PRECISION, *_known(PLAIN_CONVOLUTIONS))
 
 
+def start_options(num_bytes: float = 0) -> CompilerOptions:
+    """Returns the XLA options for a program that runs once and creates a state of `num_bytes` bytes."""
+    if jax.default_backend() != "cpu" or num_bytes >= LARGE_START_BYTES:
+        return program_options()
+    return _joined(program_options(), *_known(QUICK_COMPILATION))
+
+
 def options_for(mesh: Mesh) -> CompilerOptions:
     """Returns the XLA options for training programs on a mesh from `meshes.mesh_of`."""
     platform = mesh.devices.flat[0].platform
@@ -63,7 +82,7 @@ def _known(*parts: CompilerOptions) -> list[CompilerOptions]:
 
 
 @cache
-def _are_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
+def _are_known(options: tuple[tuple[str, str | bool | int], ...]) -> bool:
     """Returns whether this version of XLA has all of these options."""
     try:
         jax.jit(lambda: 0).lower().compile(dict(options))
