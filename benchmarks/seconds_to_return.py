@@ -8,10 +8,11 @@ most likely action, at regular steps. Evaluations themselves do not count on any
 a first time to show at which step they reach the threshold, and a second time, without evaluations, to be timed
 up to there. Stable-Baselines3 tells how long its evaluations took. CPU seconds are user and system time of the
 whole process with its children, start and compilation included, as other programs may share the cores. Rollmill
-trains by the plain command's defaults: cold, with an empty cache of compiled programs, and warm, with what the
-cold training left there. Stable-Baselines3 has the hyperparameters of RL Zoo, and Rejax those that it
-publishes. A side without its Python is left out. Writes results/seconds-to-return.json, to which `--merge` adds
-trainings that were written to other folders.
+trains by the plain command's defaults. It and Rejax train cold, with an empty cache of compiled programs, and
+warm, with what the cold training left there. Rejax gets the persistent cache of JAX, which is off by default.
+Stable-Baselines3 has the hyperparameters of RL Zoo, and Rejax those that it publishes. A side without its Python
+is left out. Writes results/seconds-to-return.json, to which `--merge` adds trainings that were written to other
+folders.
 """
 
 import json
@@ -98,10 +99,7 @@ def of_rollmill(case: Case, folder: Path, seed: int) -> dict[str, dict[str, Any]
     )
     solved = run("evaluated")
     steps = {name: solved[name] for name in ("steps", "return")}
-    return {
-        f"Rollmill, {name}": run(str(seed), until=steps["steps"]) | steps | {"seed": seed}
-        for name in ("cold", "warm")
-    }
+    return {f"Rollmill, {name}": run(str(seed), until=steps["steps"]) | steps for name in ("cold", "warm")}
 
 
 def train(order: dict[str, Any]) -> None:
@@ -142,17 +140,24 @@ def of_sb3(case: Case, python: str, seed: int) -> dict[str, Any]:
     return found | {"cpu": found["cpu"] - found["evaluations"]}
 
 
-def of_rejax(case: Case, python: str, seed: int) -> dict[str, Any]:
+def of_rejax(case: Case, python: str, seed: int, cache: Path) -> dict[str, dict[str, Any]]:
+    """Returns the cold and the warm training of a seed. `cache` is an empty folder for compiled programs."""
     settings = rejax_settings(RECIPES[case.recipe]()) | {"eval_freq": case.every}
     order: dict[str, Any] = {"algorithm": "PPO", "settings": settings, "seeds": [seed], "episodes": EPISODES}
     returns = foreign(python, "rejax_side.py", order)["returns"][0]
     solved = next((i for i, each in enumerate(returns) if each >= case.threshold), None)
     if solved is None:
-        return {"steps": settings["total_timesteps"], "return": max(returns), "cpu": None, "wall": None}
+        missed = {"steps": settings["total_timesteps"], "return": max(returns), "cpu": None, "wall": None}
+        return {"Rejax, cold": missed, "Rejax, warm": missed.copy()}
     short = settings | {"total_timesteps": solved * case.every, "eval_freq": solved * case.every}
     order = {"algorithm": "PPO", "settings": short, "repeats": 0, "seed": seed}
-    found = timed([python, str(HERE / "rejax_side.py"), json.dumps(order)])
-    return {"steps": solved * case.every, "return": returns[solved], "cpu": found["cpu"], "wall": found["wall"]}
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    sides = {}
+    for name in ("Rejax, cold", "Rejax, warm"):
+        found = timed([python, str(HERE / "rejax_side.py"), json.dumps(order)], **kept)
+        cost = {each: found[each] for each in ("cpu", "wall")}
+        sides[name] = {"steps": solved * case.every, "return": returns[solved], **cost}
+    return sides
 
 
 def measure(case: Case, sb3: str | None, rejax: str | None, seed: int) -> dict[str, dict[str, Any]]:
@@ -160,10 +165,16 @@ def measure(case: Case, sb3: str | None, rejax: str | None, seed: int) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         sides = of_rollmill(case, Path(folder), seed)
     if sb3:
-        sides["Stable-Baselines3"] = of_sb3(case, sb3, seed) | {"seed": seed}
+        sides["Stable-Baselines3"] = of_sb3(case, sb3, seed)
     if rejax:
-        sides["Rejax"] = of_rejax(case, rejax, seed) | {"seed": seed}
-    conditions = {"commit": this_commit(), "cpu": hardware()["cpu"], "cores": len(os.sched_getaffinity(0))}
+        with tempfile.TemporaryDirectory() as folder:
+            sides |= of_rejax(case, rejax, seed, Path(folder))
+    conditions = {
+        "seed": seed,
+        "commit": this_commit(),
+        "cpu": hardware()["cpu"],
+        "cores": len(os.sched_getaffinity(0)),
+    }
     for name, side in sides.items():
         side |= conditions
         print(f"{case.environment}, {name}: {side}", flush=True)

@@ -263,7 +263,7 @@ def defaults_over_environments() -> str:
     return table_of(head, rows, numbers=(3, 4))
 
 
-SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax")
+SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax, cold", "Rejax, warm")
 MACHINES_TO_RETURN = {"two busy cores": "seconds-to-return", "two cores of a server": "seconds-to-return-server"}
 """Results by machine."""
 
