@@ -284,7 +284,7 @@ def _start_program(
         function=partial(_start, graph),
         arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),
         result=lambda: shapes,
-        options=start_options(tree_bytes(shapes)),
+        options=start_options(tree_bytes(state_shapes(graph))),
         settings={"out_shardings": shardings},
         runs_once=True,
     )
@@ -368,7 +368,7 @@ def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
 
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
     """Creates the initial training state on the default device."""
-    options = start_options(tree_bytes(state_shapes(graph, seeds)))
+    options = start_options(tree_bytes(state_shapes(graph)))
     return jax.jit(partial(_start, graph), compiler_options=options)(*start_inputs(graph, seeds))
 
 

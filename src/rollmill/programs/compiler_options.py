@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 from jax.sharding import Mesh
 
-CompilerOptions: TypeAlias = dict[str, str | bool | int]
+CompilerOptions: TypeAlias = dict[str, str | bool]
 """XLA options by name, without leading dashes."""
 
 EXACT_PRECISION: CompilerOptions = {"xla_allow_excess_precision": False}
@@ -22,7 +22,7 @@ The gradient of 32 images of 84 x 84 x 4 and the network of Mnih et al. (2015) t
 processor time, on one core with AVX2.
 """
 
-QUICK_COMPILATION: CompilerOptions = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK_COMPILATION: CompilerOptions = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": False}
 """Turns off LLVM's optimisations and XLA's newer emitters on CPUs, for programs that run once.
 
 Compiling the start of PPO on CartPole-v1 then takes 1.0 instead of 5.0 s of processor time, and running it takes
@@ -30,8 +30,8 @@ Compiling the start of PPO on CartPole-v1 then takes 1.0 instead of 5.0 s of pro
 """
 
 LARGE_START_BYTES = 32 * 2**20
-"""Size of a training state, in bytes, from which its start is compiled as usual, as filling a replay memory would
-take long.
+"""Size of the training state of one seed, in bytes, from which its start is compiled as usual, as filling a replay
+memory would take long.
 """
 
 ALL_REDUCES_IN_CUDA_GRAPHS: CompilerOptions = {
@@ -57,7 +57,7 @@ def program_options(platform: str | None = None) -> CompilerOptions:
 
 
 def start_options(num_bytes: float = 0) -> CompilerOptions:
-    """Returns the XLA options for a program that runs once and creates a state of `num_bytes` bytes."""
+    """Returns the XLA options for a start of a training with a state of `num_bytes` bytes for each seed."""
     if jax.default_backend() != "cpu" or num_bytes >= LARGE_START_BYTES:
         return program_options()
     return _joined(program_options(), *_known(QUICK_COMPILATION))
@@ -82,7 +82,7 @@ def _known(*parts: CompilerOptions) -> list[CompilerOptions]:
 
 
 @cache
-def _are_known(options: tuple[tuple[str, str | bool | int], ...]) -> bool:
+def _are_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
     """Returns whether this version of XLA has all of these options."""
     try:
         jax.jit(lambda: 0).lower().compile(dict(options))
