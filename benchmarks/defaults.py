@@ -87,8 +87,11 @@ class Row(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether each seed is a command: where the environment runs on the host."""
-        return self.environment.startswith("gymnasium:") or self.seeds == 1
+        """Whether each seed is a command: where the environment runs on the host.
+
+        R2D2 has a command for each seed, too, because its program of ten seeds compiles for minutes on a CPU.
+        """
+        return self.environment.startswith("gymnasium:") or self.seeds == 1 or self.algorithm == "r2d2"
 
     @property
     def several(self) -> bool:
@@ -151,11 +154,12 @@ ROWS = [
     *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
     *(
         Row(name, environment, steps, options=f"--total-timesteps {steps}{hidden}")
-        for environment, steps, hidden in (
-            ("TMaze-v0", 50_000, ""),
-            ("CartPole-v1", 100_000, " --transform keep:0,2"),
+        for name, environment, steps, hidden in (
+            ("r2d2", "TMaze-v0", 40_000, ""),
+            ("dqn", "TMaze-v0", 50_000, ""),
+            ("r2d2", "CartPole-v1", 100_000, " --transform keep:0,2"),
+            ("dqn", "CartPole-v1", 100_000, " --transform keep:0,2"),
         )
-        for name in ("r2d2", "dqn")
     ),
     *(
         Row("ppo", environment, 500_000, options=options)

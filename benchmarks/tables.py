@@ -221,6 +221,7 @@ VARIED = {
     "--rnd-coef": "rnd",
     "--gamma 0.97": "gamma 0.97",
     "--gamma 0.995": "gamma 0.995",
+    "--transform keep:0,2": "hidden velocities",
 }
 """Names of rows by words of their options."""
 
@@ -249,7 +250,7 @@ def defaults_over_environments() -> str:
     scores: dict[str, dict[str, list[float]]] = {}
     for row in read_result("defaults")["rows"]:
         lowest = RANDOM_RETURNS.get(row["environment"])
-        if lowest is not None and "--network" not in row["command"]:
+        if lowest is not None and not any(word in row["command"] for word in ("--network", "--transform")):
             of = [(each - lowest) / (row["threshold"] - lowest) for each in row["returns"]]
             scores.setdefault(row["algorithm"], {})[row["environment"]] = of
     rows = []

@@ -14,6 +14,9 @@ from rollmill.algorithms.r2d2 import rescaled, unscaled
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.core.types import FINAL_MASK
 from rollmill.dataflow import collect, identity, start
+from rollmill.programs.compiled import lower
+from rollmill.programs.dispatch import dispatch_ahead
+from rollmill.record.leaves import to_host
 from wordings import raises
 
 E, T, LENGTH, BURN_IN, N = 4, 4, 3, 3, 16
@@ -233,6 +236,30 @@ def test_returns_of_several_steps_end_with_the_episode_and_the_sequence(n):
         right.append(sum(0.9**j * reward[t + j] for j in range(k)) + 0.9**k * value[t + k - 1])
     returns = n_step_returns(jnp.float32(reward), jnp.float32(value), jnp.asarray(done), gamma=0.9, n=n)
     np.testing.assert_allclose(returns, right, rtol=1e-5)
+
+
+def trained(graph, *, devices=1):
+    """The state after a training in this process, and the metrics of its iterations."""
+    program = lower(graph, devices=jax.devices()[:devices])
+    state, rows = program.start(), []
+    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
+        state = window.after
+        rows += window.metrics
+    return to_host(state), rows
+
+
+def test_two_devices_give_the_numbers_of_one():
+    sizes = {**SIZES, "total_timesteps": 12 * E * T, "gradient_steps": 2, "network": network("gru")}
+    graph = rollmill.r2d2(masked(), **sizes)
+    (one, rows_one), (two, rows_two) = (trained(graph, devices=n) for n in (1, 2))
+    priorities = one["rings.priorities.values"]
+    assert np.sum((priorities > 0) & (priorities != 1)) >= E  # of sequences that were learned from
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert sum(row["epochs"] for row in rows_one) == 10
+    for alone, together in zip(rows_one, rows_two, strict=True):
+        for name in alone:
+            np.testing.assert_allclose(together[name], alone[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(
