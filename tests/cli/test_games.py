@@ -97,7 +97,7 @@ def test_matches_against_fixed_opponents_and_earlier_checkpoints(trained, rollmi
             ["--checkpoint", "newest"],
             "checkpoint='newest' must be last, best or the iteration of a saved checkpoint: 1",
         ),
-        (["--checkpoint", "77"], "has no checkpoint 77. There: 1, 2, 3"),
+        (["--checkpoint", "77"], "has no checkpoint 77. Known: 1, 2, 3"),
     ],
 )
 @pytest.mark.slow
