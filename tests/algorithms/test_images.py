@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import of_kinds
 from jaxtyping import Array, Int
 
 import rollmill
+from agents_envs import of_kinds
 from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.dataflow import collect, empty_experience, minibatch_gather, plain_minibatch_loop, start
 from rollmill.networks import NetworkConfig

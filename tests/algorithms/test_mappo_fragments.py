@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import crowd, lone, numbered
 from losses_by_hand import LOOSE, assert_close, normalise_by_hand
 
 import rollmill
+from agents_envs import crowd, lone, numbered
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner, condition
 from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start

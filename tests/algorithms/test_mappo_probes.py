@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import crafts, numbered, opposed, unseen_clock
 
 import rollmill
+from agents_envs import crafts, numbered, opposed, unseen_clock
 from rollmill.algorithms.agents import view_agents
 from rollmill.envs import denormalise
 from rollmill.programs.compiled import lower

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import crafts, crowd, numbered, opposed
 
 import rollmill
+from agents_envs import crafts, crowd, numbered, opposed
 from rollmill.policies.policies import load_weights
 from rollmill.recipes import RECIPES
 from rollmill.runs.algorithms import find_algorithm

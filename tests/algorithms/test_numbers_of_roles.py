@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import crowd
 
 import rollmill
+from agents_envs import crowd
 from rollmill.algorithms.hyperparameters import as_data
 from rollmill.cli.main import main
 from rollmill.core.text_values import read_value

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import crowd
 
 import rollmill
+from agents_envs import crowd
 from rollmill.algorithms.opponent_pool import (
     KindsWithOpponents,
     draw_opponents,

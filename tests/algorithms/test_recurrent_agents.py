@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agents_envs import crowd, lone, numbered
 from losses_by_hand import assert_close, disturbed_network
 
 import rollmill
+from agents_envs import crowd, lone, numbered
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner
 from rollmill.core.errors import CannotFuse
