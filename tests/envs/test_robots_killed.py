@@ -1,5 +1,6 @@
 """A training of a robot that is killed by SIGKILL goes on with the same bits."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -11,20 +12,26 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "rollmill"]
-ITERATIONS, EVERY = 240, 20
+CHECKPOINTS = 12
 SIZES = {"num-envs": 16, "num-steps": 16, "num-minibatches": 2, "update-epochs": 2, "unroll": 1, "seed": 3}
 BACK_ENDS = {
-    "XLA": ("robots:Cartpole", ["--fusion", "off"]),
-    "kernel": ("robots:Cartpole", ["--fusion", "rollout"]),
-    "C MuJoCo": ("robots:Cartpole", ["--env-option", "physics=mujoco"]),
+    "XLA": (20, ["--fusion", "off"]),
+    "kernel": (20, ["--fusion", "rollout"]),
+    "C MuJoCo": (20, ["--env-option", "physics=mujoco"]),
+    "MuJoCo Warp": (1, ["--env-option", "physics=warp"]),
 }
+"""Iterations from one checkpoint to the next, and options."""
 
 
-def command_of(task, options, run):
+def command_of(every, options, run):
     sizes = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
-    steps = ITERATIONS * SIZES["num-envs"] * SIZES["num-steps"]
-    ends = ["--total-timesteps", str(steps), "--checkpoint-iterations", str(EVERY), "--no-tensorboard", "--quiet"]
-    return [*COMMAND, "train", "ppo", task, *options, *sizes, *ends, "--run-dir", str(run)]
+    ends = ["--total-timesteps", str(steps_of(every)), "--checkpoint-iterations", str(every)]
+    quietly = ["--no-tensorboard", "--quiet", "--run-dir", str(run)]
+    return [*COMMAND, "train", "ppo", "robots:Cartpole", *options, *sizes, *ends, *quietly]
+
+
+def steps_of(every):
+    return CHECKPOINTS * every * SIZES["num-envs"] * SIZES["num-steps"]
 
 
 def summary_of(run):
@@ -44,16 +51,19 @@ def kill_after_checkpoints(command, run, count):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 def test_a_killed_training_goes_on(back_end, tmp_path):
-    task, options = BACK_ENDS[back_end]
+    if back_end == "MuJoCo Warp" and importlib.util.find_spec("mujoco_warp") is None:
+        pytest.skip("mujoco-warp is not installed")
+    every, options = BACK_ENDS[back_end]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command_of(task, options, whole), check=True)
-    kill_after_checkpoints(command_of(task, options, killed), killed, 2)
+    subprocess.run(command_of(every, options, whole), check=True)
+    kill_after_checkpoints(command_of(every, options, killed), killed, 2)
     assert summary_of(killed).get("status") != "finished"
     subprocess.run([*COMMAND, "resume", str(killed), "--quiet"], check=True)
     right, found = summary_of(whole), summary_of(killed)
     assert found["status"] == right["status"] == "finished"
-    assert found["env_steps"] == right["env_steps"] == ITERATIONS * SIZES["num-envs"] * SIZES["num-steps"]
+    assert found["env_steps"] == right["env_steps"] == steps_of(every)
     # The robots of C MuJoCo begin new episodes: their processes are gone.
     assert (found["weights_sha256"] == right["weights_sha256"]) == (back_end != "C MuJoCo")

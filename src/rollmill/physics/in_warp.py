@@ -39,6 +39,9 @@ MIN_CONTACTS, MIN_ROWS = 8, 16
 MAX_PAIRS = 128
 """Number of pairs of geoms up to which there is room for all of them to be near each other at the same time."""
 
+GRAPH_MODES = {"cpu": "NONE", "cuda": "WARP_STAGED_EX"}
+"""How a step is recorded as a CUDA graph: for fixed copies of its operands, because JAX moves its own buffers."""
+
 Buffers: TypeAlias = tuple[Any, Any]
 """Model and data of MuJoCo Warp on one device, for one size of batches."""
 
@@ -90,7 +93,7 @@ class WarpRobots:
         self._scalar_dofs = scalar_dofs(compiled)
         self._buffers: dict[tuple[str, int], Buffers] = {}
         self._building = threading.Lock()
-        self._call = self._registered()
+        self._calls = {platform: self._registered(mode) for platform, mode in GRAPH_MODES.items()}
 
     def __repr__(self) -> str:
         """Returns a text that says everything that the results depend on, for digests of programs."""
@@ -116,17 +119,17 @@ class WarpRobots:
         sizes = (m.nq, m.nv, m.nv, m.nsensordata, m.nv, m.nv)
         return [*(((count, size), np.dtype(np.float32)) for size in sizes), ((count,), np.dtype(np.int32))]
 
-    def compute(self, *batch: Array, steps: int) -> list[Array]:
-        """Advances a batch: `[E, ...]` coordinates, velocities, last accelerations and controls.
+    def compute(self, *batch: Array, steps: int, platform: str) -> list[Array]:
+        """Advances a batch on CPUs or GPUs: `[E, ...]` coordinates, velocities, last accelerations and controls.
 
         Kernels are compiled here, while a program is lowered, because no program may do so while it runs in a CUDA
         graph.
         """
         count = batch[0].shape[0]
-        for device in {self._warp.device_from_jax(device).alias for device in jax.local_devices()}:
+        for device in {self._warp.device_from_jax(one).alias for one in jax.local_devices(backend=platform)}:
             self._buffers_of(device, count)
         dims = {name: shape for name, (shape, _) in zip(_RESULTS, self.shapes(count), strict=True)}
-        return list(self._call(*batch, steps, output_dims=dims))
+        return list(self._calls[platform](*batch, steps, output_dims=dims))
 
     def _put_model(self) -> Any:
         try:
@@ -154,9 +157,10 @@ class WarpRobots:
                 self._buffers[device, count] = model, data
             return self._buffers[device, count]
 
-    def _registered(self) -> Callable[..., Sequence[Array]]:
-        """Returns the function that programs call. Its arguments are arrays of Warp."""
-        warp, step = self._warp, self._simulator.step
+    def _registered(self, graph_mode: str) -> Callable[..., Sequence[Array]]:
+        """Returns the function that programs of a platform call. Its arguments are arrays of Warp."""
+        warp, simulator, kinds = self._warp, self._simulator, self._mujoco.mjtEq
+        follows = np.isin(self._compiled.eq_type, [kinds.mjEQ_CONNECT, kinds.mjEQ_WELD]).any()
 
         def advance(*arrays: Any) -> None:
             (q, v, w, u), steps, results = arrays[:4], arrays[4], arrays[5:]
@@ -165,7 +169,13 @@ class WarpRobots:
                 warp.copy(to, values)
             data.overflow.zero_()
             for _ in range(steps):
-                step(model, data)
+                if (
+                    follows
+                ):  # `step` would take the motions of the bodies for these constraints from the step before
+                    simulator.kinematics(model, data)
+                    simulator.com_pos(model, data)
+                    simulator.com_vel(model, data)
+                simulator.step(model, data)
             state = (data.qpos, data.qvel, data.qacc, data.sensordata)
             after = (*state, data.qfrc_actuator, data.qfrc_constraint, data.overflow)
             for to, values in zip(results, after, strict=True):
@@ -173,22 +183,19 @@ class WarpRobots:
 
         names = (*"qvwu", "steps", *_RESULTS)
         rows = warp.array2d(dtype=float)
-        kinds = (*[rows] * 4, int, *[rows] * 6, warp.array(dtype=int))
-        advance.__annotations__ = dict(zip(names, kinds, strict=True))
+        types = (*[rows] * 4, int, *[rows] * 6, warp.array(dtype=int))
+        advance.__annotations__ = dict(zip(names, types, strict=True))
         function: Any = advance
         function.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
-                for name, kind in zip(names, kinds, strict=True)
+                for name, kind in zip(names, types, strict=True)
             ]
         )
-        on_gpu = jax.default_backend() == "gpu"
-        modes = warp.JaxCallableGraphMode
         return warp.jax_callable(
             function,
             num_outputs=len(_RESULTS),
-            # JAX moves its buffers, and a graph of Warp's is recorded for buffers that stay.
-            graph_mode=modes.WARP_STAGED_EX if on_gpu else modes.NONE,
+            graph_mode=warp.JaxCallableGraphMode[graph_mode],
             vmap_method=None,
             module_preload_mode=warp.JaxModulePreloadMode.NONE,
         )
@@ -209,7 +216,8 @@ def _types(*batch: Any, robots: WarpRobots, steps: int) -> list[ShapedArray]:
 
 @_advance.def_impl
 def _computed(*batch: Array, robots: WarpRobots, steps: int) -> list[Array]:
-    return robots.compute(*batch, steps=steps)
+    platform = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    return robots.compute(*batch, steps=steps, platform=platform)
 
 
 def _batched(batch: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[list[Array], list[int]]:
@@ -225,10 +233,12 @@ def _batched(batch: Sequence[Array], axes: Sequence[Any], **params: Any) -> tupl
 
 
 batching.primitive_batchers[_advance] = _batched
-mlir.register_lowering(
-    _advance,
-    mlir.lower_fun(lambda *batch, robots, steps: robots.compute(*batch, steps=steps), multiple_results=True),
-)
+for _platform in GRAPH_MODES:
+    _lowered = mlir.lower_fun(
+        lambda *batch, robots, steps, platform=_platform: robots.compute(*batch, steps=steps, platform=platform),
+        multiple_results=True,
+    )
+    mlir.register_lowering(_advance, _lowered, platform=_platform)
 
 
 def _import_warp() -> tuple[Any, Any]:
