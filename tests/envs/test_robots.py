@@ -1,6 +1,7 @@
 """Robots' tasks: their physics beside C MuJoCo's, and rewards and ends by value."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 import rollmill
 from rollmill.core.drawing import Drawing, Line
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import usable_cores
 from rollmill.envs.host import Film, filmed
 from rollmill.envs.robots import (
     MODELS,
@@ -661,11 +663,32 @@ def test_robots_that_mujoco_resets_end_their_episodes():
     batch, ends = MujocoBatch(env, SHAKING, 2), 0
     batch.reset(seed=0)
     for _ in range(60):
-        observed, rewards, terminated, _, _ = batch.step(np.ones((2, 1), np.float32))
+        observed, rewards, terminated, _, info = batch.step(np.ones((2, 1), np.float32))
         assert np.all(np.isfinite(observed)) and np.all(rewards[terminated] == 0)
+        np.testing.assert_array_equal(info["unstable_state"], terminated)
         ends += terminated.sum()
         batch.reset(options={"reset_mask": terminated})
     assert 2 <= ends < 60
+    batch.close()
+
+
+def test_trainings_in_c_mujoco_count_unstable_robots(tmp_path):
+    env = rollmill.robot(SHAKING, reward=lambda before, action, after: after.velocities[0], physics="mujoco")
+    network = rollmill.NetworkConfig(hidden_sizes=(8,))
+    algorithm = rollmill.ppo(env, num_envs=4, num_steps=32, total_timesteps=256, network=network)
+    placed = {"distribution": "single-learner-coarse", "place": "threads"}
+    rollmill.train(algorithm, run_dir=tmp_path / "run", **placed, quiet=True, tensorboard=False)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["episode/unstable"] for row in rows) == sum(row["episode/ended"] for row in rows) > 2
+
+
+@pytest.mark.parametrize(("share", "threads"), [("1", 1), ("100", usable_cores()), (None, usable_cores())])
+def test_workers_use_their_share_of_the_cores(share, threads, monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)
+    if share:
+        monkeypatch.setenv("NPROC", share)
+    batch = MujocoBatch(rollmill.make("robots:Cartpole"), MODELS["Cartpole"](), 500)
+    assert len(batch._steps._parts) == threads
     batch.close()
 
 

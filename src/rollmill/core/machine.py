@@ -97,12 +97,22 @@ def describe_processor() -> str:
     return f"{platform.machine()} CPU, {usable_cores()} cores"
 
 
+THREADS = "NPROC"
+"""Environment variable that limits the number of threads of an XLA program on a CPU, and of C MuJoCo."""
+
+
 def usable_cores() -> int:
     """Returns the number of cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no `sched_getaffinity`
         return os.cpu_count() or 1
+
+
+def thread_share() -> int:
+    """Returns the number of threads that this process computes with, besides other workers on its host."""
+    share = os.environ.get(THREADS, "")
+    return min(usable_cores(), int(share)) if share.isdecimal() and int(share) > 0 else usable_cores()
 
 
 @contextmanager

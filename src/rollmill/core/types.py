@@ -292,6 +292,8 @@ class HostEnvironment(NamedTuple):
     """Options with which `make` created the environment. A run records them, to create it again."""
     agents: tuple[AgentKind, ...] = ()
     """Kinds of agents, if there are several. Spaces, actions and rewards are then dictionaries by kind."""
+    reports_unstable: bool = False
+    """Whether the infos of a step contain `UNSTABLE`."""
 
 
 def is_key(dtype: Any) -> bool:

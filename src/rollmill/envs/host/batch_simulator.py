@@ -36,6 +36,7 @@ class StartBatch:
     action_space: gymnasium.Space = field(repr=False)
     has_action_mask: bool = field(repr=False)
     reset_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    reports_unstable: bool = field(default=False, repr=False)
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
@@ -43,6 +44,7 @@ class StartBatch:
         """Starts the environments. See `StartHost`."""
         check_indices(self.name, indices)
         env = HostEnvironment(self.name, self, self.observation_space, self.action_space, self.has_action_mask)
+        env = env._replace(reports_unstable=self.reports_unstable)
         batch = made_batch(self.name, self.make, len(indices))
         return BatchVector(
             env, batch, indices, seed=seed, generation=generation, gamma=gamma, reset_options=self.reset_options

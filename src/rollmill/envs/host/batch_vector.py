@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from jaxtyping import Bool, PyTree
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
+from rollmill.core.types import FINAL_MASK, UNSTABLE, HostEnvironment, HostStep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import close_quietly
@@ -77,6 +77,8 @@ class BatchVector(RowVector):
             observation, reward, terminated, truncated, info = self._batch.step(fitted)
         for target, values, what in zip(out[1:4], (reward, terminated, truncated), FLAGS, strict=True):
             target[:] = self._per_row(values, what)
+        if UNSTABLE in out.info:
+            out.info[UNSTABLE][:] = info[UNSTABLE]
         copy_batch(self._observation_space, self._checked(observation), out.observation)
         self._check_finite(out.observation, out.reward)
         done = out.terminated | out.truncated

@@ -9,11 +9,11 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.spaces import struct
-from rollmill.core.types import FINAL_MASK, HostEnvironment, HostStep
+from rollmill.core.types import FINAL_MASK, UNSTABLE, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks, reward_struct
 from rollmill.envs.host.numbers import fitted
 
-COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_returns"}
+COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_returns", UNSTABLE}
 
 
 def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False) -> HostStep:
@@ -39,6 +39,8 @@ def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False
         if not env.agents:
             info[FINAL_MASK] = info["action_mask"]
     flag = vector(np.bool_)
+    if env.reports_unstable:
+        info[UNSTABLE] = flag
     if env.agents:
         info |= {"agent_returns": {kind.name: vector(np.float32) for kind in env.agents}}
         active = {kind.name: jax.ShapeDtypeStruct((num_envs, kind.count), np.bool_) for kind in env.agents}

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 
 from rollmill import physics
 from rollmill.core.errors import UsageError
-from rollmill.core.machine import usable_cores
-from rollmill.core.types import Environment, HostEnvironment
+from rollmill.core.machine import thread_share
+from rollmill.core.types import UNSTABLE, Environment, HostEnvironment
 from rollmill.envs.host.batch_simulator import StartBatch
 from rollmill.envs.robots.substeps import advanced_by
 from rollmill.physics.loading import compile_source
@@ -32,8 +32,9 @@ def in_mujoco(env: Environment, source: Any) -> HostEnvironment:
         source: MJCF model of the robot.
     """
     spaces = env.observation_space, env.action_space
-    start = StartBatch(env.name, lambda count: MujocoBatch(env, source, count), *spaces, False)
-    return HostEnvironment(env.name, start, *spaces)
+    make = lambda count: MujocoBatch(env, source, count)
+    start = StartBatch(env.name, make, *spaces, False, reports_unstable=True)
+    return HostEnvironment(env.name, start, *spaces, reports_unstable=True)
 
 
 class MujocoBatch(VectorEnv):
@@ -77,7 +78,13 @@ class MujocoBatch(VectorEnv):
             after = self._functions.outcome(keys, before, actions, moved)
         self._now = after.observation, after.state
         reward, terminated, truncated = map(np.asarray, (after.reward, after.terminated, after.truncated))
-        return np.asarray(after.observation), reward, terminated, truncated, {}
+        return (
+            np.asarray(after.observation),
+            reward,
+            terminated,
+            truncated,
+            {UNSTABLE: np.asarray(after.info[UNSTABLE])},
+        )
 
     def close_extras(self, **settings: Any) -> None:
         """Ends the threads that step the robots."""
@@ -132,7 +139,7 @@ def _outcome(env: Environment) -> Callable[..., Any]:
 
 
 class _CSteps:
-    """Steps many robots in C MuJoCo, with one thread per core of this process."""
+    """Steps many robots in C MuJoCo, with one thread for each core of this process's share."""
 
     def __init__(self, source: Any, count: int):
         self._mujoco, m = compile_source(source)
@@ -142,7 +149,7 @@ class _CSteps:
         warnings = self._mujoco.mjtWarning
         self._full = {"contacts": warnings.mjWARN_CONTACTFULL, "constraints": warnings.mjWARN_CNSTRFULL}
         """Warnings of buffers that are too small: MuJoCo leaves out what does not fit."""
-        threads = max(1, min(count, usable_cores()))
+        threads = max(1, min(count, thread_share()))
         self._parts = np.array_split(np.arange(count), threads)
         self._data = [self._mujoco.MjData(self._compiled) for _ in self._parts]
         self._pool = ThreadPoolExecutor(threads)

@@ -5,11 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollmill.core.machine import THREADS
 from rollmill.dataflow import Group, Partition
 from rollmill.processes.jobs import Job
-
-THREADS = "NPROC"
-"""Environment variable that limits the number of threads of an XLA program on a CPU."""
 
 
 def jobs_of(
