@@ -16,6 +16,7 @@ folders.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -120,7 +121,10 @@ def train(order: dict[str, Any]) -> None:
             **({} if until else evaluated),
         )
         rows = lines_of(Path(folder, "run"))
-    print(json.dumps({"steps": rows[-1]["env_steps"], "return": rows[-1].get("evaluation/return")}))
+    # The iteration that was begun before the evaluation ended is computed and evaluated, too.
+    solved = (row for row in rows if row.get("evaluation/return", -math.inf) >= order["threshold"])
+    row = next(solved, rows[-1])
+    print(json.dumps({"steps": row["env_steps"], "return": row.get("evaluation/return")}))
 
 
 def _stop_after(steps: int) -> Any:
