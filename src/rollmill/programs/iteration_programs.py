@@ -45,6 +45,7 @@ MAKERS = sorted(
         "core/traced_once.py",
         "dataflow/minibatch_loop.py",
         "fusion/backends/cpu/*.py",
+        "physics/in_warp.py",
         "programs/__init__.py",
         "programs/compiled.py",
         "programs/iteration_programs.py",
