@@ -176,7 +176,7 @@ def measure(case: Case, sb3: str | None, rejax: str | None, seed: int) -> dict[s
     conditions = {
         "seed": seed,
         "commit": this_commit(),
-        "cpu": hardware()["cpu"],
+        "processor": hardware()["cpu"],
         "cores": len(os.sched_getaffinity(0)),
     }
     for name, side in sides.items():
