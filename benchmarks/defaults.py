@@ -47,6 +47,7 @@ THRESHOLDS = {
     "MountainCar-v0": -110.0,
     "MountainCarContinuous-v0": 90.0,
     "TMaze-v0": 0.95,
+    "TwoStepGame-v0": 7.0,
     "TagGridWorld-Small-v0": 5.0,
     "TagContinuous-Small-v0": 10.0,
     "gymnax:Breakout-MinAtar": 15.0,
@@ -151,6 +152,10 @@ ROWS = [
         for name in ("mappo", "ippo")
     ),
     Row("mappo", "TagGridWorld-Small-v0", 1_000_000, options="--network.torso gru"),
+    *(
+        Row(name, "TwoStepGame-v0", 30_000, options="--total-timesteps 30000 --end-epsilon 1")
+        for name in ("vdn", "qmix")
+    ),
     *(Row(name, "TMaze-v0", 500_000, options="--network.torso gru") for name in ("ppo", "a3c", "a2c", "impala")),
     *(
         Row(name, environment, steps, options=f"--total-timesteps {steps}{hidden}")
