@@ -265,7 +265,11 @@ def defaults_over_environments() -> str:
 
 
 SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax, cold", "Rejax, warm")
-MACHINES_TO_RETURN = {"two busy cores": "seconds-to-return", "two cores of a server": "seconds-to-return-server"}
+MACHINES_TO_RETURN = {
+    "two busy cores": "seconds-to-return",
+    "two busy cores of an AMD EPYC": "seconds-to-return-amd",
+    "two cores of a server": "seconds-to-return-server",
+}
 """Results by machine."""
 
 
