@@ -25,7 +25,7 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
 
 
 class ForeignFileError(CheckpointError):
-    """Raised if a link, a pipe or a device is found instead of a regular file or folder of a run."""
+    """Raised if a file or folder of a run is not safe to use: a link, a pipe, a device, or too large."""
 
 
 @dataclass(frozen=True)

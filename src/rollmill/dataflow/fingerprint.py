@@ -1,8 +1,9 @@
-"""Computes a digest of everything that a graph computes. Equal code gives equal digests in every process.
+"""Computes a digest of what a graph computes. Equal code gives equal digests in every process.
 
 The graph is traced but not compiled. The digest covers the first state, one whole iteration (environment, policy,
-prepare, condition, gradients, update and the end of learning) and the greedy policy. Two graphs with equal
-fingerprints train the same weights. A graph rebuilt from names is therefore the intended one if both agree.
+prepare, condition, gradients, update and the end of learning) and the greedy policy. Hyperparameters that are
+inputs of the program are left out. With the same inputs, two graphs with equal fingerprints train the same
+weights, so a graph that was rebuilt from names is the intended one if its fingerprint agrees.
 """
 
 import functools

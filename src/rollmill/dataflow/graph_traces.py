@@ -16,7 +16,10 @@ from rollmill.dataflow.program_digests import Digests
 
 @dataclass(frozen=True)
 class TracedDigests:
-    """Digests of a graph's computation, for a process that avoids tracing the whole graph."""
+    """Digests of what a graph computes. They are stored, so that later processes need not trace the whole graph.
+
+    `start` and `iteration` are None if no digest can cover the computation, such as one with host callbacks.
+    """
 
     fingerprint: str
     start: str | None

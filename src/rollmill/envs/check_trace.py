@@ -36,7 +36,22 @@ class Traced(NamedTuple):
 
 
 def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
-    """Checks the types of all results of `reset` and `step`, the quick part of `check_environment`."""
+    """Checks that an environment's functions return what its spaces declare, by tracing them without running.
+
+    This is the quick part of `check_environment`. It covers the structure, shapes and dtypes of the results of
+    `reset`, `step` and optional functions.
+
+    Args:
+        env: the environment.
+        params_vary: trace with `env.params` as an argument, so that its values are unknown. Otherwise, they are
+            constants of the functions.
+
+    Returns:
+        The traces of `reset` and `step`.
+
+    Raises:
+        ContractError: a check fails. The message names the function and what was expected.
+    """
     check_params(env)
     check_kinds(env)
     traced = trace_environment(env, params_vary=params_vary)
@@ -54,8 +69,8 @@ def check_types(env: Environment, *, params_vary: bool = True) -> Traced:
 def trace_environment(env: Environment, *, params_vary: bool = True) -> Traced:
     """Traces an environment's reset, and its step from the state that reset returns.
 
-    `params_vary` has the same meaning as for `check_types`. Raises a `ContractError` if one of the functions
-    cannot be traced or returns the wrong number of values.
+    With `params_vary`, `env.params` is an argument of both, and otherwise a constant. Raises a `ContractError` if
+    one of the functions cannot be traced or returns the wrong number of values.
     """
     reset, step, params = env.reset, env.step, (env.params,)
     if not params_vary:

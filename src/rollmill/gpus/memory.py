@@ -119,7 +119,11 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
 
 
 def process_name(pid: int, named: str = "") -> str:
-    """Returns a process's program and first arguments, without options, which may contain secrets."""
+    """Returns a short name of a process for messages: its program, and the arguments before the first option.
+
+    Options are left out because they may contain secrets. A Python interpreter is replaced by its script or
+    module. `named` is used if the command line of the process cannot be read.
+    """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

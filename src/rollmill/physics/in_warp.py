@@ -104,7 +104,9 @@ class WarpRobots:
     def advance(
         self, state: RobotState, control: Float[Array, " actuators"], steps: int
     ) -> tuple[RobotState, Bool[Array, ""]]:
-        """Returns one robot after some physics steps, and whether a buffer was too small for its contacts."""
+        """Returns one robot after some physics steps, and whether buffers were too small for its contacts or
+        constraints.
+        """
         inputs = (state.positions, state.velocities, state.accelerations, control)
         batch = [jnp.asarray(values, jnp.float32)[None] for values in inputs]
         results = _advance.bind(*batch, robots=self, steps=steps)
@@ -169,9 +171,8 @@ class WarpRobots:
                 warp.copy(to, values)
             data.overflow.zero_()
             for _ in range(steps):
-                if (
-                    follows
-                ):  # `step` would take the motions of the bodies for these constraints from the step before
+                # `step` would take the motions of the bodies for these constraints from the step before
+                if follows:
                     simulator.kinematics(model, data)
                     simulator.com_pos(model, data)
                     simulator.com_vel(model, data)

@@ -92,15 +92,17 @@ def dispatch_ahead(
 ) -> Generator[Window]:
     """Runs a program from iteration `first` to iteration `until`, and yields windows of iterations.
 
-    Every window carries the state at its end, so a consumer that stops early loses nothing. A window ends at every
-    multiple of each of the `strides`, and at every pause. After a pause, the next window is dispatched at once
-    unless the state is kept. If a program `loses_state`, it is not run ahead of a window whose state may be
-    requested according to `keeps`, because the state would be gone before anyone could save it.
+    The device computes the next window while the consumer handles the last one. A window ends at every multiple of
+    each of the `strides` and of `pauses.every`. In a pause, `pauses.run` is called before the next window begins.
 
-    Windows grow until one takes about `window_seconds`. From iteration `slower_from` on, iterations take longer,
-    and windows grow anew (0: never). If the program can sum metrics, they are summed over `span` iterations, up to
-    multiples of `span`. `admit` returns how many further iterations may be dispatched. Training ends when it
-    returns 0.
+    `keeps(n)` returns whether the state after iteration `n` may be requested. If the program `loses_state`, the
+    next window begins only after the consumer has handled a window with such a state, and the states of other
+    windows are deleted.
+
+    Before each window, `admit(n, count)` returns how many of the next `count` iterations, after the first `n`, may
+    begin. Training ends when it returns 0. Windows grow until one takes about `window_seconds`, and grow anew from
+    iteration `slower_from` on, when iterations take longer (0: never). If the program can sum metrics, they are
+    summed over `span` iterations, up to multiples of `span`.
     """
     ahead, growing = None, _GrowingSize(window_seconds)
     span = span if program.sums_iterations else 1

@@ -34,7 +34,9 @@ class Application(Protocol):
 
 
 class ConnectionContext:
-    """The parts of a server that its connections share."""
+    """What all connections of a server share: its application, limits and statistics, the open connections, and
+    the bytes of requests without an answer.
+    """
 
     def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
         self.application, self.limits, self.statistics = application, limits, statistics

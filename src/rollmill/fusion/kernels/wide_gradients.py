@@ -91,10 +91,15 @@ def largest_summed_matrix(step: GradientStep) -> int:
 
 @lru_cache(maxsize=16)
 def wide_gradients(step: GradientStep, tile: int) -> WideGradients:
-    """Divides the rows of a step into tiles, and separates the sums that are too large for a kernel.
+    """Returns a gradient step in which no row, a vector of one sample, has more than `tile` columns.
+
+    The gradient of a weight matrix that is too large to be summed in a kernel is left out of the step's sums. The
+    kernel stores both vectors of each sample's outer product instead, and `WideGradients.assembled` multiplies
+    them.
 
     Raises:
-        CannotFuse: the rows of samples or of loops are too wide, or the step belongs to a sequence.
+        CannotFuse: the step belongs to a sequence, a wider row is an input or is used in a loop, or rows cannot be
+            divided into whole tiles.
     """
     found = None if step.carried else tiled(step.program, tile)
     if found is None:

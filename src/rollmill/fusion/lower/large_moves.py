@@ -94,7 +94,10 @@ def part_of(ctx: Lowering, value: Value, axis: int, first: int, shape: tuple[int
 
 
 def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> Value:
-    """Returns the block of an array that begins at `starts`. All of it is in bounds."""
+    """Returns the block of an array with shape `sizes` and first index `starts`, which must be in bounds.
+
+    The elements of a large block are computed only when they are read.
+    """
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         places = [plus(at, start, own) for start, own in zip(starts, index.axes(at), strict=True)]

@@ -184,7 +184,7 @@ class ComputedArray:
 
 
 class CellWrite(NamedTuple):
-    """A write that replaces one element of a large array."""
+    """A pending write to one element of an array in memory. It is stored at the end of the step."""
 
     place: Start
     """Row-major index of the element."""

@@ -76,7 +76,8 @@ class SnapshotCollector:
         self._parts.clear()
 
     def complete(self, replicas: Set[str]) -> Saved | None:
-        """Returns the first state for which all of these replicas have sent their parts, or None if there is none.
+        """Removes and returns the first state for which all of these replicas have sent their parts, or returns
+        None if there is none.
 
         Raises a `CheckpointError` if a replica did not send a part that it owns.
         """

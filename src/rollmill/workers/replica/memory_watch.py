@@ -52,8 +52,8 @@ class _Mark(NamedTuple):
 
 
 def private_memory() -> int:
-    """Returns this process's resident bytes that no other process shares, or 0 if the system does not
-    report them.
+    """Returns this process's resident bytes without pages of files and shared memory, or 0 if the system does not
+    report them. Pages that a forked process still shares with its parent are counted.
     """
     try:
         _, resident, shared, *_ = STATISTICS.read_bytes().split()
