@@ -60,6 +60,10 @@ def transform(x):
     return jnp.abs(jnp.fft.fft(jnp.tile(x, 65)))  # transforms
 
 
+def transform_planes(x):
+    return jnp.abs(jnp.fft.fft2(x[:, None] * x[None]))  # transforms planes
+
+
 def incomplete_gamma(x):
     return jax.scipy.special.gammainc(2.0, jnp.abs(x))  # sums
 
@@ -92,6 +96,7 @@ CASES = {
     "factors": (factorise, VECTOR, "cholesky", "# factorises", "18 matrices of 7 x 7"),
     "eigenvalues": (decompose, VECTOR, "eigh", "# decomposes", "kernels do not support it"),
     "fft": (transform, VECTOR, "fft", "# transforms", "the limit of 64"),
+    "fft2": (transform_planes, VECTOR, "fft", "# transforms planes", "over 2 axes"),
     "gamma": (incomplete_gamma, VECTOR, "igamma", "# sums", "kernels do not support it"),
     "rbg": (use_other_generator, VECTOR, "random_seed", "# makes a key", "threefry2x32"),
     "large": (fill_an_array, VECTOR, "cumsum", "# too many", f"more than the {MAX_SCALARS}"),

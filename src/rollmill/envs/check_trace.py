@@ -247,8 +247,8 @@ def check_kinds(env: Environment) -> None:
         types = _struct_of(env, what, getattr(env, what))
         if not _same_types(types, struct(space)):
             raise ContractError(
-                f"{env.name}: {what} means {outline(types)}, but the agents' spaces mean "
-                f"{outline(struct(space))}. hint: use rollmill.envs.joint_spaces(agents)."
+                f"{env.name}: the elements of {what} are {outline(types)}, expected {outline(struct(space))}, as "
+                "in the agents' spaces. hint: use rollmill.envs.joint_spaces(agents)."
             )
 
 

@@ -99,7 +99,7 @@ def _tree(path: Path, name: str, expected: Any, arrays: Mapping[str, np.ndarray]
                 "row for each reward."
             )
         if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
-            raise UsageError(f"{path}: {place} is of {array.dtype}; expected {np.dtype(leaf.dtype)}.")
+            raise UsageError(f"{path}: {place} has the dtype {array.dtype}; expected {np.dtype(leaf.dtype)}.")
         if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
             raise UsageError(f"{path}: {place} has numbers that are not finite.")
         leaves.append(array.astype(leaf.dtype))

@@ -347,9 +347,13 @@ def _gather(params: Mapping[str, Any], x: ComplexPair, at: Any) -> ComplexPair:
 def _fourier(params: Mapping[str, Any], x: Operand) -> Operand:
     """Multiplies by the matrix of a discrete Fourier transform along the last axis."""
     kind, lengths = params["fft_type"].name, params["fft_lengths"]
-    if len(lengths) != 1 or lengths[0] > MAX_LENGTH:
-        raise LoweringError(f"a transform of {lengths} numbers exceeds the limit of {MAX_LENGTH} along one axis")
+    if len(lengths) != 1:
+        raise LoweringError(
+            f"Fourier transforms over {len(lengths)} axes are not supported, only over one at a time"
+        )
     (length,) = lengths
+    if length > MAX_LENGTH:
+        raise LoweringError(f"a Fourier transform of {length:,} elements exceeds the limit of {MAX_LENGTH}")
     kept = length // 2 + 1 if kind in ("RFFT", "IRFFT") else length
     waves = np.exp(2j * np.pi * np.outer(np.arange(length), np.arange(kept)) / length)
     multiply = lambda part, matrix: jnp.dot(part, matrix.astype(np.float32), precision="highest")

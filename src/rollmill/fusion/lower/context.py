@@ -82,7 +82,7 @@ class Lowering(NamedTuple):
                 return array
             case Uniform():
                 return self.prologue.picked(value)
-        raise TypeError(f"{type(value).__name__} differs from environment to environment")
+        raise TypeError(f"expected a value that all environments share, got {type(value).__name__}")
 
     # --- as scalars -------------------------------------------------------------------------------------
 

@@ -132,7 +132,7 @@ def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
         case Uniform(array, before):
             own = places if before is None else before.reshape(-1)[places]
             return ctx.prologue.picked(Uniform(array, own))
-    raise TypeError(f"{type(weights).__name__} differs from environment to environment")
+    raise TypeError(f"expected a value that all environments share, got {type(weights).__name__}")
 
 
 # --- with weights of each environment ---------------------------------------------------------------------------
