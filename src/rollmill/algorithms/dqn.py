@@ -260,7 +260,7 @@ def start_values(values: Module, optimiser: Optimiser, numbers: Mapping[str, flo
 
 
 def exploration_steps(config: Any) -> float:
-    """Returns the number of environment steps until the share of random actions is final."""
+    """Returns the number of environment steps over which the share of random actions falls to its final value."""
     return max(config.exploration_fraction * config.total_timesteps, 1.0)
 
 

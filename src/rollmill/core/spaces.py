@@ -89,7 +89,11 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
 
 
 def box_bounds(space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of a `Box` in another dtype, clipped to the range of that dtype."""
+    """Returns the bounds of a `Box` in another dtype.
+
+    Bounds outside the range of an integer dtype are clipped to it. Bounds that are too large for a floating-point
+    dtype become infinite.
+    """
     low, high = np.asarray(space.low), np.asarray(space.high)
     if np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)

@@ -64,7 +64,7 @@ class Crossing(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A program divided at its crossings. Values have indices, beginning with the arguments."""
+    """A program divided at its crossings. Values are numbered, beginning with the arguments."""
 
     pieces: tuple[Piece, ...]
     structure: Any

@@ -35,7 +35,10 @@ def fingerprint(graph: Graph) -> str:
 
 
 def start_digest(graph: Graph) -> str | None:
-    """Returns the digest of the program that starts a run, or None if it cannot cover all computation."""
+    """Returns the digest of the program that starts a run.
+
+    The result is None if the program contains computation that no digest can cover, such as a host callback.
+    """
     traces = traces_of(graph)
     return traces.expected.start if traces.expected else traces.digests.whole(traces.start.program)
 
@@ -43,8 +46,8 @@ def start_digest(graph: Graph) -> str | None:
 def iteration_digest(graph: Graph) -> str | None:
     """Returns the digest of an iteration's program and metric names.
 
-    Programs with equal digests compute the same results. The result is None if the digest cannot cover all
-    computation, such as a host callback.
+    Programs with equal digests compute the same results. The result is None if the program contains
+    computation that no digest can cover, such as a host callback.
     """
     traces = traces_of(graph)
     if traces.expected is not None:

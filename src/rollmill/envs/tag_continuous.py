@@ -366,10 +366,10 @@ def _off_diagonal(square: Float[Array, "7 A A"]) -> Float[Array, "7 A A-1"]:
 def central(
     rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams
 ) -> Float[Array, " features"]:
-    """Returns the central features of TagContinuous, for a centralised critic.
+    """Returns features of the whole game, for a centralised critic.
 
-    They are `x`, `y`, speed, acceleration and direction of all agents, flags of the runners in the game, and the
-    time, in the units of observations.
+    The features are `x`, `y`, speed, acceleration and direction of all agents, a flag for each runner that says
+    whether it is still in the game, and the time. All are scaled as in observations.
     """
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
     return jnp.concatenate([_scaled(state, params).reshape(-1), free, _clock(rules, state)[None]])

@@ -97,7 +97,7 @@ class ProcessTrials:
         return replace(plan, settings=settings)
 
     def check(self, candidate: Candidate) -> str | None:
-        """Returns the reason why a candidate cannot run, as far as it is known without trying, or None."""
+        """Returns the reason not to try a candidate, or None if no reason is known without a trial."""
         try:
             plan = self.plan_of(candidate)
         except UsageError as error:

@@ -31,7 +31,7 @@ class Supervision(Protocol):
         ...
 
     def start(self) -> None:
-        """Requests a start of all workers, and returns without waiting."""
+        """Requests that all workers be started, and returns without waiting."""
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:

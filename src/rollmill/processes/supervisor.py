@@ -85,7 +85,7 @@ class Supervisor:
         return self._acceptor.address
 
     def start(self) -> None:
-        """Requests a start of all workers, and returns without waiting."""
+        """Requests that all workers be started, and returns without waiting."""
         for job in self.jobs:
             self._begin(job)
 

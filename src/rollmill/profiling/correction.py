@@ -5,10 +5,12 @@ the profiler alternate. Their difference, divided by the number of events, is th
 the cost that falls inside events is measured with a program of known duration (`measure_event`). The reported
 error is a prediction error: every second window is corrected with the costs in the other windows.
 
-On an accelerator, there are two costs. A kernel, and the launch of the next kernel, take longer by about the same
-time in every recording. The host also takes longer to launch kernels. If it falls behind, the device waits, for a
-time that differs between recordings. The waiting time is therefore measured in each window. Without the profiler,
-it is at most the time that the rest of an iteration leaves, and at most the minimum over the windows.
+On an accelerator, recording has two costs. It prolongs each kernel and the launch of the next kernel, by about the
+same time in every recording. It also slows down the host. If the host falls behind, the device waits, for a time
+that differs between recordings. The waiting time is therefore measured in each window with the profiler. To
+estimate it without the profiler, the time in which the device works, less the calibrated cost of its events, is
+subtracted from the duration of an iteration without the profiler. The estimate is at most the minimum of the
+measured times.
 """
 
 import math

@@ -66,9 +66,7 @@ def _always(first: int) -> bool:
 
 
 class Pauses(NamedTuple):
-    """Points at which the device waits before the next window, for a function of the host such as
-    an evaluation.
-    """
+    """Pauses between windows. The device is idle while the host calls a function, such as an evaluation."""
 
     every: int
     """Number of iterations between two pauses."""

@@ -72,7 +72,7 @@ class SavedLaunches:
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """The settings that the graph of every run has. Further settings belong to the algorithm."""
+    """The settings that graphs of all algorithms have in common. An algorithm may add further settings."""
 
     algorithm: str
     environment: str

@@ -81,8 +81,9 @@ def named_modules(saved: SavedConfig, *, distribution: bool) -> list[NamedModule
 
 
 def names_to_remember(saved: SavedConfig) -> list[str]:
-    """Returns the modules, the cluster and the store of a configuration, which the user's own run may use
-    again.
+    """Returns the names in a configuration that are stored as trusted together with its run.
+
+    They are its modules, its cluster, and the object store of its initial weights.
     """
     modules = [named.module for named in named_modules(saved, distribution=True)]
     return [*modules, *named_places(saved)]

@@ -48,7 +48,7 @@ class Response(NamedTuple):
 
 
 def json_response(document: Any) -> Response:
-    """Returns a successful answer with a JSON document."""
+    """Returns a response with status 200 and `document` as its JSON body."""
     return Response(msgspec.json.encode(document))
 
 

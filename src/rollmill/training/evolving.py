@@ -54,8 +54,9 @@ class CommonPoint(NamedTuple):
 def common_point(runs: Sequence[Path]) -> CommonPoint:
     """Finds the newest iteration from which the runs of a population can continue together.
 
-    A run that was resumed by itself may have no checkpoint in common with the others, and is then left out. Raises
-    a `CheckpointError` if no two runs have a checkpoint of the same iteration.
+    At least two runs must have an intact checkpoint of that iteration. Any other run must have a newer checkpoint,
+    which shows that it was resumed separately, and is left out. Raises a `CheckpointError` if there is no such
+    iteration, unless no run has a checkpoint after iteration 0. In that case, all runs start from the beginning.
     """
     everyone = tuple(range(len(runs)))
     stores = {

@@ -84,7 +84,7 @@ class Trials(NamedTuple):
     """Functions with which a search measures candidates. The search itself starts no process."""
 
     check: Callable[[Candidate], str | None]
-    """Returns the reason why a candidate cannot run, as far as it is known without trying, or None."""
+    """Returns the reason not to try a candidate, or None if no reason is known without a trial."""
     estimate_speed: Callable[[Candidate], float | None]
     """Estimates a candidate's steps per second from earlier measurements, or returns None."""
     predict_memory: Callable[[Candidate], MemoryEstimate]

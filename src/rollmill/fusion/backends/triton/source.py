@@ -8,7 +8,7 @@ from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
 
 class KernelSource:
-    """The lines of a kernel: the lines before its main loop, and the lines of the current part."""
+    """Source lines of a kernel: `before` holds those before its main loop, and `lines` the part being written."""
 
     def __init__(
         self,
