@@ -126,7 +126,7 @@ BAD = {
     ),
     "option of others": (
         ["train", "ppo", "CartPole-v1", "--sharing", "tagger=none"],
-        "rollmill: unknown option --sharing. It is an option of mappo, ippo. `rollmill train ppo --help` lists",
+        "rollmill: unknown option --sharing. It is an option of mappo, ippo, vdn, qmix. `rollmill train ppo",
     ),
     "algorithm": (["train", "pp", "CartPole-v1"], "unknown algorithm 'pp'. Did you mean ppo"),
     "option first": (

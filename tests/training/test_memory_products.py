@@ -35,7 +35,7 @@ from rollmill.runs.specification import build_graph
 from rollmill.training.placing import choose_plan
 
 PAGE = (Path(__file__).parents[2] / "docs/distribution.md").read_text()
-ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "TicTacToe-v0", "TagGridWorld-Small-v0")
+ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "TicTacToe-v0", "TagGridWorld-Small-v0", "TwoStepGame-v0")
 ITERATIONS, EVERY = 64, 8
 ENVS, STEPS = 4, 4
 SIZES = {

@@ -56,7 +56,7 @@ def program_options(platform: str | None = None) -> CompilerOptions:
     return _joined(EXACT_PRECISION, *_known(PLAIN_CONVOLUTIONS))
 
 
-def start_options(num_bytes: float = 0) -> CompilerOptions:
+def start_options(num_bytes: int = 0) -> CompilerOptions:
     """Returns the XLA options for a start of a training with a state of `num_bytes` bytes for each seed."""
     if jax.default_backend() != "cpu" or num_bytes >= LARGE_START_BYTES:
         return program_options()
