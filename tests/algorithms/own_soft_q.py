@@ -76,7 +76,7 @@ def soft_q(env: Any, config: SoftQConfig | None = None, **overrides: Any) -> Any
 
 
 def loss(values, config, network, learner, sample, sequence):
-    """The loss of ONE transition."""
+    """The loss of a single transition."""
     each = values(network, sample.observation)
     value = jnp.sum(jnp.where(jnp.arange(each.size) == sample.action, each, 0))
     scaled = values(learner.target, sample.next_observation) / config.temperature
