@@ -163,13 +163,13 @@ def test_an_environment_of_several_agents_keeps_the_contract():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"agents": KINDS[:1]}, r"elements of observation_space are .*\['dog'\].* use .*joint_spaces\(agents\)"),
+        ({"agents": KINDS[:1]}, r".*elements of observation_space are .*\['dog'\].* use .*joint_spaces\(agents\)"),
         ({"agents": ()}, "active and central have no effect without agents"),
         ({"agents": (KINDS[0], KINDS[0])}, "agents are cat: 2, cat: 2, expected different names"),
         ({"agents": (KINDS[0]._replace(count=0), KINDS[1])}, "agents are cat: 0, dog: 3, .*counts of at least 1"),
         (
             {"action_space": spaces.Dict({"cat": spaces.Discrete(3), "dog": spaces.Box(-1.0, 1.0, (3, 2))})},
-            r"elements of action_space are dict\(\['cat'\]: int32\[\].*, expected dict\(\['cat'\]: int32\[2\]",
+            r".*elements of action_space are dict\(\['cat'\]: int32\[\].*, expected dict\(\['cat'\]: int32\[2\]",
         ),
         (
             {"step": changed_step(reward=lambda t: t.reward["dog"])},
