@@ -72,9 +72,8 @@ def _hypernetwork(key: Key, state_size: int, hidden_size: int, out_features: int
 def _uniform_linear(key: Key, in_features: int, out_features: int) -> Linear:
     """Returns a layer with weights and biases that are uniform up to one over the root of the number of inputs.
 
-    This is the initialisation of the authors' code. Orthogonal weights make the value of the team so steep in the
-    values of its agents that training diverges. With biases of zero, a state of zeros would give weights of zero,
-    whose absolute values have no gradient.
+    This is PyTorch's default for linear layers. Biases are not zero, because a state of zeros would then give
+    weights of zero, whose absolute values have no gradient.
     """
     weight_key, bias_key = jax.random.split(key)
     draw = partial(jax.random.uniform, minval=-1 / math.sqrt(in_features), maxval=1 / math.sqrt(in_features))
