@@ -245,10 +245,10 @@ for _platform in GRAPH_MODES:
 def _import_warp() -> tuple[Any, Any]:
     """Returns the modules `warp` and `mujoco_warp`."""
     try:
-        import warp
+        import warp  # pyright: ignore[reportMissingImports]
 
         warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)
-        import mujoco_warp
+        import mujoco_warp  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise UsageError(
             f"physics='warp' needs the packages mujoco-warp and warp-lang ({error}): {install_command('warp')}."
