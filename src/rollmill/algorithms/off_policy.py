@@ -170,7 +170,7 @@ def check_replay(config: Any, replay: Replay, loops: Loops) -> None:
 
 
 def check_stored(config: Any, loops: Loops, *, steps_each: int, steps_before: int) -> None:
-    """Checks the sizes that all replay memories have: those of each environment, and when learning begins.
+    """Checks that a replay memory is not too large, and that learning begins before training ends.
 
     Raises a `UsageError` with the sizes, and those that would fit.
     """

@@ -32,7 +32,14 @@ from rollmill.algorithms.agents import (
     with_agent_ids,
 )
 from rollmill.algorithms.agents_on_host import agent_environment
-from rollmill.algorithms.dqn import DQNLearner, epsilon_now, exploration_steps, start_values, update_values
+from rollmill.algorithms.dqn import (
+    EXPLORATION_STEPS,
+    DQNLearner,
+    epsilon_now,
+    exploration_steps,
+    start_values,
+    update_values,
+)
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.off_policy import (
@@ -73,8 +80,6 @@ from rollmill.networks import NetworkConfig, action_values
 
 STEPS_AN_UPDATE = 4
 """Default number of environment steps per update, as in DQN."""
-
-EXPLORATION_STEPS = "exploration_steps"
 
 
 @with_field_help

@@ -52,7 +52,7 @@ class StoredRollout(NamedTuple):
     """One rollout of one environment, as it is stored."""
 
     steps: Step
-    """Leaves `[T, ...]`, like those of a `Sequence`."""
+    """The steps of the rollout, with leaves `[T, ...]`."""
     start_memory: Memory
     """The policy's memory before the first step."""
     observation: Observation

@@ -20,7 +20,7 @@ MAX_NUMBER = 1e10
 """Largest value that a stable step returns. It is `mjMAXVAL` of MuJoCo, beyond which MuJoCo resets a robot."""
 
 itself: Callable[[State], physics.RobotState] = lambda state: state
-"""Returns the state itself, for tasks whose state is only that of the robot."""
+"""Returns a task's state unchanged, for tasks that have no state besides the robot."""
 
 the_robot: Callable[[State], physics.RobotState] = attrgetter("robot")
 """Returns the robot of a task's state."""

@@ -18,7 +18,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce
 
 PHYSICS = ("jax", "warp", "mujoco")
-"""What can advance a robot: this package's own physics, MuJoCo Warp, or C MuJoCo."""
+"""Names of the simulators: `rollmill.physics`, MuJoCo Warp and C MuJoCo."""
 
 Advance: TypeAlias = Callable[[physics.RobotState, Array, int], physics.RobotState]
 """`(state, controls, number of steps) -> state`."""

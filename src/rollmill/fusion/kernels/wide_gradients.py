@@ -51,7 +51,7 @@ class WideGradients(NamedTuple):
     """The step whose sums the kernel accumulates."""
     stored: list[StoredRow]
     results: list[OfStored | int]
-    """The results in order: what is computed from stored rows, and the sizes of the kernel's own sums."""
+    """The gradients in order, each computed from stored rows, or given as the size of a sum of the kernel."""
 
     def assembled(
         self, means: Float[Array, " own"], rows: Sequence[Float[Array, "N width"]], numerics: Numerics
