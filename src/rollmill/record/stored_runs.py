@@ -138,6 +138,7 @@ def _bring(store: ObjectStore, run: Folder) -> None:
 
 
 def _standing(marker: Marker, checkpoints: set[str]) -> tuple[int, int]:
+    """Returns what decides between two copies of a run: the newest checkpoint, then how often it was copied."""
     return max(map(int, checkpoints), default=-1), marker.revision
 
 

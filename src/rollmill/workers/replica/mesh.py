@@ -65,7 +65,8 @@ class HostMean:
     """Function that averages vectors over processes through host memory. Compiled GPU programs call it.
 
     All processes compile the same program, which makes its calls in the same order everywhere, so vectors of the
-    same length can share a channel.
+    same length can share a channel. A CPU program may make two calls at once, and two processes could then wait
+    for each other forever.
     """
 
     def __init__(self, wire: Wire, *, rank: int, size: int) -> None:
