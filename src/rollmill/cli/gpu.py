@@ -41,7 +41,7 @@ class _Listing:
 
 @dataclass(frozen=True)
 class _Partition:
-    """Divide a GPU by MIG."""
+    """Divide a GPU with MIG."""
 
     slices: int | None = None
     """Number of slices, from 1 to 7."""

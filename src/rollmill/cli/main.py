@@ -58,7 +58,7 @@ COMMANDS = {
     "board": Command("board", "follow the runs and sweeps in a folder in the browser: rollmill board [FOLDER]"),
     "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
     "play": Command("play", "play a two-player game against a run's policy: rollmill play RUN", only_acts=True),
-    "gpu": Command("gpu", "list GPUs, their load and how they can be shared, or divide one by MIG"),
+    "gpu": Command("gpu", "list GPUs, their load and how they can be shared, or divide a GPU with MIG"),
     "serve": Command("serve", "serve a run's policy over HTTP: rollmill serve RUN", only_acts=True),
     "export": Command(
         "export", "export a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx", only_acts=True
