@@ -26,7 +26,7 @@ class BatchLayout:
         """Returns the layout of `count` messages concatenated along an axis.
 
         The axis is one integer for all leaves, or a pytree of integers, and may be negative. Raises a `UsageError`
-        if a leaf does not have it.
+        if a leaf lacks this axis.
         """
         axis_tree = jax.tree.broadcast(axis, jax.tree.unflatten(message.structure, range(len(message.leaves))))
         axes = tuple(map(_positive, message.leaves, jax.tree.leaves(axis_tree)))
@@ -38,7 +38,7 @@ class BatchLayout:
         return BatchLayout(Layout(message.structure, tuple(leaves), offset), axes, count)
 
     def allocate(self) -> tuple[PyTree[np.ndarray], list[list[np.ndarray]]]:
-        """Allocates a batch. Returns it with the views of it that each message fills."""
+        """Allocates a batch, and returns it with a list of views for each message to fill."""
         leaves = self.batch.flat_views(fresh_buffer(self.batch.nbytes))
         parts = [np.split(leaf, self.count, axis) for leaf, axis in zip(leaves, self.axes, strict=True)]
         return self.batch.unflatten(leaves), [[part[i] for part in parts] for i in range(self.count)]

@@ -35,7 +35,7 @@ GPM_METRICS = {
 
 
 class Activity(NamedTuple):
-    """Average activity of a GPU over an interval, in fractions of 1, or None for what it does not measure."""
+    """Average utilisation and activity of a GPU over an interval, as fractions of 1 or None if not measured."""
 
     utilisation: float | None = None
     """Share of time in which any kernel ran, as in `nvidia-smi`."""
@@ -77,7 +77,7 @@ class ActivityMonitor:
         self._looking.start()
 
     def restart(self) -> None:
-        """Starts the interval over which `read` averages anew."""
+        """Starts a new interval for `read` to average over."""
         with self._lock:
             self._counters.free(self._first)
             self._first, self._sum, self._number = self._counters.sample(), 0.0, 0
@@ -170,12 +170,12 @@ class GpuActivity:
         self._monitors = monitors
 
     def restart(self) -> None:
-        """Starts the interval over which `total` averages anew."""
+        """Starts a new interval for `total` to average over."""
         for monitor in self._monitors:
             monitor.restart()
 
     def recent(self) -> dict[str, float]:
-        """Returns the activity of about the last second as metrics, averaged over the GPUs."""
+        """Returns the GPUs' activity over about the last second as metrics, averaged over the GPUs."""
         activities = [monitor.recent._asdict() for monitor in self._monitors]
         names = activities[0] if activities else ()
         known = {name: [one[name] for one in activities if one[name] is not None] for name in names}
@@ -188,7 +188,7 @@ class GpuActivity:
 
 @contextlib.contextmanager
 def watched_gpus() -> Iterator[GpuActivity]:
-    """Measures the visible GPUs while its context lasts, or nothing if NVML is missing or does not answer."""
+    """Context manager that measures the activity of visible GPUs, unless NVML is missing or does not answer."""
     with contextlib.ExitStack() as stack:
         monitors: list[ActivityMonitor] = []
         try:

@@ -58,7 +58,8 @@ _own: _Own | None = None
 
 
 def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = None) -> None:
-    """Reserves `need` bytes on each of the first `devices` visible GPUs, instead of an earlier claim.
+    """Reserves `need` bytes on each of the first `devices` visible GPUs, and replaces this process's earlier
+    claim.
 
     The bytes come in addition to the memory that this process already holds. `folder` holds the claims, by default
     this user's folder among the temporary files. Nothing happens if the free memory is unknown or if there is no
@@ -79,9 +80,10 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
 
 
 def ask_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Reads the memory of all devices that CUDA sees in this process. Empty if the driver does not answer.
+    """Reads the memory of all devices that CUDA sees in this process. Returns an empty tuple if the driver does
+    not answer.
 
-    In containers, the driver may not name some processes. Runs of this user are then named by their claims.
+    In a container, the driver may not name some processes. The claims of this user's runs then provide the names.
     """
     memory = read_gpu_memory()
     claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if memory else []
@@ -99,7 +101,7 @@ def living_claims(folder: Path | None = None) -> list[Claim]:
 
 
 def settle_claim() -> None:
-    """Marks this process's memory claim as taken, so that others no longer subtract it from the free memory."""
+    """Marks this process's claimed memory as allocated, so that others no longer subtract it from free memory."""
     if _own is not None and not _own.claim.taken:
         _own.claim = replace(_own.claim, taken=True)
         with contextlib.suppress(OSError):

@@ -57,6 +57,6 @@ def check_compiled() -> None:
 
 @contextlib.contextmanager
 def standard_promotion() -> Iterator[None]:
-    """Sets the standard JAX promotion of dtypes and ranks while its context lasts."""
+    """Context manager that sets the standard JAX promotion of dtypes and ranks."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -49,7 +49,7 @@ class MachineParts:
 def divide_machine(
     wanted: int | None, most: int, sharing: GpuSharing, *, enough: int | None = None
 ) -> Iterator[MachineParts]:
-    """Divides the machine into parts while its context lasts, and runs the MPS daemons that they need.
+    """Context manager that divides the machine into parts, and runs the MPS daemons that the parts need.
 
     Args:
         wanted: number of parts, or None for the default. The default is one part per core. On GPUs, the default
@@ -57,7 +57,7 @@ def divide_machine(
             one per slice, and otherwise, one per GPU.
         most: maximum number of parts.
         sharing: how processes share a GPU.
-        enough: limit on the default number on GPUs, which is never less than one per GPU.
+        enough: maximum of the default number of parts on GPUs. The default is never less than one per GPU.
 
     Raises:
         UsageError: the GPUs cannot be shared in this way.

@@ -1,7 +1,7 @@
 """Reads the memory of the GPUs that this process may use: how much is free, and which processes hold the rest.
 
-The answers come from NVML, or from `nvidia-smi` if the NVML package is missing. In a container, the driver may not
-name any processes, or none of other containers.
+The data comes from NVML, or from `nvidia-smi` if the NVML package is missing. In a container, the driver may name
+no processes, or no processes of other containers.
 """
 
 import os
@@ -82,7 +82,9 @@ class GpuMemory(NamedTuple):
 
 
 def read_gpu_memory() -> tuple[GpuMemory, ...]:
-    """Reads the memory of all devices that CUDA sees in this process. Empty if the driver does not answer."""
+    """Reads the memory of all devices that CUDA sees in this process. Returns an empty tuple if the driver does
+    not answer.
+    """
     try:
         with open_nvml() as nvml:
             return memory_by_nvml(nvml)

@@ -38,7 +38,7 @@ def check_slices(slices: int) -> None:
 
 
 def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
-    """Returns the largest slices of which a GPU can hold the given number.
+    """Returns the layout with the given number of slices that makes the slices as large as possible.
 
     Raises a `UsageError` if the GPU does not support MIG, or cannot hold that many slices.
     """

@@ -87,7 +87,7 @@ def daemon_answers(environment: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
-    """Uses the MPS daemon of a GPU, given by UUID, while its context lasts. Starts a daemon if none is running.
+    """Context manager that uses the MPS daemon of a GPU, given by UUID. Starts a daemon if none is running.
 
     `root` is the folder of all daemons, by default this user's folder among the temporary files. Raises
     `MpsUnavailable` with the reason if no daemon can be started.

@@ -62,7 +62,7 @@ def choose_fraction(fraction: float) -> None:
 
 @contextlib.contextmanager
 def asked_memory() -> Iterator[None]:
-    """Limits a JAX backend that starts in its context to the free GPU memory, unless the user has set a limit.
+    """Context manager that limits a starting JAX backend to the free GPU memory, unless the user has set a limit.
 
     Raises a `DeviceMemoryError` if too little memory is free. The error names the processes that hold it.
     """
@@ -84,7 +84,7 @@ def asked_memory() -> Iterator[None]:
 def memory_variables(
     memory: Sequence[GpuMemory], environment: Mapping[str, str], fraction: float | None = None
 ) -> dict[str, str]:
-    """Returns the environment variables by which JAX allocates free memory, or a `fraction` of each GPU's.
+    """Returns environment variables with which JAX allocates free memory, or a `fraction` of each GPU's memory.
 
     Variables that the user has set are left out. `memory` describes the GPUs that JAX will use, and is empty if
     unknown. Raises a `DeviceMemoryError` if too little memory is free.
@@ -115,8 +115,8 @@ def memory_variables(
 def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> None:
     """Checks that a fraction of each GPU is free, in addition to the memory that every process needs to start.
 
-    Raises a `DeviceMemoryError` otherwise, which names the processes that hold the memory. `name` is the option in
-    its message.
+    Otherwise, raises a `DeviceMemoryError` that names the processes that hold the memory. `name` is the option
+    that the message mentions.
     """
     for each in memory:
         if fraction * each.total > each.free - MIN_FREE / 2:

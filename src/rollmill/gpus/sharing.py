@@ -105,7 +105,7 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
 
 @contextlib.contextmanager
 def shared_gpus(gpus: Sequence[Gpu], wanted: GpuSharing) -> Iterator[SharedGpus]:
-    """Prepares GPUs to be shared while its context lasts, and runs the MPS daemons that this needs.
+    """Context manager in which processes share GPUs. It runs the MPS daemons that sharing needs.
 
     If an MPS daemon does not start, processes take turns, unless MPS was requested. In that case, raises
     `MpsUnavailable`. Raises a `UsageError` if the GPUs cannot be shared as wanted.
@@ -136,7 +136,7 @@ def divide_gpus(
     """Divides GPUs into instances, each with an equal part of the free memory of its GPU.
 
     Args:
-        gpus: the GPUs, which get instances in turns.
+        gpus: the GPUs. Instances are assigned to them in turn.
         instances: number of instances.
         way: how processes share a GPU.
         daemons: MPS daemons, by the UUID of their GPU.
@@ -144,7 +144,7 @@ def divide_gpus(
         limits: maximum number of instances by UUID of a GPU or slice. They must add up to at least `instances`.
 
     Raises:
-        UsageError: MPS cannot serve that number of processes.
+        UsageError: MPS does not support so many processes.
     """
     devices = [(gpu, *device) for gpu in gpus for device in _devices(gpu, way)]
     most = dict.fromkeys((device for _, device, *_ in devices), instances) if limits is None else limits

@@ -28,7 +28,7 @@ TIMED_SECONDS = 0.3
 
 
 def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
-    """Describes memory and identity of a run in one program, as a JSON value. Returns None if workers train.
+    """Describes the memory and identity of a run's program, as a JSON value. Returns None if workers train.
 
     `bytes` counts arguments, temporary arrays and states on one device. `process` counts other memory of this
     process, and `held` the memory already in use on a device with its own memory. Equal programs have an equal
@@ -62,7 +62,7 @@ class MemoryNeed(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of the run to compare with `limit`."""
+        """Bytes that the run needs in total, to compare with `limit`."""
         return self.device if self.process is None else self.process + self.device * self.devices
 
 
@@ -96,7 +96,9 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:
-    """Measures seconds of an unfused rollout of all environments on one device. None without a program."""
+    """Measures the seconds that an unfused rollout of all environments takes on one device. Returns None if there
+    is no program for all environments and a single seed.
+    """
     program, graph = prepared.program, prepared.algorithm
     if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:
         return None
@@ -133,7 +135,7 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
 
 
 def most_memory(prepared: PreparedTraining) -> int:
-    """Returns the peak of bytes in use on any device of the program, or 0 for devices without own memory."""
+    """Returns the peak of bytes in use on any device of the program, or 0 if they have no memory of their own."""
     return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
 
 

@@ -92,7 +92,7 @@ def start_child(
         **options: options of `core.children.start_python`.
 
     Returns:
-        The process. A request for a checkpoint never ends it, even while it starts.
+        The process. A signal that requests a checkpoint never ends it, even while it starts.
 
     Raises:
         OSError: no process can be started.

@@ -84,7 +84,7 @@ class CandidateProcess:
         os.set_blocking(self._reports, False)
 
     def prepare(self, training: TrainingRequest) -> None:
-        """Tells the process to compile a run. `ask` returns the report of the program as `program`."""
+        """Tells the process to compile a run. `ask(None, "program", ...)` then returns a report of the program."""
         own = {"run_dir": str(self._folder / "run"), "quiet": True, "tensorboard": False}
         self._send(json.dumps(training.changed(own).to_json()))
 

@@ -36,7 +36,9 @@ def file_for(what: Mapping[str, Any]) -> Path:
 
 
 def read_stored(file: Path, *, budget: float) -> tuple[PlanTable, Plan] | None:
-    """Returns an earlier search's result. None if there is none, or if `budget` is larger than before."""
+    """Returns an earlier search's result. Returns None if no result is stored, or if an incomplete search had less
+    than `budget`.
+    """
     try:
         value = parse_json(
             folder_in_cache(file).read(file.name, limit=MAX_BYTES), where=str(file), limit=MAX_BYTES

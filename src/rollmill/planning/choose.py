@@ -14,7 +14,7 @@ from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
     """Returns the plan that the placement options describe for a graph.
 
-    The plan has no settings, because these are options of the run (see `settings_of`). Raises a `UsageError` if
+    The plan has no settings, because settings are options of the run (see `settings_of`). Raises a `UsageError` if
     the plan does not fit the graph or the options.
     """
     if options.plan is not None:
@@ -59,7 +59,7 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
 
 
 def settings_of(options: PlacementOptions) -> PlanSettings:
-    """Returns the settings in the plan file that the options name, which may be empty.
+    """Returns the settings from the plan file that the options name, or empty settings if they name none.
 
     Raises a `UsageError` if the file holds no plan.
     """

@@ -7,7 +7,7 @@ from rollmill.planning.plan import Plan
 def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
     """Draws the groups of a plan with their roles, and the edges between groups with bytes per second.
 
-    The bytes follow from the shapes of the graph, if all environments together make `steps_per_second` steps.
+    The data rates follow from the shapes of the graph, at `steps_per_second` steps of all environments together.
     """
     partition, edges = plan.partition, interfaces(graph)
     rate = steps_per_second / graph.loops.batch_size

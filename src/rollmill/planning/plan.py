@@ -87,7 +87,7 @@ class Plan:
     def check(self, loops: Loops | None = None) -> None:
         """Checks that the plan can run with the number of environments and shards in `loops`.
 
-        Raises a `UsageError` that suggests sizes which would fit.
+        Raises a `UsageError` that suggests suitable sizes.
         """
         _check_place(self.place)
         check_partition(self.partition, loops)

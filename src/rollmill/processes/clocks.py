@@ -1,8 +1,8 @@
 """Measures how far the clocks of workers on other hosts differ from the coordinator's clock.
 
-The coordinator sends a question, and the worker answers with its time. This time belongs to the middle of the
-round trip, to within half of its length. Of several round trips, the shortest counts. The threads that read the
-sockets ask and answer.
+The coordinator asks a worker for its time. The answer is taken to refer to the middle of the round trip, with an
+error of at most half the round trip. Of several round trips, the shortest counts. The threads that read the
+sockets ask and answer the questions.
 """
 
 import threading

@@ -22,9 +22,9 @@ class Control(Protocol):
         """Sends a message to the coordinator, after all messages that this worker has sent before. Arrays may be
         reused at once.
 
-        Waits while the coordinator has too much unread. Raises `Abandoned` if the coordinator is gone or wants
-        this worker to stop, and has not taken the message. Raises a `UsageError` if the message is too large, or
-        does not consist of JSON values and numeric arrays.
+        Waits while the coordinator has too much unread data. Raises `Abandoned` if the coordinator is gone or
+        wants this worker to stop, and has not taken the message. Raises a `UsageError` if the message is too
+        large, or does not consist of JSON values and numeric arrays.
         """
         ...
 

@@ -66,7 +66,7 @@ def encode(message: WorkerMessage, limits: Limits = LIMITS) -> list[bytes | memo
 
 
 def send_frame(peer: socket.socket, frame: list[bytes | memoryview]) -> None:
-    """Sends all parts of a frame, and waits while the peer has too much unread."""
+    """Sends all parts of a frame, and waits while the peer has too much unread data."""
     for part in frame:
         peer.sendall(part)
 

@@ -63,7 +63,7 @@ class Progress:
 
     @contextmanager
     def idle(self, text: str) -> Iterator[None]:
-        """Marks the thread as idle while its context lasts, because it waits for the coordinator for as long as
+        """Context manager that marks the thread as idle, because it waits for the coordinator for as long as
         necessary.
         """
         if threading.get_ident() != self._thread:

@@ -27,8 +27,8 @@ class Launcher(Protocol):
         ...
 
     def output(self, handle: Any) -> int | None:
-        """Returns a file descriptor from which the caller reads the process's output, and which it closes. None if
-        there is none.
+        """Returns a file descriptor of the process's output, which the caller reads and closes. None if there is
+        none.
         """
         ...
 
@@ -47,14 +47,14 @@ class Launcher(Protocol):
         ...
 
     def condition(self, handle: Any) -> str:
-        """Returns the reason why the process cannot run, such as "stopped by a signal". Empty if it can run or
-        this is unknown.
+        """Returns the reason why the process cannot run, such as "stopped by a signal". Returns an empty string if
+        it can run or if this is unknown.
         """
         ...
 
     def leaving(self, handle: Any) -> str:
-        """Returns the reason why the process must leave its host, such as "Ray drains its node". Empty if it may
-        stay.
+        """Returns the reason why the process must leave its host, such as "Ray drains its node". Returns an empty
+        string if it may stay.
         """
         ...
 

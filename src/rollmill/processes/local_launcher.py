@@ -49,11 +49,11 @@ class LocalHandle:
 
 
 class LocalLauncher:
-    """A `Launcher` for this host. As a context manager, it closes itself.
+    """A `Launcher` for this host. A `with` block closes it.
 
-    With `fork`, workers are forked from a process that has imported `preload`, if this is safe. Otherwise, each
-    worker is a fresh interpreter. It is not safe if the import of one of these modules starts a thread or a JAX
-    backend.
+    With `fork`, workers are forked from a process that has imported `preload`, if this is safe. Forking is not
+    safe if the import of one of these modules starts a thread or a JAX backend. Each worker is then a fresh
+    interpreter.
     """
 
     def __init__(self, *, fork: bool = True, preload: Sequence[str] = ("rollmill",)) -> None:
@@ -90,9 +90,7 @@ class LocalLauncher:
         return self._server_for(environment).start(number, assignment)
 
     def output(self, handle: LocalHandle) -> int | None:
-        """Returns a file descriptor from which the caller reads the process's output, and which the
-        caller closes.
-        """
+        """Returns a file descriptor of the process's output, which the caller reads and closes."""
         return handle.output
 
     def exit(self, handle: LocalHandle) -> Exit | None:
@@ -114,7 +112,9 @@ class LocalLauncher:
         return ""
 
     def condition(self, handle: LocalHandle) -> str:
-        """Returns the reason why the process cannot run, such as "stopped by a signal". Empty if it can."""
+        """Returns the reason why the process cannot run, such as "stopped by a signal". Returns an empty string if
+        it can run.
+        """
         return condition_of(handle.pid) if handle.pid is not None else ""
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ class LogReader:
         self._ask(lambda: self._begin(output, log))
 
     def drop(self, log: WorkerLog) -> None:
-        """Asks the reading thread to close a log after the output that is there, and returns at once.
+        """Asks the reading thread to close a log once it has read the available output, and returns at once.
 
         It does not wait for the end of the output, which another process may keep open.
         """

@@ -20,7 +20,7 @@ MAX_UNREAD = 256 * 2**20
 
 @runtime_checkable
 class Supervision(Protocol):
-    """Starts workers, reports their events, and ends them. As a context manager, it closes itself.
+    """Starts workers, reports their events, and ends them. A `with` block closes it.
 
     Only one thread may use it, except for `send`, which any thread may call.
     """

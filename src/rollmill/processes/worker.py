@@ -109,7 +109,7 @@ class SocketControl(MailboxControl):
 
     @contextlib.contextmanager
     def beating(self, seconds: float, *, stuck_seconds: float) -> Iterator[None]:
-        """Sends heartbeats with the calling thread's activity while its context lasts."""
+        """Context manager that sends heartbeats with the calling thread's activity."""
         ended = threading.Event()
         arguments = (seconds, stuck_seconds, ended)
         thread = threading.Thread(target=self._beat, args=arguments, name="rollmill-heartbeat", daemon=True)

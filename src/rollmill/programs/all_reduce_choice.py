@@ -36,8 +36,8 @@ def choose_all_reduce(
 ) -> AllReduceChoice:
     """Returns the requested all-reduce of a mesh. For `auto`, times the available ones and returns the fastest.
 
-    Timing uses vectors as long as the graph has parameters. It is done once for a mesh, a size and software
-    versions, and the choice is cached, so the same seed gives the same sums, bit for bit.
+    The timed vectors have one element per parameter of the graph. The choice is cached by mesh, size and software
+    versions, so the same seed gives the same sums, bit for bit.
 
     Args:
         graph: the graph to train.

@@ -170,9 +170,9 @@ def lower(
         seeds: seeds of the runs in the program, which trains one run per seed side by side.
         lanes: one graph per seed, which provides the hyperparameters of this seed. The graphs must be equal
             otherwise. Default: all seeds have the hyperparameters of `graph`.
-        in_turns: where seeds would not be computed at once (see `seeds_side_by_side`), calls the program of a
-            single seed for each of them, so that any number of seeds uses the same program. The state is then a
-            tuple with the state of each seed.
+        in_turns: if seeds would not be computed at once (see `seeds_side_by_side`), call the program of a single
+            seed once per seed, so that any number of seeds uses the same program. The state is then a tuple with
+            the state of each seed.
         devices: the devices of the mesh, in the order of `mesh_of`. Default: the first device of the default
             platform.
         instances: number of devices of the mesh that share a GPU.

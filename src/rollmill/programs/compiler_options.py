@@ -57,7 +57,7 @@ def program_options(platform: str | None = None) -> CompilerOptions:
 
 
 def start_options(num_bytes: int = 0) -> CompilerOptions:
-    """Returns the XLA options for a start of a training with a state of `num_bytes` bytes for each seed."""
+    """Returns the XLA options for the program that creates the first state, of `num_bytes` bytes for each seed."""
     if jax.default_backend() != "cpu" or num_bytes >= LARGE_START_BYTES:
         return program_options()
     return _joined(program_options(), *_known(QUICK_COMPILATION))

@@ -31,7 +31,8 @@ class KernelParts(NamedTuple):
 
 
 def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
-    """Estimates the shares of policy and environment in the time of a rollout kernel, by timing it without each.
+    """Estimates the shares of policy and environment in the time of a rollout kernel, by timing the kernel without
+    either part.
 
     Raises `CannotFuse` if a kernel cannot be made.
     """

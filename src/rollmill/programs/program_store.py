@@ -255,7 +255,7 @@ def surroundings(device: Any) -> list[object]:
 
 
 def unknown_calls(lowered: jax.stages.Lowered) -> set[str]:
-    """Returns the names of the foreign functions because of which a lowered program is not stored."""
+    """Returns the names of the foreign functions that prevent a lowered program from being stored."""
     return calls_of(lowered.as_text()) - OWN_CALLS
 
 

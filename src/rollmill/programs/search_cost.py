@@ -74,14 +74,14 @@ class SearchRecords:
         self._file = cached_file("searches", [kind, device, usable_cores()])
 
     def least(self) -> float:
-        """Predicts the seconds of the shortest search that is to be expected, for a kernel of unknown size."""
+        """Predicts the seconds of the shortest search that can be expected, for a kernel of unknown size."""
         return max(LOWERING_SECONDS, min((each.seconds for each in self._read()), default=self._default))
 
     def predict(self, size: int) -> float:
-        """Predicts the seconds of a search, with a margin, from the median of those of similar size.
+        """Predicts the seconds of a search, with a margin, from the median of recorded searches of similar size.
 
         A search takes at least as long as a smaller one, and otherwise in proportion to its size. Without records
-        of similar size, it is predicted from the largest of the smaller ones, or else takes `SEARCH_SECONDS`.
+        of similar size, the prediction follows from the largest smaller search, or else is `SEARCH_SECONDS`.
         """
         records = self._read()
         if similar := [each for each in records if 1 / SIMILAR <= size / each.size <= SIMILAR]:
@@ -110,19 +110,21 @@ class SearchRecords:
 
 
 class SearchTooLong(CannotFuse):
-    """Raised instead of beginning a search that is expected to take longer than it may."""
+    """Raised instead of beginning a search that is expected to exceed its time limit."""
 
 
 class SearchBudget:
     """The seconds that searches for kernels may take in a run.
 
-    These are `MAX_LOSS` of the seconds of the run without kernels, or `MAX_RISK` if kernels are expected to save
-    as many beyond the compilation of their program. The seconds that the kernels found so far save, as they were
-    timed, are added. If no kernel is faster, the run loses no more than the larger of the first two.
+    The budget is a share `MAX_LOSS` of the run's time without kernels. It rises to as much as `MAX_RISK` seconds
+    if kernels are expected to save more than that, after compilation of their program. The time that kernels found
+    so far save is added to the budget. If no kernel is faster, searches cost the run at most the larger of
+    `MAX_LOSS` of its time and `MAX_RISK` seconds.
 
     Args:
         training_seconds: seconds that the run takes without kernels.
-        program_seconds: seconds that compiling a program with kernels takes, which they have to save as well.
+        program_seconds: seconds that compiling a program with kernels takes. Kernels have to save these seconds as
+            well.
         records: predicts how long searches take.
     """
 
@@ -143,7 +145,7 @@ class SearchBudget:
 
     @property
     def pays(self) -> bool:
-        """True if a search may begin: if it is expected to end in time, and may save what it takes."""
+        """True if a search may begin, because it is expected to end within the limit."""
         return self.records.least() <= self.limit
 
     @property
@@ -154,7 +156,8 @@ class SearchBudget:
     def admit(self, search: object, size: int, spent: float) -> None:
         """Begins a search for kernels of some size, after `spent` seconds of this budget.
 
-        Raises `SearchTooLong` if it is not expected to end in time, together with those that have begun.
+        Raises `SearchTooLong` if this search is not expected to end in time, together with the searches that have
+        begun.
         """
         predicted = self.records.predict(size)
         if spent + sum(self._expected.values()) + predicted > self.limit:
@@ -195,7 +198,7 @@ class ReadyKernels(NamedTuple):
 
     @property
     def suffice(self) -> bool:
-        """True if neither a search nor a program by XLA could save the time that it takes."""
+        """True if neither a further search nor an XLA program could save more time than it takes to make."""
         training = self.seconds * self.iterations
         if MAX_LOSS * training >= SEARCH_SECONDS.get(self.platform, math.inf):
             return False

@@ -72,7 +72,8 @@ class Tuner:
         return self._submit(lambda: jax.jit(function).lower(*shapes).compile())
 
     def start(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
-        """Starts to compile a search's candidates. Returns a function that waits, times them, returns the fastest.
+        """Starts to compile a search's candidates. Returns a function that waits, times them and returns the
+        fastest.
 
         `prepare` begins to create the arguments for timing. It is called only if something has to be timed.
         """

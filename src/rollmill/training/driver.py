@@ -159,7 +159,7 @@ def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
 
 
 def copied(run: RunDirectory, options: RunOptions, display: Display) -> AbstractContextManager[None]:
-    """Copies a run to its object store, if it has one, until the context ends. See `mirror.mirrored`."""
+    """Context manager that copies a run to its object store, if it has one. See `mirror.mirrored`."""
     url = url_of(run.root)
     if url is None:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""Population-based training: decides which members copy others, and with which hyperparameters. Pure.
+"""Population-based training: decides which members copy others, and with which hyperparameters.
 
 Jaderberg et al., "Population Based Training of Neural Networks", 2017, with truncation selection: at each rung,
 the worst members copy weights, optimiser state and hyperparameters from one of the best, and perturb the

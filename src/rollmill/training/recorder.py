@@ -319,7 +319,7 @@ class Recorder:
         return time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
 
     def is_due(self, iteration: int) -> bool:
-        """Returns whether a checkpoint is due, or training ends here."""
+        """Returns whether a checkpoint is due after this iteration, or training ends there."""
         every = self._options.checkpoint_iterations
         due = self.is_overdue if every is None else iteration // every > self._saved_iteration // every
         return due or self._hooks.wants_checkpoint or iteration == self._loops.iterations

@@ -65,8 +65,8 @@ def resume(
         dashboard: show a dashboard with losses and returns at the bottom of the terminal, instead of a progress
             bar.
         quiet: show nothing while training.
-        fusion: another fusion than before, for a machine that cannot make the kernels. Results then differ by
-            rounding.
+        fusion: a different value of `fusion`, for a machine that cannot make the original kernels. Results then
+            differ by rounding.
         changes: new values of hyperparameters, such as `{"learning_rate": 1e-4}`, or a larger `total_timesteps`.
             The run's config.json records them.
         stop_at_return: another mean return at which to stop, now and whenever the run is resumed, or `never`.
@@ -79,7 +79,7 @@ def resume(
         CheckpointError: the directory is not a run, no checkpoint is complete, or the newest checkpoint has
             another configuration.
         UsageError: the algorithm has other hyperparameters than the run, or a change cannot be made.
-        Interrupted: a KeyboardInterrupt, after Ctrl-C, as by `train`.
+        Interrupted: Ctrl-C was pressed, as for `train`.
 
     Examples:
         >>> rollmill.resume("runs/cartpole", changes={"total_timesteps": 1_000_000})

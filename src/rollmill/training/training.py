@@ -63,7 +63,7 @@ def train(
         NonFiniteError: a loss, gradient, weight, observation or reward is not finite.
         StorageError: the run can no longer be written. It can be resumed.
         HookFailed: a hook raised an exception. A checkpoint has been saved, and the run can be resumed.
-        Interrupted: a KeyboardInterrupt, after Ctrl-C. A checkpoint has been saved, and `result` is the `Run`.
+        Interrupted: Ctrl-C was pressed. A checkpoint has been saved, and `result` is the `Run`.
 
     Examples:
         >>> run = rollmill.train(rollmill.ppo("CartPole-v1", total_timesteps=500_000), seed=1)

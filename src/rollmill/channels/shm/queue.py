@@ -19,7 +19,7 @@ from rollmill.core.errors import UsageError
 
 
 def none_earlier(rank: int) -> int:
-    """Returns 0. The default `earlier` of a queue end, since a ring in shared memory counts all messages."""
+    """Returns 0. The default `earlier` of a queue end, because a ring in shared memory counts all its messages."""
     return 0
 
 
@@ -162,7 +162,7 @@ class QueueReceiver:
         self._batch_layouts: dict[tuple[str, int], BatchLayout] = {}
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> RingMessage:
-        """Returns the next message of `source`, in the order sent. Without a `source`, it serves all in turn.
+        """Returns the next message of `source`, in the order sent. Without a `source`, serves all sources in turn.
 
         Several messages may be held at a time and released in any order. Each occupies a slot of its ring. Raises
         `TimedOut` if no message arrives within `timeout` seconds.

@@ -96,7 +96,9 @@ class RootReduction:
 
 
 class BranchReduction:
-    """The end of an all-reduce over TCP at any rank but 0, an implementation of `channels.protocols.Reduction`."""
+    """The end of an all-reduce over TCP at any rank except 0, an implementation of
+    `channels.protocols.Reduction`.
+    """
 
     def __init__(
         self,

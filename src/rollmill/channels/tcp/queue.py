@@ -69,7 +69,7 @@ class RingEnds(NamedTuple):
 
 
 class ResumePoint:
-    """Number of messages before this end replaced another, which the remote end reports."""
+    """The number of messages before this end replaced another, as reported by the remote end."""
 
     def __init__(self) -> None:
         self.sequence = 0
@@ -83,7 +83,7 @@ class ResumePoint:
 
     @property
     def messages(self) -> int:
-        """Number of messages before this end's first, within the current range."""
+        """Number of messages before this end's first message, counted within the current range of numbers."""
         return self.sequence % RANGE
 
     def learn(self, sequence: int) -> None:

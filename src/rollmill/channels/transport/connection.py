@@ -24,8 +24,8 @@ class Connection:
     """One end of a stream socket. One thread may send while another receives.
 
     Every call raises `ConnectionLost` when the stream has ended, `TimedOut` after `timeout` seconds (None: never),
-    and `Abandoned` when `abandon` returns True. After the last two, part of a message may have been transferred,
-    and the connection must be closed.
+    and `Abandoned` when `abandon` returns True. After `TimedOut` or `Abandoned`, part of a message may have been
+    transferred, and the connection must be closed.
     """
 
     abandon: Abandon

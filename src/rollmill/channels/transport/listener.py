@@ -53,8 +53,8 @@ class Handshake:
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def advance(self) -> Admission | None:
-        """Continues the handshake as far as possible without blocking. Returns its result once complete, and None
-        until then.
+        """Continues the handshake as far as possible without blocking. Returns the result of a complete handshake,
+        and otherwise None.
 
         Raises `Refused` if the handshake fails, and an `OSError` if the connection was lost.
         """
@@ -233,5 +233,5 @@ class Listener:
 
 
 def address_of(peer: object) -> str:
-    """Returns the IP address of a peer, or an empty string for a peer of this host's own sockets."""
+    """Returns the IP address of a peer, or an empty string for a peer on a Unix socket."""
     return str(peer[0]) if isinstance(peer, tuple) else ""

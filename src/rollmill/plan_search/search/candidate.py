@@ -71,14 +71,16 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Distribution policy, place, fusion and asynchrony. Candidates of one kind have similar overheads.
+        """Key of distribution policy, place, fusion and asynchrony. Candidates of one kind have similar overheads.
 
         The fields in `WIDTHS`, such as `devices` and `workers`, are not part of the kind.
         """
         return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
 
     def branch(self, width: str) -> tuple[Any, ...]:
-        """Returns the key shared by all candidates that differ only in this width and what follows from it."""
+        """Returns a key shared by all candidates that differ only in the field `width` and in fields derived from
+        it.
+        """
         follows = "learners" if width == "instances" else "gpus"
         return tuple(value for name, value in asdict(self).items() if name not in (width, follows))
 

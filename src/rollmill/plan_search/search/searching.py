@@ -69,7 +69,7 @@ class CannotRun(Exception):
 
 
 class CannotBeFused(CannotRun):
-    """Error: a candidate cannot be fused, nor any other whose depth of fusion is one of `depths`."""
+    """Error: a candidate cannot be fused, and neither can any candidate whose fusion depth is in `depths`."""
 
     def __init__(self, reason: str, depths: Sequence[str]) -> None:
         super().__init__(reason)

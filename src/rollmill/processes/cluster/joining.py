@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, or starts one on this machine, while a context lasts."""
+"""Connects to a Ray cluster, or starts a cluster on this machine."""
 
 import contextlib
 import importlib
@@ -99,13 +99,14 @@ def find_ray() -> Any:
 def joined(
     name: str, *, workers: int, host: str | None = None, show: Callable[[str], None] = lambda line: None
 ) -> Iterator[Cluster]:
-    """Connects to a Ray cluster while its context lasts. If the caller is already connected, that connection is
-    used and stays open.
+    """Context manager that connects to a Ray cluster. If the caller is already connected, that connection is used
+    and stays open.
 
     Args:
         name: the cluster. `ray` is the cluster that this machine belongs to, or otherwise a new cluster on this
-            machine, which ends with the connection. `auto` is only the former. `HOST:PORT` is the address of a
-            cluster that this machine belongs to, and `ray://HOST:PORT` connects through a Ray client server.
+            machine, which ends with the connection. `auto` is also the cluster that this machine belongs to, but
+            never starts one. `HOST:PORT` is the address of a cluster that this machine belongs to, and
+            `ray://HOST:PORT` connects through a Ray client server.
         workers: number of workers that a new cluster must have room for.
         host: address of this host, as workers reach it. Default: detected automatically.
         show: called with messages for the user, from any thread.

@@ -73,9 +73,9 @@ class RayHandle:
 
 
 class RayLauncher:
-    """A `Launcher` that lets Ray decide on which node a worker runs. As a context manager, it closes itself.
+    """A `Launcher` that lets Ray decide on which node a worker runs. A `with` block closes it.
 
-    Ray never restarts a worker, since the supervisor decides about this. Workers of groups without a demand
+    Ray never restarts a worker, because the supervisor decides about restarts. Workers of groups without a demand
     reserve one core. The resources for all `jobs` are reserved together. If the cluster has room for only some of
     them, it reserves nothing, and the run ends after `room_seconds`. Actors are named after the run and the job,
     such as `rollmill-RUN-actor-2`. Workers receive the user's modules if their hosts lack them. `show` is called
@@ -150,9 +150,7 @@ class RayLauncher:
         return {"scheduling_strategy": "SPREAD", "label_selector": selector_without(without)}
 
     def output(self, handle: RayHandle) -> int | None:
-        """Returns a file descriptor from which the caller reads the worker's output, and which the
-        caller closes.
-        """
+        """Returns a file descriptor of the worker's output, which the caller reads and closes."""
         return handle.stream.output
 
     def exit(self, handle: RayHandle) -> Exit | None:
@@ -201,7 +199,9 @@ class RayLauncher:
         return nodes
 
     def leaving(self, handle: RayHandle) -> str:
-        """Returns the reason why the worker must leave its node, because Ray drains it. Empty if it may stay."""
+        """Returns the reason why the worker must leave its node, or an empty string if Ray does not drain the
+        node.
+        """
         origin = handle.stream.origin
         end = self._draining().get(origin.node) if origin is not None else None
         if end is None:
@@ -226,7 +226,7 @@ class RayLauncher:
 
     def condition(self, handle: RayHandle) -> str:
         """Returns the reason why the worker's process cannot run, such as "stopped by a signal". Known only for
-        this host.
+        workers on this host.
         """
         origin = handle.stream.origin
         return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""

@@ -47,8 +47,8 @@ class OutputStream:
         self._changing = threading.Lock()
 
     def relay(self, peer: socket.socket) -> None:
-        """Passes on the output of a worker until its process has ended, and so has every process that inherited
-        its output.
+        """Passes on the output of a worker until its process, and all processes that inherited the output, have
+        ended.
         """
         with self._changing:
             if self.ended.is_set():

@@ -33,7 +33,8 @@ def unreachable_nodes(ray: Any) -> dict[str, str]:
 
 
 def draining_nodes(ray: Any) -> dict[str, float]:
-    """Returns the ids of nodes that Ray drains, with the times of their ends in seconds since 1970, or 0.
+    """Returns the ids of nodes that Ray drains, with the times at which they end, in seconds since 1970 (0 if
+    unknown).
 
     An autoscaler drains a node before it removes the node, and so does `ray drain-node`. Ray places no new work on
     drained nodes.

@@ -59,7 +59,7 @@ class _Host:
 
 
 class HostsLauncher:
-    """A `Launcher` for the processes of this process's batch job. As a context manager, it closes itself.
+    """A `Launcher` for the processes of this process's batch job. A `with` block closes it.
 
     The replica number of a worker is the rank of the process that starts it. If a host's process has not connected
     or has vanished, the worker waits until it connects. `show` is called with messages for the user, from any
@@ -79,7 +79,7 @@ class HostsLauncher:
     def start(self, job: Job, address: str, token: bytes) -> LocalHandle | HostHandle:
         """Starts a worker without waiting for it, and returns its handle.
 
-        The process on the job's host starts it. On this host, it is started directly.
+        On another host, the process of the batch job starts the worker. On this host, it is started directly.
         """
         if job.replica == self._member.rank:
             return self._local.start(job, address, token)
@@ -136,8 +136,8 @@ class HostsLauncher:
         return ""
 
     def condition(self, handle: LocalHandle | HostHandle) -> str:
-        """Returns the reason why a worker's process cannot run, such as "stopped by a signal". Known only for this
-        host.
+        """Returns the reason why a worker's process cannot run, such as "stopped by a signal". Known only for
+        workers on this host.
         """
         return self._local.condition(handle) if isinstance(handle, LocalHandle) else ""
 
