@@ -309,10 +309,11 @@ def start_inputs(
 
 
 def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
-    """Returns the leaves that `graph` determines when a state is restored from a checkpoint.
+    """Returns the leaves of a restored training state that come from `graph` instead of the checkpoint.
 
-    The learner takes its hyperparameters from the graph. If the run had no schedule until now, the learner's count
-    of updates follows from the iteration. A learning rate that has not been adapted so far is not changed.
+    The learner takes its hyperparameters from the graph. If the checkpoint has no count of updates, because the
+    run had no schedule, the count follows from the iteration. If the checkpoint has no scale of an adapted
+    learning rate, the scale is 1.
 
     Args:
         graph: graph to train.

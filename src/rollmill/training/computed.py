@@ -25,7 +25,7 @@ def reported_names(graph: Graph, learner: Any) -> frozenset[str]:
 
 
 def computed_shares(graph: Graph, names: Iterable[str], reported: frozenset[str]) -> dict[str, str]:
-    """Maps each metric that is not computed in every iteration to the metric that holds its share of iterations.
+    """Maps each metric that only some iterations compute to the metric that holds the share of these iterations.
 
     `reported` are the names that `reported_names` returns.
     """

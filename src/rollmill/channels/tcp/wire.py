@@ -36,7 +36,7 @@ class TcpWire:
     """Opens channels over TCP, an implementation of `channels.wire.Wire`.
 
     `send` returns before the message has left this process. Unsent messages are lost if the process dies. A
-    sender's statistics include them in the depth.
+    sender's statistics count unsent messages as part of the depth.
 
     The broker knows the addresses of channel ends, and peers without the token are rejected. `host` is the address
     at which other hosts reach this one. The default address is reachable from this host only. Port 0 picks a free

@@ -44,8 +44,8 @@ class RoomReservation:
     def strategy(self, job: str, without: Mapping[str, str]) -> Any:
         """Returns the Ray scheduling strategy for an actor that uses a job's resources.
 
-        Returns None if these resources are on a node in `without`. Ray may not know yet that such a node is gone,
-        and moves the resources once it does.
+        Returns None if these resources are on a node in `without`. Ray may not know yet that a node in `without`
+        is gone, and moves the resources once it knows.
         """
         place = self._places.get(job)
         self._look()
@@ -61,7 +61,7 @@ class RoomReservation:
         return self._is_made
 
     def check(self) -> None:
-        """Raises `NoRoom` and cancels the reservation if the cluster has not made it within the time limit."""
+        """Cancels the reservation and raises `NoRoom` if the resources were not reserved within the time limit."""
         waited = time.monotonic() - self._asked_at
         if waited < self._seconds or self.is_made:
             return
