@@ -90,46 +90,12 @@ if TYPE_CHECKING:
     from rollmill.training.resuming import resume as resume
     from rollmill.training.training import Run as Run, train as train
 
-
-_MODULES = {
-    "rollmill.algorithms": (
-        "A2CConfig A3CConfig AlphaZeroConfig DDPGConfig DQNConfig IMPALAConfig MAPPOConfig PPOConfig PQNConfig "
-        "QMIXConfig R2D2Config SACConfig TD3Config VDNConfig a2c a3c alphazero ddpg dqn impala ippo mappo "
-        "position ppo pqn qmix r2d2 sac td3 vdn"
-    ),
-    "rollmill.core.drawing": "Circle Drawing Line Polygon",
-    "rollmill.core.errors": "RollmillError",
-    "rollmill.core.interruption": "Interrupted",
-    "rollmill.core.operations": "operation",
-    "rollmill.core.types": "AgentKind Environment HostEnvironment Timestep",
-    "rollmill.envs": (
-        "auto_reset check_environment from_gymnasium make register registered time_limit transform vary vectorise"
-    ),
-    "rollmill.envs.robots.own": "robot",
-    "rollmill.hooks": "Checkpoint Stop",
-    "rollmill.networks": "ActorCritic NetworkConfig Output actor_critic register_network",
-    "rollmill.plotting.curves": "plot",
-    "rollmill.policies.action_distribution": "ActionDistribution",
-    "rollmill.policies.exporting": "Export export",
-    "rollmill.policies.matches": "match",
-    "rollmill.policies.policies": "evaluate load",
-    "rollmill.policies.policy": "Policy",
-    "rollmill.policies.rendering": "render",
-    "rollmill.profiler.profiling": "ProfileOptions profile",
-    "rollmill.programs.offered": "to_gymnasium to_pettingzoo",
-    "rollmill.runs.algorithms": "register_algorithm",
-    "rollmill.runs.diagnosis": "replay",
-    "rollmill.runs.options": "RunOptions",
-    "rollmill.sweeps.call": "Sweep sweep",
-    "rollmill.training.resuming": "resume",
-    "rollmill.training.training": "Run train",
-}
 _PACKAGES = (
     "algorithms channels cli core dataflow envs fusion gpus hooks networks overview pages physics pictures "
     "plan_search planning plotting policies processes profiler profiling programs recipes record runs serving "
     "sweeps training workers"
 )
-_get, __dir__, __all__ = lazy_names(__name__, _MODULES, packages=_PACKAGES)
+_get, __dir__, __all__ = lazy_names(__name__, packages=_PACKAGES)
 
 
 def __getattr__(name: str) -> Any:

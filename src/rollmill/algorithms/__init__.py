@@ -61,33 +61,4 @@ if TYPE_CHECKING:
     from rollmill.algorithms.td3 import TD3Config as TD3Config, td3 as td3
     from rollmill.algorithms.vdn import VDNConfig as VDNConfig, vdn as vdn
 
-
-_MODULES = {
-    "rollmill.algorithms.a2c": "A2CConfig a2c",
-    "rollmill.algorithms.a3c": "A3CConfig a3c",
-    "rollmill.algorithms.alphazero": "AlphaZeroConfig alphazero",
-    "rollmill.algorithms.building": "settings_of",
-    "rollmill.algorithms.ddpg": "DDPGConfig ddpg",
-    "rollmill.algorithms.dqn": "DQNConfig dqn",
-    "rollmill.algorithms.fragments": "EnvironmentFunctions clip_to_space environment_functions",
-    "rollmill.algorithms.hyperparameters": "current numbers_now",
-    "rollmill.algorithms.impala": "IMPALAConfig impala",
-    "rollmill.algorithms.mappo": "MAPPOConfig ippo mappo",
-    "rollmill.algorithms.off_policy": (
-        "Module StepCounts adam counted follow learner_numbers module off_policy_graph off_policy_parts "
-        "rate_metric start_progress uniform_replay"
-    ),
-    "rollmill.algorithms.optimisers": "Optimiser clipped_descent descend",
-    "rollmill.algorithms.opponents": "opponent",
-    "rollmill.algorithms.positions": "action_of position",
-    "rollmill.algorithms.ppo": "PPOConfig ppo",
-    "rollmill.algorithms.pqn": "PQNConfig pqn",
-    "rollmill.algorithms.qmix": "QMIXConfig qmix",
-    "rollmill.algorithms.r2d2": "R2D2Config r2d2",
-    "rollmill.algorithms.reports": "GAMES MOMENTS explained_variance",
-    "rollmill.algorithms.returns": "Advantages bootstrap_values generalised_advantages lambda_returns vtrace",
-    "rollmill.algorithms.sac": "SACConfig sac",
-    "rollmill.algorithms.td3": "TD3Config td3",
-    "rollmill.algorithms.vdn": "VDNConfig vdn",
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

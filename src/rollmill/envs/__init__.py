@@ -50,21 +50,4 @@ if TYPE_CHECKING:
         wrap as wrap,
     )
 
-
-_MODULES = {
-    "rollmill.envs.accounting": "record_discounted_returns record_episodes",
-    "rollmill.envs.agents": "active_agents joint_spaces random_action",
-    "rollmill.envs.check": "check_environment",
-    "rollmill.envs.check_trace": "check_types",
-    "rollmill.envs.host": "host_environment step_struct",
-    "rollmill.envs.named_transforms": "TRANSFORMS transform",
-    "rollmill.envs.normalisation": (
-        "RunningStatistics denormalise initial_statistics merge_moments normalise normalised_struct scale "
-        "update_statistics"
-    ),
-    "rollmill.envs.options": "parse_options",
-    "rollmill.envs.registry": "as_environment check_name from_gymnasium is_on_host make register registered",
-    "rollmill.envs.strong_types": "strongly_typed",
-    "rollmill.envs.transforms": "auto_reset plannable record_final_mask time_limit vary vectorise wrap",
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

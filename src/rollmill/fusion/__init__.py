@@ -82,37 +82,4 @@ if TYPE_CHECKING:
         seconds_of_call as seconds_of_call,
     )
 
-
-_MODULES = {
-    "rollmill.core.errors": "CannotFuse",
-    "rollmill.core.machine": "Numerics",
-    "rollmill.fusion.backends": "backend_of",
-    "rollmill.fusion.backends.base": "Backend check_package",
-    "rollmill.fusion.backends.cpu.launches": "machine_code",
-    "rollmill.fusion.backends.triton.gradients": "GradientLaunch run_gradients_kernel",
-    "rollmill.fusion.backends.triton.one_shot": (
-        "LANE_BYTES MAX_RANKS compile_one_shot_mean lanes_of one_shot_mean"
-    ),
-    "rollmill.fusion.backends.triton.rollout": "Launch run_kernel",
-    "rollmill.fusion.estimate.chips": "CHIPS Chip find_chip",
-    "rollmill.fusion.estimate.pressure": "Pressure pressure_of",
-    "rollmill.fusion.explanation": (
-        "Explanation Resources compiled_resources envs_per_multiprocessor explain stages_of"
-    ),
-    "rollmill.fusion.ir": "Loop Node Program Region evaluate program_text",
-    "rollmill.fusion.kernels.gradients": (
-        "GradientStep first_batch fused_gradients lower_gradients run_gradients_reference"
-    ),
-    "rollmill.fusion.kernels.minibatch_loop": "fused_minibatch_loop",
-    "rollmill.fusion.kernels.rollout": (
-        "RolloutStep fused_collect lower_rollout pressure_of_rollout pressure_of_step rollout_step run_reference"
-    ),
-    "rollmill.fusion.lower.function": "LoweredFunction lower_function",
-    "rollmill.fusion.lower.prologue": "Prologue UniformArrays",
-    "rollmill.fusion.lower.rules": "register_rule",
-    "rollmill.fusion.kernels.wide_gradients": "largest_summed_matrix",
-    "rollmill.fusion.opt.row_tiles": "largest_tiled_matrix",
-    "rollmill.fusion.tune.search": "minibatch_loop_search num_kernel_rows rollout_search rollouts_in_a_row",
-    "rollmill.fusion.tune.timing": "Search Tuned compile_candidates fastest seconds_of_call",
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

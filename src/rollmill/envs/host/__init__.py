@@ -26,15 +26,4 @@ if TYPE_CHECKING:
     from rollmill.envs.host.parallel import parallel_environment as parallel_environment
     from rollmill.envs.host.row_vector import RowVector as RowVector
 
-
-_MODULES = {
-    "rollmill.envs.host.actions": "fit_to_space replaced_by_legal",
-    "rollmill.envs.host.batch_simulator": "batch_environment",
-    "rollmill.envs.host.environment": "StartByName StartPython check_indices evaluation_start host_environment",
-    "rollmill.envs.host.filming": "Film filmed",
-    "rollmill.envs.host.layout": "allocate begin copy_batch step_struct",
-    "rollmill.envs.host.parallel": "parallel_environment",
-    "rollmill.envs.host.row_vector": "RowVector",
-    "rollmill.envs.host.copies": "EVALUATION environment_seed",
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -12,9 +12,4 @@ if TYPE_CHECKING:
         parse_transforms as parse_transforms,
     )
 
-
-_MODULES = {
-    "rollmill.envs.named_transforms.applying": "OPTION transform",
-    "rollmill.envs.named_transforms.notation": "TRANSFORMS parse_transforms",
-}
-__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
