@@ -1,16 +1,17 @@
 """PPO with fused rollouts and gradients beside the same compiled by XLA, on one GPU.
 
     python benchmarks/fusion_training.py gradients [--samples 131072 1048576]
-    python benchmarks/fusion_training.py training [--sizes 4096x128 65536x64]
+    python benchmarks/fusion_training.py training [--sizes 4096x128 65536x64] [--layers 64-64 256-256]
 
 `gradients`: of one minibatch, samples gathered in the order of a shuffle, by the kernel with each of its launches
 and by XLA; and how far they are from those by XLA with exact products, relative to the largest of each leaf.
 
-`training`: whole iterations of 4 epochs of 4 minibatches on CartPole-v1, actor and critic 64-64 tanh, with one
-torso or two: by XLA, with fused rollouts, and with fused rollouts and gradients. Every training is done twice
-from the same seed, and the result says whether the weights were the same bit for bit. Figures are medians. With
-`--own-steps`, fused gradients are also measured with kernels of their own for the optimiser's steps, by the same
-launches, and beside them: the greatest difference of a weight after two iterations.
+`training`: whole iterations of 4 epochs of 4 minibatches on CartPole-v1, actor and critic with tanh layers of
+`--layers`, with one torso or two: by XLA, with fused rollouts, and with fused rollouts and gradients. Every
+training is done twice from the same seed, and the result says whether the weights were the same bit for bit.
+Figures are medians. With `--own-steps`, gradients are also measured with kernels of their own for the
+optimiser's steps, by the same launches, and beside them: the greatest difference of a weight after two
+iterations.
 """
 
 import itertools
@@ -49,7 +50,9 @@ EXACT = (264, 64, 4)
 """Launch of the exact kernel, whose numbers are compared one by one."""
 
 
-def graph_of(num_envs: int, num_steps: int, *, shared: bool, iterations: int = 1) -> Graph:
+def graph_of(
+    num_envs: int, num_steps: int, *, shared: bool, iterations: int = 1, layers: tuple[int, ...] = (64, 64)
+) -> Graph:
     return rollmill.ppo(
         rollmill.make("CartPole-v1"),
         num_envs=num_envs,
@@ -58,7 +61,7 @@ def graph_of(num_envs: int, num_steps: int, *, shared: bool, iterations: int = 1
         num_minibatches=4,
         update_epochs=4,
         learning_rate=2.5e-4,
-        network=rollmill.NetworkConfig(shared_torso=shared),
+        network=rollmill.NetworkConfig(hidden_sizes=layers, shared_torso=shared),
     )
 
 
@@ -101,9 +104,10 @@ def error(mine: Any, right: Any) -> float:
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-12)) for a, b in pairs)
 
 
-def training(size: str, shared: bool, chosen: Any) -> dict[str, Any]:
+def training(size: str, shared: bool, chosen: Any, layers: str = "64-64") -> dict[str, Any]:
     num_envs, num_steps = map(int, size.split("x"))
-    graph = graph_of(num_envs, num_steps, shared=shared, iterations=chosen.iterations * (REPEATS + 1))
+    iterations, widths = chosen.iterations * (REPEATS + 1), tuple(map(int, layers.split("-")))
+    graph = graph_of(num_envs, num_steps, shared=shared, iterations=iterations, layers=widths)
     sides = {"xla": {"fusion": "off"}, "rollout": {"fusion": "rollout", "numerics": chosen.numerics[0]}}
     sides |= {f"full, {name}": {"fusion": "full", "numerics": name} for name in chosen.numerics}
     programs = {}
@@ -127,7 +131,9 @@ def training(size: str, shared: bool, chosen: Any) -> dict[str, Any]:
         if name.endswith(OWN_STEPS):
             ends = (weights_after(programs[side], 2) for side in (name, name.removesuffix(OWN_STEPS)))
             figure["apart"] = max(float(np.abs(a - b).max()) for a, b in zip(*ends, strict=True))
-        print(f"{num_envs} x {num_steps} shared={shared} {name}: {figure['median'] / 1e6:.1f} M/s", figure)
+        print(
+            f"{num_envs} x {num_steps} {layers} shared={shared} {name}: {figure['median'] / 1e6:.1f} M/s", figure
+        )
     return found
 
 
@@ -153,16 +159,23 @@ def main() -> None:
         {"what": one_of("gradients", "training")},
         samples=[131_072, 1_048_576],
         sizes=["4096x128", "65536x64"],
+        layers=["64-64"],
         torsos=some_of(("shared", "separate")),
         numerics=["tf32", "bfloat16"],
         iterations=(20, "of each turn"),
         own_steps=False,
         name=(str, "of the result; default: fusion-gradients or fusion-training"),
     )
-    measure, cases = (gradients, chosen.samples) if chosen.what == "gradients" else (training, chosen.sizes)
     found: dict[str, Any] = {}
-    for case, torso in itertools.product(cases, chosen.torsos):
-        found[f"{case} {torso}"] = measure(case, torso == "shared", chosen)
+    for case, torso, layers in itertools.product(
+        *(chosen.samples if chosen.what == "gradients" else chosen.sizes, chosen.torsos, chosen.layers)
+    ):
+        shared, name = torso == "shared", f"{case} {torso}"
+        if chosen.what == "gradients":
+            found[name] = gradients(case, shared, chosen)
+        else:
+            of_layers = name if layers == "64-64" else f"{name} {layers}"
+            found[of_layers] = training(case, shared, chosen, layers)
         write_result(chosen.name or f"fusion-{chosen.what}", found, chosen.output)
 
 

@@ -65,11 +65,13 @@ def trainings(
                 if time.perf_counter() > until:
                     return found
                 (folder / f"{fusion}-{count}").mkdir(exist_ok=True)
-                own[f"{fusion}, {kind}"] = training(fusion, count, sizes, folder / f"{fusion}-{count}")
+                trained = training(fusion, count, sizes, folder / f"{fusion}-{count}")
+                print(f"{count:,} steps, {fusion}, {kind}: {json.dumps(trained)}", flush=True)
+                own[f"{fusion}, {kind}"] = trained
+                found[f"{count}"] = own
+                keep(found)
             own[f"auto over off, {kind}"] = own[f"auto, {kind}"]["whole"] / own[f"off, {kind}"]["whole"]
-        found[f"{count}"] = own
-        print(f"{count:,} steps: {json.dumps(own)}", flush=True)
-        keep(found)
+            keep(found)
     return found
 
 
