@@ -96,8 +96,8 @@ def iteration_seconds(prepared: PreparedTraining) -> float | None:
 
 
 def stage_seconds(prepared: PreparedTraining) -> float | None:
-    """Measures the seconds that an unfused rollout of all environments takes on one device. Returns None if there
-    is no program for all environments and a single seed.
+    """Measures the seconds that an unfused rollout of all environments takes on one device. Returns None if
+    workers train, or if the program has several seeds or sums iterations.
     """
     program, graph = prepared.program, prepared.algorithm
     if program is None or program.sums_iterations or len(prepared.options.seeds) > 1:

@@ -156,8 +156,8 @@ class WorkerHealth:
         return str(self._beat) if self._beat else "starting"
 
     def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
-        """Returns a `Hung` event if the worker makes no progress or cannot run, but no second event for the same
-        state.
+        """Returns a `Hung` event if the worker makes no progress or cannot run. The same state is reported only
+        once.
 
         Missing heartbeats are not enough. A call into C that holds the GIL, for example to load a simulator's
         assets, silences a healthy worker, and may last as long as any other work. If the operating system reports

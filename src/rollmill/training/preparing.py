@@ -1,6 +1,6 @@
 """Checks and places a training run, and compiles the programs of this process.
 
-It serves new runs, resumed runs, trials of sweeps and plan searches, and profiles.
+These functions serve new runs, resumed runs, trials of sweeps and plan searches, and profiles.
 """
 
 from collections.abc import Sequence

@@ -53,7 +53,7 @@ def resume(
     hooks: Sequence[Hook] = (),
     **placement: Any,
 ) -> Run:
-    """Resumes a run from its newest complete checkpoint. The result equals that of an uninterrupted run.
+    """Resumes a run from its newest complete checkpoint, with the same result as an uninterrupted run.
 
     Args:
         run_dir: directory of the run.

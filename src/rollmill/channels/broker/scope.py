@@ -1,4 +1,4 @@
-"""Namespaces of a broker. Each start or restart of a run has its own."""
+"""Namespaces of a broker. Each start or restart of a run has its own namespace."""
 
 from rollmill.channels.protocols import Address, Broker
 from rollmill.channels.shm.doorbell import Doorbell
