@@ -59,7 +59,7 @@ def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram)
 
 
 def library_shares(trace: Trace, names: Classifier) -> Shares:
-    """Attributes library kernels to operations by their time in a program compiled with
+    """Attributes library kernels to operations, based on their times in a program compiled with
     `SEPARATE_INSTRUCTIONS`.
     """
     times: dict[Path, dict[Path, float]] = defaultdict(lambda: defaultdict(float))

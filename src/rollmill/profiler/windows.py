@@ -54,7 +54,7 @@ class RecordsWorkers(Protocol):
 
 
 class ReportedProgress(NamedTuple):
-    """The number of iterations completed at a time of the monotonic clock, in nanoseconds."""
+    """The number of completed iterations in a report, and the time of the report in nanoseconds."""
 
     now: int
     iteration: int
@@ -426,7 +426,7 @@ class ProfiledTraining:
 
     @property
     def out_of_reach(self) -> str:
-        """Names of workers on unreachable hosts, with these hosts."""
+        """Names of the workers on unreachable hosts, with the name of each worker's host."""
         return self._training.out_of_reach
 
     @property

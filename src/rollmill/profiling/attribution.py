@@ -1,8 +1,8 @@
 """Divides the time of a recorded window among operations and activities.
 
-At each instant, a thread's time belongs to the innermost event that has a meaning. If several threads or streams
-compute at the same instant, it is divided among them equally. The durations of all operations, of the host, and of
-idle time therefore add up to the window.
+At each instant, a thread's time belongs to the innermost event that can be classified. If several threads or
+streams compute at the same instant, the instant is divided among them equally. The durations of all operations, of
+the host, and of idle time therefore add up to the window.
 """
 
 from collections import defaultdict

@@ -114,7 +114,7 @@ class WholeTime(NamedTuple):
     """Seconds in which host or device is at work for no named operation."""
 
     def share(self, seconds: float) -> float:
-        """Returns the fraction of the whole time, from 0 to 1."""
+        """Returns `seconds` as a fraction of the whole time, from 0 to 1."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
 

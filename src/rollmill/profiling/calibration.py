@@ -40,8 +40,8 @@ class Calibration:
 
 
 def calibrated(*, fresh: bool = False) -> Calibration:
-    """Returns the calibration of this machine, from the cache or, if `fresh`, from a measurement of some
-    seconds.
+    """Returns the calibration of this machine. It is read from the cache or, if `fresh`, measured again within
+    some seconds.
     """
     file, machine = cache_root() / "profiling" / "calibration.json", _machine()
     if not fresh and (kept := _read(file)) is not None and kept.machine == machine:

@@ -70,10 +70,11 @@ class EventCosts(NamedTuple):
 
     @property
     def bounded(self) -> float:
-        """Cost of a program event to subtract from its operation, within a factor of the calibrated cost.
+        """Cost of recording a program event, kept within a factor of `MAX_FACTOR` of the calibrated cost.
 
-        The limit is needed because other work on the machine makes windows differ by more than the profiler's
-        cost. Several processes also disturb each other, so their difference is not the cost of events.
+        This cost is subtracted from the operation of the event. The limit is needed because other work on the
+        machine makes windows differ by more than the profiler's cost. Several processes also disturb each other,
+        so their difference is not the cost of events.
         """
         if not self.calibrated:
             return self.program
@@ -93,9 +94,9 @@ def costs(
 ) -> EventCosts:
     """Estimates the cost of events from pairs of windows.
 
-    Host spans are taken to cause the additional time of an iteration up to a limit, and program events the rest.
-    If the waiting time of an accelerator is known, it includes the cost of spans. The other arguments are fields
-    of `EventCosts`.
+    The additional time of an iteration is attributed to host spans up to a limit, and beyond that to program
+    events. If the waiting time of an accelerator is known, it includes the cost of spans. The other arguments are
+    fields of `EventCosts`.
     """
     if _know_waiting(pairs):
         program, kept = _costs_beside_waiting(pairs, calibrated)

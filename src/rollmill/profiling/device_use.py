@@ -39,7 +39,7 @@ class DeviceUse(NamedTuple):
 
 
 def device_use(data: Any, begin: int, end: int) -> DeviceUse:
-    """Measures the use of accelerators in a `ProfileData`, from `begin` until before `end`.
+    """Measures the use of accelerators in a `ProfileData`, from `begin` up to, but excluding, `end`.
 
     Both are nanoseconds of the host's monotonic clock.
     """

@@ -1,8 +1,8 @@
 """Attributes the instructions of a compiled program to operations, and counts their FLOPs and bytes.
 
-XLA stores with an instruction the scopes in which it was traced (`op_name`). Many instructions combine several
-traced ones (fusions), or come from none (copies that loops need). A fusion is divided among the operations of its
-parts by cost. An instruction without a scope belongs to the enclosing loop or branch.
+For each instruction, XLA stores the scopes in which the instruction was traced (`op_name`). Many instructions
+combine several traced ones (fusions), or come from none (copies that loops need). A fusion is divided among the
+operations of its parts by cost. An instruction without a scope belongs to the enclosing loop or branch.
 """
 
 import math

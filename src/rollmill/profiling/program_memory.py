@@ -62,8 +62,8 @@ def memory_by_operation(
 ) -> tuple[OperationMemory, ...]:
     """Returns the temporary memory of each operation, sorted by its size at peak memory, the largest first.
 
-    The result is empty if the compiler does not report memory. For a program from the JAX compilation cache, it
-    reports only the point of peak memory, so operations have no course over the program.
+    The result is empty if the compiler does not report memory. For a program from the JAX compilation cache, only
+    the point of peak memory is reported, so the memory of operations at other points is unknown.
     """
     places = _places(program.assignment)
     events = _events(program.assignment, places)

@@ -131,7 +131,8 @@ def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -
 def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
     """Returns the memory of all compiled programs, each once, the largest first.
 
-    For programs with little temporary memory, the course over the program is omitted, so that files stay small.
+    For programs with little temporary memory, memory use over the course of the program is omitted, so that files
+    stay small.
     """
     uses = {use for process in processes for use in process.windows[-1].memory}
     ordered = sorted(uses, key=lambda use: (-(use.arguments + use.outputs + use.temporary), use.program))

@@ -1,6 +1,4 @@
-"""Reduces a window to a small timeline, with the longest activity of each lane in each of some hundred
-intervals.
-"""
+"""Reduces a window to a small timeline, which shows the longest activity of each lane in each of 600 intervals."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,6 +1,4 @@
-"""Serves a trained policy over HTTP on this machine, and computes the requests of many clients in common
-batches.
-"""
+"""Serves a trained policy over HTTP on this machine, and answers the requests of many clients in batches."""
 
 from rollmill.serving.address import (
     LOOPBACK as LOOPBACK,

@@ -19,7 +19,7 @@ UNSET: Any = msgspec.UNSET
 
 
 class ActRequest(NamedTuple):
-    """A request for the actions of one or several observations."""
+    """A request for actions, for one or several observations."""
 
     observation: PyTree[np.ndarray]
     """Observations, with leaves `[N, ...]`."""

@@ -1,5 +1,5 @@
-"""Decides when a batch begins, which requests it contains, and to what size it is padded. Pure: time is an
-argument.
+"""Decides when a batch begins, which requests it contains, and to what size it is padded. The module reads no
+clock, so callers pass the time.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ MAX_ROWS = 2**16
 
 
 class BatchingRule(NamedTuple):
-    """Settings of how requests are gathered into batches."""
+    """Settings for gathering requests into batches."""
 
     max_batch: int
     """Maximum number of observations in a batch, a power of two."""

@@ -122,7 +122,9 @@ class HttpConnection(asyncio.Protocol):
             self._context.turns.ask(self)
 
     def eof_received(self) -> bool:
-        """Answers a request that the client did not complete, and keeps the connection open for answers."""
+        """Answers a request that the client did not complete, and keeps the connection open until its answers are
+        sent.
+        """
         if self._data and not self._ended:
             self._at_end = True
             return True
@@ -183,7 +185,7 @@ class HttpConnection(asyncio.Protocol):
                 self._length = value
 
     def on_headers_complete(self) -> None:
-        """Rejects a request, before its body is read, if its headers are sufficient reason."""
+        """Checks a request whose headers are complete, and rejects it before its body is read if necessary."""
         self._in_head = False
         exchange = self._receiving
         assert exchange is not None

@@ -28,7 +28,7 @@ SETTLED_SECONDS = 60.0
 
 
 class WorkersLost(RollmillError):
-    """Raised if workers of a server end again and again."""
+    """Raised if the workers of a server keep ending."""
 
     exit_code = 1
 

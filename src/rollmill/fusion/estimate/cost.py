@@ -36,7 +36,7 @@ FREE = ("input", "constant", "uniform", "item", "splat", "stack", "column", "bit
 
 
 class Cost(NamedTuple):
-    """Numbers of operations for one environment, by GPU unit."""
+    """Counts of the operations for one environment, by the GPU unit that executes them."""
 
     floats: int = 0
     """Operations on the floating-point units, including comparisons and selections of floats."""
@@ -60,7 +60,9 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Operations of one environment step, split into operations of every step and of only some steps."""
+    """Operation counts of one environment step, separately for operations that always run and operations behind
+    branches.
+    """
 
     always: Cost
     sometimes: Cost

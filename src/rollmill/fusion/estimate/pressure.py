@@ -37,7 +37,7 @@ class Pressure(NamedTuple):
 
 
 def pressure_of(program: Program) -> Pressure:
-    """Estimates the register pressure and code size of a program, in the order of its kernel."""
+    """Estimates the register pressure and code size of a program, with nodes in the order of its kernel."""
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))

@@ -14,7 +14,7 @@ from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
 
 
 class Arrays(NamedTuple):
-    """The arrays that a program reads while JAX functions run it."""
+    """The arrays that a program reads while JAX functions evaluate it."""
 
     inputs: Sequence[Array]
     uniforms: Sequence[Array]

@@ -80,7 +80,7 @@ class Region:
         return outer is other
 
     def inside(self, node: Node) -> Node:
-        """Returns the node that stands for a node in this region. A node from outside becomes an input."""
+        """Returns the node that represents `node` in this region. A node of an outer region becomes an input."""
         if node.region is None or node.region is self:
             return node
         # The outer node stays unchanged. The loop's program reads it through an input.

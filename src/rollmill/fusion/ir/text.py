@@ -29,7 +29,7 @@ class NodeNames:
                 self._names[node], count = f"v{count}", count + 1
 
     def of(self, node: Node) -> str:
-        """Returns a node as an operand in printed form: its name, or its value if it is written inline."""
+        """Formats a node as an operand: as its name, or as its value if it is written inline."""
         match node.op:
             case "constant":
                 return str(node.value)
@@ -43,7 +43,7 @@ class NodeNames:
         return self._names[node]
 
     def all_of(self, nodes: Sequence[Node]) -> str:
-        """Returns several nodes as operands in text, separated by commas."""
+        """Formats several nodes as operands in text, separated by commas."""
         return ", ".join(map(self.of, nodes))
 
     def line(self, node: Node) -> str:
@@ -53,7 +53,7 @@ class NodeNames:
 
 
 def program_text(program: Program) -> str:
-    """Prints a program, with its inputs first and its outputs last, and returns the string."""
+    """Returns a program in printed form, with its inputs first and its outputs last."""
     return "\n".join(_program_lines(program))
 
 
@@ -78,7 +78,7 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
 
 
 def inputs_line(program: Program, names: NodeNames) -> str:
-    """Returns the line that lists a program's inputs with their types, or what each of them equals."""
+    """Returns the line that lists a program's inputs, with the type of each input or the value that it equals."""
     shown = []
     for place, node in enumerate(program.inputs):
         own = node.op == "input" and node.attributes[0] == place

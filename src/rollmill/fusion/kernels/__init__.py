@@ -1,4 +1,4 @@
 """The computations that kernels perform, for any backend: rollouts, gradients of a minibatch, and epochs.
 
-Each has a reference that runs the same program with JAX functions.
+Each computation has a reference, which runs the same program with JAX functions.
 """

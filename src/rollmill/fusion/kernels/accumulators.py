@@ -19,7 +19,7 @@ Side = tuple[Node | None, ...]
 
 
 class TilePart(NamedTuple):
-    """The part of a tile that belongs to one result."""
+    """The part of an accumulator tile that holds one result, such as the gradient of one weight matrix."""
 
     offset: int
     """Index of the result's first element in the vector of all results."""
@@ -33,7 +33,9 @@ class TilePart(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Numbers of result elements between consecutive rows, and between consecutive columns, of this part."""
+        """Strides of this part in the result, between consecutive rows and between consecutive columns, in
+        elements.
+        """
         return (1, self.stride) if self.turned else (self.stride, 1)
 
 
@@ -53,7 +55,7 @@ class TileTerm(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A matrix `[O, I]` that accumulates products of two sides over samples, and over positions in each."""
+    """A matrix `[O, I]` that adds up outer products over samples and, within each sample, over positions."""
 
     terms: list[TileTerm]
     """One product for each position within a sample. All have the same widths."""

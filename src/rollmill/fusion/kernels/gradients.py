@@ -86,7 +86,7 @@ class GradientStep:
 
     @property
     def prologue(self) -> Prologue:
-        """The prologue of the program, which computes the arrays that it reads from the learner state."""
+        """The prologue of the program, which computes the program's uniform arrays from the learner state."""
         return self.lowered.prologue
 
 
@@ -366,7 +366,7 @@ def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " 
 
 
 def begin_with_gradients(step: GradientStep, gradients: Weights) -> bool:
-    """Returns whether a kernel's means begin with the gradients, all of them, as one vector."""
+    """Returns whether the vector of means that a kernel computes begins with all gradients."""
     sums = step.sums[: len(jax.tree.leaves(gradients))]
     return all(each.is_computed and each.dtype == np.float32 for each in sums)
 

@@ -32,7 +32,7 @@ from rollmill.fusion.lower.values import (
 
 
 class CellStore(NamedTuple):
-    """A write to one element of a large array, as positions among a program's outputs."""
+    """A write to one element of a large array. The fields are positions among a program's outputs."""
 
     place: int
     value: int
@@ -52,7 +52,7 @@ LeafWrite: TypeAlias = CellStore | Fill
 
 
 class Leaf(NamedTuple):
-    """One array per environment, as inputs or outputs of a program."""
+    """A pytree leaf, one array per environment, as inputs or outputs of a program."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -164,7 +164,9 @@ def _writes(value: MemoryArray, first: int) -> tuple[LeafWrite, ...]:
 
 
 def to_raw(tree: PyTree) -> list[Any]:
-    """Returns the leaves of a pytree of arrays or shapes, with keys as their data, and complex ones as pairs."""
+    """Returns the leaves of a pytree of arrays or shapes. Random keys become their data, and complex arrays become
+    pairs of floats.
+    """
     return [_raw(leaf) for leaf in jax.tree.leaves(tree)]
 
 

@@ -20,7 +20,7 @@ CHEAP = ("input", "uniform", "splat", "stack")
 
 
 class Term(NamedTuple):
-    """A scalar node of a sample, times a factor, as one term of a sum."""
+    """One term of a sum: a scalar node of a sample, times a factor."""
 
     factor: float
     node: Node
@@ -50,7 +50,7 @@ class SampleLoop(NamedTuple):
 
 
 class FissionPlan(NamedTuple):
-    """The loops of a gradient kernel, and the scalar results that they add up to."""
+    """The loops into which a gradient kernel is split, and its scalar results as sums of terms."""
 
     loops: list[SampleLoop]
     numbers: list[tuple[int, list[Term]]]

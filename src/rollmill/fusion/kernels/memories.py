@@ -56,7 +56,7 @@ class StepResults(NamedTuple):
 
 
 def written(leaf: Leaf, step: StepResults) -> Array:
-    """Returns a large array `[E, size]` after the writes of a step."""
+    """Returns a large array `[E, size]` after applying the writes of a step."""
     assert leaf.memory is not None
     now = step.memories[leaf.memory]
     each = jnp.arange(len(now))

@@ -17,11 +17,11 @@ Positions: TypeAlias = Mapping[int, tuple[Sequence[int], int]]
 
 
 class PartsDiffer(Exception):
-    """Raised if the parts of a sample are not the same program with different inputs."""
+    """Raised if the parts of a sample, such as agents, are not computed by the same program."""
 
 
 def reroll(plan: FissionPlan, program: Program, leaves: Sequence[Leaf]) -> FissionPlan:
-    """Returns the plan of a kernel in which repeated computations are loops if possible.
+    """Returns the plan of a gradient kernel with repeated computations turned back into loops, where possible.
 
     `leaves` are the leaves of a sample.
     """

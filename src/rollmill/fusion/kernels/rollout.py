@@ -77,11 +77,11 @@ class RolloutStep:
 
     @property
     def prologue(self) -> Prologue:
-        """The prologue of the program, which computes the arrays that it reads from the policy's weights."""
+        """The prologue of the program, which computes the program's uniform arrays from the policy's weights."""
         return self.lowered.prologue
 
     def carries(self, place: int) -> bool:
-        """Returns whether the input at a position is carried from step to step."""
+        """Returns whether the input at position `place` is carried from one step to the next."""
         node = self.program.inputs[place]
         return node.op == "input" and node.attributes[0] == place
 
@@ -266,7 +266,7 @@ def written_leaves(step: RolloutStep) -> list[Leaf]:
 
 
 def aliased(step: RolloutStep) -> dict[int, int]:
-    """Maps the leaves of the carried state that a rollout updates in place to the kernel's outputs, by index."""
+    """Maps the carried leaves that a rollout updates in place to the kernel's outputs, by index."""
     numbers = [n for n, changes in enumerate(step.changed) if changes]
     return {n: output for output, n in enumerate(numbers) if step.carried[n].memory is not None}
 
@@ -274,7 +274,9 @@ def aliased(step: RolloutStep) -> dict[int, int]:
 def unpack(
     step: RolloutStep, uniforms: UniformArrays, written: Sequence[Array], carried: Sequence[Array], num_steps: int
 ) -> tuple[list[Array], list[Array]]:
-    """Assembles the results of a rollout from the kernel's outputs, unchanged leaves and shared leaves."""
+    """Assembles the collector and the trajectory of a rollout from the kernel's outputs, unchanged leaves and
+    leaves that all environments share.
+    """
     rest, num_envs = iter(written), carried[0].shape[0]
     pairs = zip(carried, step.changed, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]

@@ -1,4 +1,4 @@
-"""Results of which only the sum over samples is needed, such as gradients.
+"""Results that are needed only as sums over samples, such as gradients.
 
 The gradient of a weight matrix is a sum of outer products, and so one product of two tall matrices. Gradients of
 single samples are never materialised. Shape letters: `N` samples.
@@ -20,7 +20,7 @@ from rollmill.fusion.lower.values import Concat, OuterProducts, Output, is_outpu
 
 
 class LeafPair(NamedTuple):
-    """The two vectors of an outer product per sample, each made of one or more leaves side by side."""
+    """The two vectors of an outer product per sample. Each vector is one leaf, or several leaves concatenated."""
 
     left: tuple[Leaf, ...]
     right: tuple[Leaf, ...]
@@ -54,12 +54,14 @@ class Sum(NamedTuple):
 
     @property
     def is_computed(self) -> bool:
-        """Whether a program computes the result. Otherwise it is equal for all samples."""
+        """Whether a program computes the result for each sample. Otherwise it is equal for all samples."""
         return not self.leaves or bool(self.leaves[0].places)
 
 
 def sums_of(results: PyTree[Output], first: int = 0) -> list[Sum]:
-    """Returns the sums for a pytree of results, whose nodes begin at output number `first` of a program."""
+    """Returns a `Sum` for each leaf of a pytree of results. The nodes of these results begin at output number
+    `first` of a program.
+    """
     sums = []
     for value in jax.tree.leaves(results, is_leaf=is_output):
         sums.append(_sum(value, first))

@@ -36,7 +36,7 @@ StoredRow = tuple[Node, ...]
 
 
 class OfStored(NamedTuple):
-    """A result computed from stored rows: the gradient of a matrix, or of a bias, which is a sum of rows."""
+    """How to compute a gradient from stored rows: a matrix as products of rows, or a bias as a sum of rows."""
 
     pairs: list[tuple[int, int]]
     """Pairs of stored rows, by number, whose matrix products are added."""
@@ -56,7 +56,9 @@ class WideGradients(NamedTuple):
     def assembled(
         self, means: Float[Array, " own"], rows: Sequence[Float[Array, "N width"]], numerics: Numerics
     ) -> Float[Array, " size"]:
-        """Returns all means over samples, from the kernel's means and the rows that it has written."""
+        """Returns the means of all results over samples, from the kernel's means and the rows that the kernel has
+        stored.
+        """
         precision = "highest" if numerics == "float32" else None
         first, parts = 0, []
 
@@ -82,7 +84,7 @@ class WideGradients(NamedTuple):
 def largest_summed_matrix(step: GradientStep) -> int:
     """Returns the number of elements of the largest matrix that a gradient kernel can read in tiles, or 0.
 
-    Sequences and networks that a sample uses several times, such as those of agents, have no such kernels.
+    The result is 0 for sequences, and for networks that a sample uses several times, such as once for each agent.
     """
     if step.carried or any(len(each.pairs) > 1 for each in step.sums):
         return 0

@@ -44,7 +44,7 @@ def labels_of(begun: Sequence[Output]) -> ValueClasses:
 
 
 def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
-    """Returns the labels that a step preserves, of those under which it was lowered.
+    """Returns those of the given labels that a step preserves. The step was lowered under these labels.
 
     Elements that the step makes different, or changes from their constant, lose their common label.
     """

@@ -1,4 +1,4 @@
-"""Arrays with too many elements for one node each. Elements are computed or loaded by their readers.
+"""Arrays with too many elements for one node each. Elements are computed or loaded only when they are read.
 
 An operation on a whole array returns a `ComputedArray`, which knows how to compute one element. A large leaf of
 the environment state is a `MemoryArray`: reading an element is a load, and writing one records a write, which is
@@ -70,7 +70,7 @@ def computed(
 ) -> Value:
     """Returns an array whose elements the function `element` computes.
 
-    The elements of a small array are computed at once, and the elements of a large array by their readers.
+    The elements of a small array are computed at once, and the elements of a large array only when they are read.
     `by_loops` means that each element needs a separate loop.
     """
     if is_too_large(shape):

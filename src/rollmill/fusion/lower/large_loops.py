@@ -59,7 +59,9 @@ def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int
 def counted(
     ctx: Lowering, turns: int, start: list[Value], turn: Callable[[Lowering, Node, list[Value]], list[Value]]
 ) -> list[Value]:
-    """Emits a loop of `turns` iterations, whose body gets the iteration. Returns the last carried values."""
+    """Emits a loop of `turns` iterations, and returns the last carried values. `turn` gets the index of the
+    iteration.
+    """
 
     def body(at: Lowering, now: list[Value]) -> list[Value]:
         place = at.scalar(now[0])

@@ -56,7 +56,9 @@ IN_ORDER = ("squeeze", "expand_dims")
 
 
 def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], params: Mapping[str, Any]) -> Value:
-    """Lowers a primitive that rearranges a large array. Elements are computed by their readers."""
+    """Lowers a primitive that rearranges a large array. Elements of the result are computed only when they are
+    read.
+    """
     if primitive in IN_ORDER or (primitive == "reshape" and params["dimensions"] is None):
         return reshaped_elements(ctx, value, shape)
     if primitive not in SOURCES:
@@ -71,7 +73,7 @@ def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], p
 
 
 def reshaped_elements(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
-    """Reshapes a large array, whose elements are computed by their readers."""
+    """Reshapes a large array, whose elements are computed only when they are read."""
     element = lambda at, index: element_of(at, value, index.reshaped(at, value.shape))
     return computed(ctx, shape, value.dtype, element, everywhere(ctx, value))
 
@@ -107,7 +109,7 @@ def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: 
 
 
 def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
-    """Concatenates large arrays along an axis. Elements are computed by their readers."""
+    """Concatenates large arrays along an axis. Elements of the result are computed only when they are read."""
     firsts = np.cumsum([0, *(value.shape[axis] for value in values)]).tolist()
 
     def element(at: Lowering, index: ElementIndex) -> Any:

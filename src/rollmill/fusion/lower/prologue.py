@@ -108,7 +108,9 @@ class PrologueBuilder:
         self._computed: dict[Any, Any] = {}
 
     def slot(self, array: Array | np.ndarray) -> int:
-        """Adds an array that the prologue computes, unless it has it already, and returns its number."""
+        """Adds an array to those that the prologue computes, unless it is already one of them, and returns its
+        slot.
+        """
         key = self._identity(array)
         if key not in self._slots:
             self._slots[key] = len(self.arrays)

@@ -2,7 +2,8 @@
 large.
 
 An array of nodes is a NumPy array, so slicing, reshaping, transposing and concatenating it costs nothing in the
-program. Elements of large arrays are computed or loaded by their readers. Shape letters: `n` columns of rows.
+program. Elements of large arrays are computed or loaded only when they are read. Shape letters: `n` columns of
+rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -171,7 +172,7 @@ Start: TypeAlias = int | Node
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class ComputedArray:
-    """A large array whose elements are computed by their readers."""
+    """A large array whose elements are computed only when they are read."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -263,7 +264,7 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
 
 
 def is_large(value: Value) -> bool:
-    """Returns whether an array's elements are computed or loaded by their readers."""
+    """Returns whether an array's elements are computed or loaded only when they are read."""
     return isinstance(value, ComputedArray | MemoryArray)
 
 

@@ -16,7 +16,7 @@ MAX_NODES = 5_000
 
 
 class ProgramSegment(NamedTuple):
-    """A part of a program that computes either rows or scalars, or the whole of a short program."""
+    """A part of a long program that computes either rows or scalars, or the whole of a short program."""
 
     of_rows: bool
     """Whether the nodes are rows, or computed directly from a row."""

@@ -64,7 +64,7 @@ class SkinnyMatmuls(NamedTuple):
 def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) -> set[Node]:
     """Returns the rows built from scalars that only skinny products use, so that they can remain scalars.
 
-    A row that anything else uses is built, and its products are ordinary ones.
+    If anything else uses a row, it is built, and its products are ordinary products.
     """
     read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
     return {node for node in nodes if node.op == "stack"} - read - set(outputs)

@@ -113,7 +113,7 @@ def rollouts_in_a_row(
     collector: Collector,
     key: Key,
 ) -> tuple[Collector, Trajectory]:
-    """Runs `count` consecutive rollouts, and returns the results of the last."""
+    """Runs `count` consecutive rollouts, and returns the results of the last rollout."""
     shape = jax.eval_shape(collect, weights, collector, key)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     again = lambda now, key: (collect(weights, now[0], key), None)

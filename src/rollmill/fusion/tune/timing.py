@@ -53,7 +53,7 @@ class Tuned(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Speedup over XLA, the ratio of both times. None if they were not timed."""
+        """Speedup over XLA, the ratio of both durations, or None if they were not timed."""
         if self.seconds is None or self.unfused_seconds is None:
             return None
         return self.unfused_seconds / self.seconds
@@ -69,7 +69,9 @@ class StoredLaunch:
 
 
 class Search(NamedTuple):
-    """A search for the fastest launch of a kernel. Only timing needs arrays, and the rest needs shapes."""
+    """A search for the fastest launch of a kernel. Only timing needs arrays, while everything else works with
+    shapes.
+    """
 
     file: Path
     """Cache file for the result."""
@@ -99,7 +101,9 @@ class Search(NamedTuple):
         return read_cached(self.file, self._read)
 
     def without_comparison(self) -> "Search":
-        """Returns the search without the unfused function, or unchanged if it has a stored result."""
+        """Returns a search that does not time the unfused function. A search with a stored result is returned
+        unchanged.
+        """
         if self.stored() is not None:
             return self
         return self._replace(unfused=None, file=self.file.with_stem(f"{self.file.stem}-alone"))

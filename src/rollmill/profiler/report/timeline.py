@@ -88,7 +88,7 @@ def _lanes_of(process: ProcessTime) -> list[TimelineLane]:
 
 
 def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
-    """Merges the spans of one lane to at most `most` spans that look the same.
+    """Reduces the spans of one lane to at most `most` spans that give a similar picture.
 
     If there are more, the time until `end`, in seconds, is divided into `most` bins. A bin that is busy for at
     least half of its time gets the name that takes most of it. Neighbouring bins with the same name become one

@@ -27,7 +27,7 @@ COMBINED = {"row_sum": "add", "row_max": "max", "row_min": "min"}
 
 
 class MemoryCells(NamedTuple):
-    """A large array of the environment state that stays in memory, for the samples of a block."""
+    """Location of a large array of the environment state in memory, for a block of samples."""
 
     pointer: Value
     """Address of the elements of the block's first sample."""

@@ -23,7 +23,7 @@ BlockValue: TypeAlias = Vectors | Placed | None
 
 @runtime_checkable
 class BlockWriter(Protocol):
-    """The part of `CodeWriter` that this module needs to emit programs for blocks of samples."""
+    """Protocol for emitting programs for blocks of samples. `CodeWriter` implements it."""
 
     emit: Emitter
     block: int
@@ -98,7 +98,9 @@ def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
 
 
 def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[BlockValue]) -> None:
-    """Emits a simultaneous assignment. A row that another assignment overwrites is copied first."""
+    """Emits simultaneous assignments to several variables. A row that another assignment overwrites is copied
+    first.
+    """
     # A value may lie in the memory of a variable that is overwritten before the value is read.
     moved = [_copied(writer, value) if value in rows_of(variables) else value for value in values]
     for variable, value in zip(variables, moved, strict=True):

@@ -26,7 +26,7 @@ class Phase(NamedTuple):
 
 
 class ResultPlan(NamedTuple):
-    """Plan of a convolution. It never visits the zeros of a dilated image."""
+    """Plan for computing a convolution, which skips the zeros of a dilated image."""
 
     batch: int
     image: tuple[int, int, int]

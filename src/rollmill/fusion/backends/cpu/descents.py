@@ -37,7 +37,7 @@ class _FlatLeaf(NamedTuple):
 def machine_code_for(
     operands: Sequence[Any], program: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """Returns a function that runs an optimiser step as machine code. None if it is small or unsupported.
+    """Returns a function that runs an optimiser step as machine code, or None if the step is small or unsupported.
 
     `operands` are the shapes and dtypes of all leaves of the weights (`count` of them), the gradients and the
     optimiser state. `program` maps flat gradients and the state to the flat update and the next state.

@@ -30,7 +30,7 @@ WORD = np.dtype(np.uint32)
 
 
 class Spot(NamedTuple):
-    """A position in one of the arrays that a kernel takes."""
+    """A position in one of the arrays that a CPU kernel takes."""
 
     number: int
     first: int = 0
@@ -38,7 +38,7 @@ class Spot(NamedTuple):
 
 
 class SampleSource(NamedTuple):
-    """Where a kernel reads one leaf of the samples from."""
+    """Location from which a CPU kernel reads one leaf of the samples."""
 
     array: Spot
     stride: int

@@ -20,7 +20,7 @@ MAX_BESIDE = 4
 
 
 class Placed(NamedTuple):
-    """One row per sample in memory. Column `c` of sample `s` is at `sample_stride * s + column_stride * c`."""
+    """Rows in memory, one per sample. Column `c` of sample `s` is at `sample_stride * s + column_stride * c`."""
 
     pointer: Value
     sample_stride: int

@@ -23,7 +23,7 @@ API_SIZE = 0
 
 
 class SharedPrograms:
-    """The programs of a CPU kernel, which XLA threads compute in parallel.
+    """The programs of a CPU kernel, which several XLA threads run in parallel.
 
     The kernel's function `program(arrays, number, scratch)` is called for each number below `programs`. Every
     thread has its own scratch memory.

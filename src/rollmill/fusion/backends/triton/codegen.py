@@ -40,7 +40,7 @@ is cheaper than padding them."""
 
 
 class MemoryPlace(NamedTuple):
-    """A large array of the environment state that stays in memory."""
+    """Location of a large array of the environment state in memory."""
 
     pointer: str
     row: str
@@ -88,7 +88,7 @@ class TritonWriter:
         return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """Returns the names of a program's inputs, some of which are constants or duplicates of other inputs."""
+        """Returns the name of each input of a program, which may be a constant or a duplicate of another input."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 

@@ -60,7 +60,9 @@ def _module(file: str) -> ModuleType:
 
 
 def main() -> None:
-    """Compiles a kernel for each line of standard input. Ignores errors, which calling the kernel repeats."""
+    """Compiles a kernel for each line of standard input. Errors are ignored, because calling the kernel raises
+    them again.
+    """
     for line in sys.stdin:
         with contextlib.suppress(Exception):
             compile_file(Compilation.from_json(line))

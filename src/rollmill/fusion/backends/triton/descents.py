@@ -41,14 +41,14 @@ def descend_by_kernel(
     *,
     lanes: int = 1,
 ) -> Descended | None:
-    """Computes an optimiser's step on a network that is one vector, by a kernel. Returns None if no kernel
+    """Computes an optimiser step with a kernel, for a network that is a single vector. Returns None if no kernel
     supports the step.
 
     Args:
         operands: weights, gradients and state.
-        program: maps gradients and state to the step and the state after it.
+        program: maps gradients and state to the step and the next state.
         count: the number of leaves of the weights.
-        gradients: a vector that begins with the gradients, which is read instead of those among the operands.
+        gradients: a vector that begins with the gradients. It is read instead of the gradients in `operands`.
         lanes: number of runs that are computed at once, inside `jax.vmap`.
     """
     weights, state = operands[0], operands[2:]

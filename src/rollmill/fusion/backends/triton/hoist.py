@@ -30,7 +30,7 @@ NOTHING_TURNED: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
 
 class MatrixPart(NamedTuple):
-    """Part of a uniform matrix, as a product multiplies by it."""
+    """The part of a uniform matrix that a product multiplies by."""
 
     slot: int
     first: int
@@ -42,7 +42,7 @@ class MatrixPart(NamedTuple):
 
     @classmethod
     def of(cls, product: Node) -> "MatrixPart":
-        """Returns the part that a `dot` multiplies by."""
+        """Returns the part of a matrix that a `dot` node multiplies by."""
         slot, row, column, size, transposed = product.attributes
         strides = (1, size) if transposed else (size, 1)
         first = row * strides[0] + column * strides[1]
@@ -50,7 +50,7 @@ class MatrixPart(NamedTuple):
 
 
 class KeptMatrices(NamedTuple):
-    """Matrices that stay on the chip in a loop that reloads all others."""
+    """Matrices that stay on the chip in a loop that reloads all other matrices."""
 
     slots: Sequence[str]
     """Pointers to the uniform arrays, which do not depend on the iteration."""
@@ -62,7 +62,7 @@ NOTHING_KEPT = KeptMatrices((), 0)
 
 
 class Hoisted:
-    """The lines of a kernel before its main loop. Each value is computed once."""
+    """Generates the lines of a kernel before its main loop, computing each value only once."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Hoisted:
         self._names: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
-        """Returns the name of an expression. It is written only the first time that its key is used."""
+        """Returns the name of an expression, which is written only the first time that its key is used."""
         if key not in self._names:
             self._names[key] = self._fresh()
             self.lines.append(f"    {self._names[key]} = {text}")

@@ -14,7 +14,7 @@ from rollmill.fusion.kernels.leaves import Leaf
 
 
 class Word(NamedTuple):
-    """PTX access to elements of one size, which pass through 32-bit registers."""
+    """How to load and store elements of one size with PTX instructions, through 32-bit registers."""
 
     kind: str
     out: str

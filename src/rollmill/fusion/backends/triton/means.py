@@ -39,7 +39,7 @@ def means_by_kernel(sums: Float[Array, "P S"], num_samples: int, *, lanes: int =
 
 
 def means_kernel(shape: tuple[int, ...], num_samples: int) -> Kernel:
-    """Returns the kernel for partial sums of the shape `[P, S]`."""
+    """Returns the kernel that adds up partial sums `[P, S]` and divides the totals by `num_samples`."""
     programs, size = shape
     constants = {"P": programs, "S": size, "SAMPLES": float(num_samples), "ROWS": ROWS, "COLUMNS": COLUMNS}
     means = jax.ShapeDtypeStruct((size,), "float32")

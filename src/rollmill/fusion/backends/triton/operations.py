@@ -222,7 +222,9 @@ KNOWN = "_by"
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
-    """Returns the name of an integer operation, without checks that its constant second operand spares."""
+    """Returns the name of an integer operation, in a version without checks if the constant `amount` makes checks
+    unnecessary.
+    """
     if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
         return op
     if op.startswith("shift"):

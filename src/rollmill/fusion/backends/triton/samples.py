@@ -18,7 +18,7 @@ ONE_TURN = SampleTurns()
 
 
 class SamplePlace(NamedTuple):
-    """Where a kernel reads one leaf of the samples from."""
+    """Location from which a GPU kernel reads one leaf of the samples."""
 
     pointer: str
     first: int | None
@@ -85,7 +85,7 @@ class SamplePrefetch:
         return [f"        {line}" for line in ("at = row.to(tl.int64) * W", *fetches, *after)]
 
     def over(self) -> list[str]:
-        """Returns the lines that make the prefetched block the current one."""
+        """Returns the lines that switch to the prefetched block at the end of an iteration."""
         return [f"        {name} = next_{name}" for names, _ in self._fetched for name in names]
 
     def _fetch(self, expression: str) -> str:

@@ -14,7 +14,7 @@ from rollmill.fusion.kernels.wide_gradients import StoredRow
 
 
 class TiledLoops(NamedTuple):
-    """How the loops of a gradient kernel read matrices in tiles, and the rows that they store."""
+    """The rows that the loops of a gradient kernel store, and the memory that they keep for matrix tiles."""
 
     stored: Sequence[StoredRow]
     kept: int
@@ -22,7 +22,7 @@ class TiledLoops(NamedTuple):
 
 
 class RowTileStore(NamedTuple):
-    """The store of one tile of a row."""
+    """A store to memory of one tile of a row."""
 
     tile: Node
     number: int

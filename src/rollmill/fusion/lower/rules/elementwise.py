@@ -68,7 +68,7 @@ def _by_parts(
 
 
 def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
-    """Lowers an element-wise operation by an entry of `operations.OPERATIONS`."""
+    """Lowers an element-wise operation, using the entry `op` of `operations.OPERATIONS`."""
     own = values[op == "select"].dtype if dtype is None else dtype
     return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 
@@ -111,7 +111,7 @@ def _by_nodes(combine: Callable[..., Node]) -> Rule:
 
 
 def identity(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """Lowers primitives that do not change any value: returns the operands."""
+    """Lowers primitives that do not change any value, by returning their operands."""
     return list(values)
 
 

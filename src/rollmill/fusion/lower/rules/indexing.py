@@ -42,12 +42,14 @@ class Cells(NamedTuple):
     dtype: Any
 
     def again(self, nodes: NodeArray) -> Value:
-        """Returns a value of the same kind with other nodes."""
+        """Returns a value of the same kind, made of the given nodes."""
         return ScalarArray(nodes, self.dtype) if self.width is None else RowArray(nodes, self.width, self.dtype)
 
 
 def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
-    """Returns the nodes of an array. `whole_rows` leaves rows whole, if nothing happens along the last axis."""
+    """Returns the nodes of an array. `whole_rows` keeps rows whole, for operations that do not affect the last
+    axis.
+    """
     if whole_rows and isinstance(value, RowArray):
         return Cells(value.nodes, value.width, value.dtype)
     return Cells(ctx.scalars(value).nodes, None, value.dtype)

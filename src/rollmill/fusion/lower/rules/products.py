@@ -174,7 +174,7 @@ class MatrixOperand(NamedTuple):
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
     def chosen(self, prologue: PrologueBuilder, chosen: np.ndarray) -> "MatrixOperand":
-        """Returns the rows of the matrix with these indices, as the same array each time."""
+        """Returns a matrix that consists of the rows `chosen`. Equal selections use the same uniform array."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
         array = self.array.reshape(-1)[places] if is_known else prologue.picked(Uniform(self.array, places))
