@@ -9,7 +9,7 @@ Q-learning is on, returns extend over three steps, and the target network moves 
 Shape letter: `N` samples of a minibatch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
-    Module,
+    OffPolicyParts,
     StepCounts,
     adam,
     check_discrete,
@@ -67,16 +67,10 @@ STEPS_AN_UPDATE = 4
 
 @with_field_help
 @dataclass(frozen=True)
-class DQNConfig:
-    """Hyperparameters of DQN, under their usual names."""
+class QLearningConfig:
+    """Hyperparameters that DQN, R2D2, VDN and QMIX have in common, under their usual names."""
 
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = (
-        "exploration_fraction",
-        "priority_exponent",
-        "weight_exponent",
-        "min_value",
-        "max_value",
-    )
+    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction",)
     """Numeric hyperparameters that are constants of compiled programs, or enter other hyperparameters."""
 
     total_timesteps: Count = 500_000
@@ -114,6 +108,28 @@ class DQNConfig:
     """Share of random actions after exploration."""
     exploration_fraction: Fraction = 0.3
     """Fraction of the run over which the share of random actions falls linearly."""
+    num_shards: Count | None = None
+    """Number of logical shards within which samples are drawn, a multiple of the device count. Default:
+    automatic."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@with_field_help
+@dataclass(frozen=True)
+class DQNConfig(QLearningConfig):
+    """Hyperparameters of DQN, under their usual names."""
+
+    IN_PROGRAMS = (
+        *QLearningConfig.IN_PROGRAMS,
+        "priority_exponent",
+        "weight_exponent",
+        "min_value",
+        "max_value",
+    )
+    """Numeric hyperparameters that are constants of compiled programs, or enter other hyperparameters."""
+
     double: bool = True
     """Use double Q-learning: the network chooses the next action, and the target network computes its value."""
     duelling: bool = False
@@ -138,16 +154,10 @@ class DQNConfig:
     """Lowest return of `c51`. Default: -100."""
     max_value: Annotated[float, Range()] | None = None
     """Highest return of `c51`. Default: 100."""
-    num_shards: Count | None = None
-    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
-    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(120, 84))
     )
     """The action-value network."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class DQNLearner(eqx.Module):
@@ -208,28 +218,54 @@ def dqn(
     head = _head_of(chosen)
     outputs = module(partial(_network, parts.env.observation_space, actions, chosen, head.atoms))
     agent = value_agent(outputs, head, actions)
-    optimiser, rate = adam(parts), rate_metric(parts)
     compare = partial(_compare, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
-    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: exploration_steps(chosen)})
     prioritised = PrioritisedReplay(parts.replay, *exponents, partial(_errors, compare))
-    return off_policy_graph(
+    return q_learning_graph(
         "dqn",
         parts,
+        outputs.start,
         policy=agent.explore,
         greedy=agent.act,
-        start_learner=partial(start_values, outputs, optimiser, numbers),
-        weights=lambda learner: EpsilonGreedy(learner.network, epsilon_now(chosen, learner)),
         gradients=MeanGradients(partial(_loss, compare), lambda learner: learner.network),
-        update=partial(update_values, chosen, optimiser),
+        outputs=PolicyOutputs(q_values=lambda weights, observation: agent.values(weights.network, observation)),
+        store=prioritised if chosen.prioritised else None,
+    )
+
+
+def q_learning_graph(
+    name: str,
+    parts: OffPolicyParts,
+    start: Callable[[Key], PyTree[Array]],
+    *,
+    acting: Callable[[PyTree[Array]], PyTree[Array]] = lambda network: network,
+    **fragments: Any,
+) -> Graph:
+    """Assembles the graph of an algorithm that learns action values and acts epsilon-greedily.
+
+    Args:
+        name: name of the algorithm.
+        parts: result of `off_policy_parts`, whose configuration is a `QLearningConfig`.
+        start: returns the initial weights.
+        acting: returns the part of the weights that the policy needs.
+        **fragments: the other arguments of `off_policy_graph`.
+    """
+    config: QLearningConfig = parts.config
+    optimiser, rate = adam(parts), rate_metric(parts)
+    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: _exploration_steps(config)})
+    return off_policy_graph(
+        name,
+        parts,
+        start_learner=partial(_start, start, optimiser, numbers),
+        weights=lambda learner: EpsilonGreedy(acting(learner.network), _epsilon(config, learner)),
+        update=partial(_update, config, optimiser),
         report=lambda learner, batch: {
             **rate(learner, learner.optimiser),
-            "exploration/epsilon": epsilon_now(chosen, learner),
+            "exploration/epsilon": _epsilon(config, learner),
         },
         hyperparameters=numbers,
         condition=scale_weights,
-        outputs=PolicyOutputs(q_values=lambda weights, observation: agent.values(weights.network, observation)),
-        store=prioritised if chosen.prioritised else None,
+        **fragments,
     )
 
 
@@ -253,18 +289,20 @@ def _replay_of(config: DQNConfig) -> Replay:
 # --- the fragments ------------------------------------------------------------------------------------
 
 
-def start_values(values: Module, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> DQNLearner:
+def _start(
+    start: Callable[[Key], PyTree[Array]], optimiser: Optimiser, numbers: Mapping[str, float], key: Key
+) -> DQNLearner:
     """Returns the learner before its first step, with a target network equal to the network."""
-    network, held = values.start(key), as_data(numbers)
+    network, held = start(key), as_data(numbers)
     return DQNLearner(network, network, optimiser.init(network), start_progress(), held)
 
 
-def exploration_steps(config: Any) -> float:
+def _exploration_steps(config: QLearningConfig) -> float:
     """Returns the number of environment steps over which the share of random actions falls to its final value."""
     return max(config.exploration_fraction * config.total_timesteps, 1.0)
 
 
-def epsilon_now(config: Any, learner: DQNLearner) -> Float[Array, ""]:
+def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
     """Returns the current share of random actions."""
     config, steps = current(config, numbers_now(learner)), learner.hyperparameters[EXPLORATION_STEPS]
     explored = learner.progress.share_of(steps)
@@ -303,7 +341,7 @@ def _loss(
     return sample.weight * comparison.loss, metrics
 
 
-def update_values(
+def _update(
     config: Any,
     optimiser: Optimiser,
     learner: DQNLearner,

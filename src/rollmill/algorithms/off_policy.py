@@ -5,9 +5,10 @@ Shape letter: `N` samples of a minibatch.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -33,7 +34,10 @@ from rollmill.algorithms.on_policy import unconditioned
 from rollmill.algorithms.optimisers import Optimiser, rate_now
 from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.sizes import check_positive, iterations_for
+from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.errors import UsageError
+from rollmill.core.field_help import with_field_help
+from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
     Environment,
@@ -64,6 +68,50 @@ MAX_SHARDS = 64
 
 MAX_STORED = 2**31 - 1
 """Rows of a replay memory are numbered in 32 bits."""
+
+
+@with_field_help
+@dataclass(frozen=True)
+class OffPolicyConfig:
+    """Hyperparameters that SAC, TD3 and DDPG have in common, under their usual names."""
+
+    total_timesteps: Count = 1_000_000
+    """Number of environment steps of the whole run, over all environments."""
+    num_envs: Count = 8
+    """Number of parallel environments."""
+    num_steps: Count = 1
+    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
+    gradient_steps: Count | None = None
+    """Number of updates in one iteration. Default: one for each collected environment step, `num_envs` x
+    `num_steps`."""
+    buffer_size: Count = 1_000_000
+    """Number of steps that the replay memory holds, over all environments."""
+    batch_size: Count = 256
+    """Number of transitions in the minibatch of one update."""
+    learning_starts: Count = 10_000
+    """Number of environment steps with random actions that are stored before learning begins."""
+    learning_rate: Rate = 3e-4
+    """Learning rate of Adam for the actor. If it is annealed, this is the initial value."""
+    anneal_lr: bool = False
+    """Anneal learning rates linearly to zero over all planned updates."""
+    adam_eps: ScheduledPositive = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
+    """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
+    gamma: ScheduledFraction = 0.99
+    """Discount factor."""
+    tau: ScheduledFraction = 0.005
+    """Fraction by which the target networks move towards the networks at each update."""
+    num_shards: Count | None = None
+    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
+    automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
+    )
+    """Network of the actor, and of each critic."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class OffPolicyParts(NamedTuple):

@@ -16,42 +16,29 @@ Shape letters: `N` sequences of a minibatch, `T` steps of a sequence after the b
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.dqn import (
-    EXPLORATION_STEPS,
-    DQNLearner,
-    epsilon_now,
-    exploration_steps,
-    start_values,
-    update_values,
-)
-from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
+from rollmill.algorithms.dqn import DQNLearner, QLearningConfig, q_learning_graph
+from rollmill.algorithms.epsilon_greedy import ValueAgent, value_agent
 from rollmill.algorithms.hyperparameters import current, numbers_now
 from rollmill.algorithms.off_policy import (
-    adam,
     check_discrete,
     check_interval,
     check_stored,
-    learner_numbers,
     module,
-    off_policy_graph,
     off_policy_parts,
-    rate_metric,
-    scale_weights,
 )
 from rollmill.algorithms.on_policy import beginnings
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.algorithms.value_distributions import Mean
-from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
+from rollmill.core.bounds import Count, Fraction, Range, ScheduledFraction
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
-from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     FINAL_MASK,
     Environment,
@@ -76,23 +63,17 @@ RESCALING = 1e-3
 
 @with_field_help
 @dataclass(frozen=True)
-class R2D2Config:
+class R2D2Config(QLearningConfig):
     """Hyperparameters of R2D2, under their usual names."""
 
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction", "priority_exponent", "weight_exponent")
+    IN_PROGRAMS = (*QLearningConfig.IN_PROGRAMS, "priority_exponent", "weight_exponent")
     """Hyperparameters that programs contain, or that are part of another one."""
 
-    total_timesteps: Count = 500_000
-    """Number of environment steps of the whole run, over all environments."""
-    num_envs: Count = 8
-    """Number of parallel environments."""
     num_steps: Count = 16
     """Number of steps of each environment in one iteration. Stored sequences begin every `num_steps` steps."""
     gradient_steps: Count | None = None
     """Number of updates in one iteration. Default: one for every 32 of the `num_envs` x `num_steps` collected
     environment steps, and at least one."""
-    buffer_size: Count = 100_000
-    """Number of steps that the replay memory holds, over all environments."""
     batch_size: Count = 32
     """Number of sequences in the minibatch of one update."""
     sequence_length: Count = 32
@@ -101,26 +82,6 @@ class R2D2Config:
     """Number of steps at the beginning of a sequence that only refresh the stored recurrent state."""
     learning_starts: Count = 2_000
     """Number of environment steps that are stored before learning begins."""
-    learning_rate: Rate = 1e-3
-    """Learning rate of Adam. If it is annealed, this is the initial value."""
-    anneal_lr: bool = True
-    """Anneal the learning rate linearly to zero over all planned updates."""
-    adam_eps: ScheduledPositive = 1e-8
-    """Epsilon of Adam."""
-    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
-    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
-    gamma: ScheduledFraction = 0.99
-    """Discount factor."""
-    tau: ScheduledFraction = 0.02
-    """Fraction by which the target network moves towards the network. 1 copies the network."""
-    target_interval: Count = 1
-    """Number of updates between two moves of the target network."""
-    start_epsilon: ScheduledFraction = 1.0
-    """Share of random actions at the beginning."""
-    end_epsilon: ScheduledFraction = 0.05
-    """Share of random actions after exploration."""
-    exploration_fraction: Fraction = 0.3
-    """Fraction of the run over which the share of random actions falls linearly."""
     duelling: bool = True
     """Use a duelling network, which computes the value of an action as the sum of the state's value and an
     advantage."""
@@ -136,16 +97,10 @@ class R2D2Config:
     """Exponent that converts an error to a priority."""
     weight_exponent: Fraction = 0.6
     """Exponent of the importance weights. Weights are scaled to a mean of 1."""
-    num_shards: Count | None = None
-    """Number of logical shards within which sequences are drawn, a multiple of the device count. Default:
-    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, torso="gru", activation="relu", hidden_sizes=(64,))
     )
     """The action-value network. Its torso must be recurrent: `gru` or `lstm`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Differences(NamedTuple):
@@ -199,26 +154,16 @@ def r2d2(
     actions = check_discrete("r2d2", parts.env.action_space, "ppo has recurrent networks for continuous actions")
     outputs = module(partial(_network, parts.env.observation_space, actions, chosen))
     agent = value_agent(outputs, Mean(huber=False), actions)
-    optimiser, rate = adam(parts), rate_metric(parts)
     compare = partial(differences, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
-    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: exploration_steps(chosen)})
     prioritised = PrioritisedSequences(parts.replay, *exponents, partial(_errors, compare, chosen))
-    return off_policy_graph(
+    return q_learning_graph(
         "r2d2",
         parts,
+        outputs.start,
         policy=agent.explore,
         greedy=agent.act,
-        start_learner=partial(start_values, outputs, optimiser, numbers),
-        weights=lambda learner: EpsilonGreedy(learner.network, epsilon_now(chosen, learner)),
         gradients=partial(_gradients, compare),
-        update=partial(update_values, chosen, optimiser),
-        report=lambda learner, batch: {
-            **rate(learner, learner.optimiser),
-            "exploration/epsilon": epsilon_now(chosen, learner),
-        },
-        hyperparameters=numbers,
-        condition=scale_weights,
         store=prioritised if chosen.prioritised else None,
         start_memory=outputs.start_memory,
     )

@@ -6,7 +6,7 @@ critics, actor and temperature use the same minibatch and the same weights.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
     Module,
+    OffPolicyConfig,
     OffPolicyParts,
     StepCounts,
     adam,
@@ -35,10 +36,9 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.core.bounds import Count, Positive, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
+from rollmill.core.bounds import Count, Positive, Range, Scheduled, ScheduledPositive
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
-from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
@@ -49,41 +49,16 @@ DISCRETE_ENTROPY = 0.89
 
 @with_field_help
 @dataclass(frozen=True)
-class SACConfig:
+class SACConfig(OffPolicyConfig):
     """Hyperparameters of SAC, under their usual names."""
 
     IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("initial_temperature",)
     """Numeric hyperparameters that are constants of compiled programs."""
 
-    total_timesteps: Count = 1_000_000
-    """Number of environment steps of the whole run, over all environments."""
-    num_envs: Count = 8
-    """Number of parallel environments."""
-    num_steps: Count = 1
-    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
-    gradient_steps: Count | None = None
-    """Number of updates in one iteration. Default: one for each collected environment step, `num_envs` x
-    `num_steps`."""
-    buffer_size: Count = 1_000_000
-    """Number of steps that the replay memory holds, over all environments."""
-    batch_size: Count = 256
-    """Number of transitions in the minibatch of one update."""
     learning_starts: Count = 5_000
     """Number of environment steps with random actions that are stored before learning begins."""
-    learning_rate: Rate = 3e-4
-    """Learning rate of Adam for the actor. If it is annealed, this is the initial value."""
     critic_learning_rate: ScheduledPositive = 1e-3
     """Learning rate of Adam for the critics and the temperature."""
-    anneal_lr: bool = False
-    """Anneal learning rates linearly to zero over all planned updates."""
-    adam_eps: ScheduledPositive = 1e-8
-    """Epsilon of Adam."""
-    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
-    """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
-    gamma: ScheduledFraction = 0.99
-    """Discount factor."""
-    tau: ScheduledFraction = 0.005
-    """Fraction by which the target networks move towards the critics at each update."""
     initial_temperature: Positive = 1.0
     """Initial temperature, which is the weight of the entropy."""
     learn_temperature: bool = True
@@ -91,16 +66,6 @@ class SACConfig:
     target_entropy: Annotated[Scheduled, Range()] | None = None
     """Target entropy in nats, for continuous actions scaled to the range from -1 to 1. Default: minus the number
     of continuous actions, or 0.89 of the maximum entropy of the legal discrete actions."""
-    num_shards: Count | None = None
-    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
-    automatic."""
-    network: NetworkConfig = field(
-        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
-    )
-    """Network of the actor, and of each of the two critics."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class SACNetworks(NamedTuple):

@@ -5,9 +5,9 @@ the critic before its update. Noise is relative to half the action range.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
 from rollmill.algorithms.off_policy import (
     Module,
+    OffPolicyConfig,
     OffPolicyParts,
     StepCounts,
     adam,
@@ -36,17 +37,8 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
-from rollmill.core.bounds import (
-    Count,
-    Range,
-    Rate,
-    Scheduled,
-    ScheduledFraction,
-    ScheduledNonNegative,
-    ScheduledPositive,
-)
+from rollmill.core.bounds import Count, Rate, ScheduledNonNegative
 from rollmill.core.field_help import with_field_help
-from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
     Environment,
@@ -66,36 +58,13 @@ OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
 
 @with_field_help
 @dataclass(frozen=True)
-class TD3Config:
+class TD3Config(OffPolicyConfig):
     """Hyperparameters of TD3, under their usual names."""
 
-    total_timesteps: Count = 1_000_000
-    """Number of environment steps of the whole run, over all environments."""
-    num_envs: Count = 8
-    """Number of parallel environments."""
-    num_steps: Count = 1
-    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
-    gradient_steps: Count | None = None
-    """Number of updates in one iteration. Default: one for each collected environment step, `num_envs` x
-    `num_steps`."""
-    buffer_size: Count = 1_000_000
-    """Number of steps that the replay memory holds, over all environments."""
-    batch_size: Count = 256
-    """Number of transitions in the minibatch of one update."""
     learning_starts: Count = 25_000
     """Number of environment steps with random actions that are stored before learning begins."""
     learning_rate: Rate = 3e-4
     """Learning rate of Adam. If it is annealed, this is the initial value."""
-    anneal_lr: bool = False
-    """Anneal the learning rate linearly to zero over all planned updates."""
-    adam_eps: ScheduledPositive = 1e-8
-    """Epsilon of Adam."""
-    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = float("inf")
-    """Maximum global norm of each network's gradients. Gradients with a larger norm are scaled down to it."""
-    gamma: ScheduledFraction = 0.99
-    """Discount factor."""
-    tau: ScheduledFraction = 0.005
-    """Fraction by which the target networks move towards the networks at each update."""
     policy_delay: Count = 2
     """Number of critic updates for each update of the actor and the target networks."""
     exploration_noise: ScheduledNonNegative = 0.1
@@ -107,16 +76,6 @@ class TD3Config:
     target_noise_clip: ScheduledNonNegative = 0.5
     """Bound of the noise added to the target actor's actions, in multiples of half the width of the action
     space."""
-    num_shards: Count | None = None
-    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
-    automatic."""
-    network: NetworkConfig = field(
-        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
-    )
-    """Network of the actor, and of each of the two critics."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class TD3Networks(NamedTuple):

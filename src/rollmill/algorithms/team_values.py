@@ -13,7 +13,7 @@ Shape letters: `A` agents of a kind, `n` actions.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,36 +32,22 @@ from rollmill.algorithms.agents import (
     with_agent_ids,
 )
 from rollmill.algorithms.agents_on_host import agent_environment
-from rollmill.algorithms.dqn import (
-    EXPLORATION_STEPS,
-    DQNLearner,
-    epsilon_now,
-    exploration_steps,
-    start_values,
-    update_values,
-)
+from rollmill.algorithms.dqn import STEPS_AN_UPDATE, DQNLearner, QLearningConfig, q_learning_graph
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.off_policy import (
-    Module,
     OffPolicyParts,
-    adam,
     check_discrete,
     check_interval,
-    learner_numbers,
     module,
-    off_policy_graph,
     off_policy_parts,
-    rate_metric,
-    scale_weights,
     uniform_replay,
 )
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets, set_of
 from rollmill.algorithms.value_distributions import Mean
-from rollmill.core.bounds import Count, Fraction, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
+from rollmill.core.bounds import Count, Rate, ScheduledFraction, ScheduledPositive
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.field_help import with_field_help
-from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Action,
     AgentKind,
@@ -78,53 +64,22 @@ from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, Replay, S
 from rollmill.envs import as_environment
 from rollmill.networks import NetworkConfig, action_values
 
-STEPS_AN_UPDATE = 4
-"""Default number of environment steps per update, as in DQN."""
-
 
 @with_field_help
 @dataclass(frozen=True)
-class TeamConfig:
+class TeamConfig(QLearningConfig):
     """Hyperparameters that VDN and QMIX have in common, under their usual names."""
-
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction",)
-    """Hyperparameters that are part of another one."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments. A step of all agents counts once."""
-    num_envs: Count = 8
-    """Number of parallel environments."""
-    num_steps: Count = 1
-    """Number of steps of each environment in one iteration, before `gradient_steps` updates."""
-    gradient_steps: Count | None = None
-    """Number of updates in one iteration. Default: one for every four of the `num_envs` x `num_steps` collected
-    environment steps, and at least one."""
-    buffer_size: Count = 100_000
-    """Number of steps that the replay memory holds, over all environments."""
-    batch_size: Count = 128
-    """Number of transitions in the minibatch of one update."""
-    learning_starts: Count = 1_000
-    """Number of environment steps that are stored before learning begins."""
     learning_rate: Rate = 5e-4
     """Learning rate of Adam. If it is annealed, this is the initial value."""
-    anneal_lr: bool = True
-    """Anneal the learning rate linearly to zero over all planned updates."""
     adam_eps: ScheduledPositive = 1e-5
     """Epsilon of Adam."""
-    max_grad_norm: Annotated[Scheduled, Range(0, finite=False)] = 10.0
-    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to it."""
-    gamma: ScheduledFraction = 0.99
-    """Discount factor."""
-    tau: ScheduledFraction = 0.02
-    """Fraction by which the target networks move towards the networks. 1 copies the networks."""
-    target_interval: Count = 1
-    """Number of updates between two moves of the target networks."""
     start_epsilon: ScheduledFraction = 1.0
     """Share of random actions of each agent at the beginning."""
     end_epsilon: ScheduledFraction = 0.05
     """Share of random actions of each agent after exploration."""
-    exploration_fraction: Fraction = 0.3
-    """Fraction of the run over which the share of random actions falls linearly."""
     double: bool = True
     """Use double Q-learning: the networks choose the next actions, and the target networks compute their value."""
     n_step: Count = 1
@@ -140,16 +95,10 @@ class TeamConfig:
     agent_ids: bool = True
     """Add a one-hot encoding of the agent's index to its observation. The index counts the agents that share its
     parameters."""
-    num_shards: Count | None = None
-    """Number of logical shards within which transitions are drawn, a multiple of the device count. Default:
-    automatic."""
     network: NetworkConfig = field(
         default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(64, 64))
     )
     """Network of the action values of every parameter set."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class TeamNetworks(NamedTuple):
@@ -329,24 +278,14 @@ def team_of(parts: OffPolicyParts, mix: Mix, start_mixer: Callable[[Key], PyTree
 
 def team_graph(name: str, parts: OffPolicyParts, team: Team) -> Graph:
     """Assembles the graph of an algorithm for a team."""
-    config: Any = parts.config
-    optimiser, rate = adam(parts), rate_metric(parts)
-    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: exploration_steps(config)})
-    return off_policy_graph(
+    return q_learning_graph(
         name,
         parts,
+        team.start,
+        acting=lambda networks: networks.agents,
         policy=team.explore,
         greedy=team.act,
-        start_learner=partial(start_values, Module(team.start, ()), optimiser, numbers),
-        weights=lambda learner: EpsilonGreedy(learner.network.agents, epsilon_now(config, learner)),
-        gradients=MeanGradients(partial(_loss, team, config), lambda learner: learner.network),
-        update=partial(update_values, config, optimiser),
-        report=lambda learner, batch: {
-            **rate(learner, learner.optimiser),
-            "exploration/epsilon": epsilon_now(config, learner),
-        },
-        hyperparameters=numbers,
-        condition=scale_weights,
+        gradients=MeanGradients(partial(_loss, team, parts.config), lambda learner: learner.network),
     )
 
 
