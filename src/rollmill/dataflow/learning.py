@@ -185,17 +185,17 @@ def learn_from_replay(
 
 
 def learn_sample(
-    graph: Graph, loop: MinibatchLoop, carried: Any, rings: PyTree[Array], key: Key, index: Int[Array, " E"]
+    graph: Graph, loop: MinibatchLoop, carry: Any, rings: PyTree[Array], key: Key, index: Int[Array, " E"]
 ) -> tuple[Any, PyTree[Array], Metrics]:
     """Makes one update with a sample of the experience store, then updates the store.
 
     Returns the next carry of the loop, the contents of the store, and metrics.
     """
     assert graph.replay is not None
-    learner = loop.end(carried)
+    learner = loop.end(carry)
     with traced("draw"):
         sample = graph.replay.sample(graph, rings, learner, key, index)
-    advanced, metrics = loop.drawn(carried, sample.minibatch)
+    advanced, metrics = loop.drawn(carry, sample.minibatch)
     return advanced, graph.replay.update(graph, rings, learner, sample), metrics
 
 

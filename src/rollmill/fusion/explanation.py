@@ -97,7 +97,7 @@ def envs_per_multiprocessor(resources: Resources, launch: Launch) -> int:
     return REGISTERS // (resources.registers * launch.num_warps * WARP) * launch.block
 
 
-def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
+def compiled_resources(explanation: Explanation, chip: Chip) -> Resources | None:
     """Compiles the kernel of an explanation for a GPU, and returns the resources it uses, or None without Triton.
 
     A kernel of 18,000 operations takes half a minute on one core.
@@ -106,7 +106,7 @@ def compiled_resources(found: Explanation, chip: Chip) -> Resources | None:
         from triton import knobs
     except ImportError:
         return None
-    binary = compiled(found.kernel, found.arrays, chip.capability)
+    binary = compiled(explanation.kernel, explanation.arrays, chip.capability)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()

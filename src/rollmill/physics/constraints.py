@@ -171,7 +171,7 @@ def _limited(
 
 
 def _friction_rows(model: Model, rates: Float[Array, " dofs"]) -> JointRows | None:
-    dofs = model.structure.rubbing
+    dofs = model.structure.frictional_dofs
     if not dofs:
         return None
     owners: dict[int, Joint] = {

@@ -76,7 +76,7 @@ def load(
         has_springs=bool(params.stiffness.any()),
         has_dampers=bool(params.damping.any()),
         has_servos=bool(params.bias[:, 2].any()),
-        rubbing=tuple(int(dof) for dof in np.nonzero(params.friction_loss)[0]),
+        frictional_dofs=tuple(int(dof) for dof in np.nonzero(params.friction_loss)[0]),
         initial_positions=tuple(float(x) for x in compiled.qpos0),
     )
     return Model(structure, params)
@@ -115,7 +115,7 @@ def outline(source: Any) -> Model:
         has_springs=False,
         has_dampers=False,
         has_servos=False,
-        rubbing=(),
+        frictional_dofs=(),
         initial_positions=tuple(float(x) for x in compiled.qpos0),
         other_readings=int(compiled.nsensordata),
     )

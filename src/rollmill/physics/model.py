@@ -221,7 +221,7 @@ class Structure:
     has_dampers: bool
     has_servos: bool
     """Whether the force of an actuator depends on velocity."""
-    rubbing: tuple[int, ...]
+    frictional_dofs: tuple[int, ...]
     """Degrees of freedom with dry friction."""
     initial_positions: tuple[float, ...]
     other_readings: int = 0
@@ -255,7 +255,7 @@ class Structure:
     @cached_property
     def rubs_free_bodies(self) -> bool:
         """Whether a free joint has dry friction."""
-        return any(start <= dof < start + 6 for start in self.free_velocities for dof in self.rubbing)
+        return any(start <= dof < start + 6 for start in self.free_velocities for dof in self.frictional_dofs)
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:

@@ -53,7 +53,7 @@ class Backend(NamedTuple):
 
     package: str
     """Name of the Python package that compiles the kernels, such as `triton`."""
-    device: Callable[[Any], str]
+    device_name: Callable[[Any], str]
     """Returns the name of a device under which tuned launches are cached."""
     check: Callable[[Any], None]
     """Raises a `UsageError` if a device cannot run the backend's kernels."""

@@ -81,7 +81,7 @@ def rollout_search(
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
     what = [
         kind.text(launches[0], *task),
-        backend.device(device),
+        backend.device_name(device),
         f"{backend.timed_repeats} times alone, unroll {unroll}",
     ]
 
@@ -157,7 +157,7 @@ def minibatch_loop_search(
 
     what = [
         with_minibatch(partial(kind.text, launches[0])),
-        backend.device(device),
+        backend.device_name(device),
         f"{backend.timed_repeats} times alone {rows.shape}",
         structure_text(learner),
     ]

@@ -164,7 +164,7 @@ def _compiled(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> Co
 def _check_device(first: str, spec: RunSpec) -> None:
     """Raises a `UsageError` if kernels timed by the first process are not for this process's device."""
     device = jax.local_devices()[0]
-    if (mine := backend_of(device, spec.kernels.numerics).device(device)) != first:
+    if (mine := backend_of(device, spec.kernels.numerics).device_name(device)) != first:
         raise UsageError(
             f"fusion={spec.kernels.fusion}: the processes of a mesh have different devices, {first} and {mine}, "
             "but must all run the same kernels. hint: fusion=off, or equal devices (CUDA_VISIBLE_DEVICES)."

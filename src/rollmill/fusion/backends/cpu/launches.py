@@ -34,7 +34,7 @@ def machine_code() -> Backend:
     """Returns the kernel backend for CPUs, which compiles kernels to machine code with LLVM."""
     return Backend(
         package="llvmlite",
-        device=lambda device: describe_processor(),
+        device_name=lambda device: describe_processor(),
         check=lambda device: None,
         gradients_too_long=lambda step: None,
         hopeless=many_products,

@@ -95,7 +95,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
     gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
     return Backend(
         package="triton",
-        device=lambda device: device.device_kind,
+        device_name=lambda device: device.device_kind,
         check=_check_chip,
         gradients_too_long=gradients_too_long_on_gpu,
         hopeless=hopeless_on_gpu,
