@@ -190,77 +190,103 @@ def lower(
     """
     mesh = mesh_of(devices if devices is not None else jax.devices()[:1], instances=instances)
     check_devices(graph.loops, mesh.size)
-    unroll = unroll or unroll_for(mesh.devices.flat[0].platform)
-    began = time.perf_counter()
-    if mesh.devices.flat[0].platform == "cpu":
+    began, platform = time.perf_counter(), mesh.devices.flat[0].platform
+    if platform == "cpu":
         keep_freed_memory()
-    takes_turns = in_turns and mesh.size == 1 and not seeds_side_by_side(graph, mesh.devices.flat[0].platform)
-    trained, seeds = seeds, seeds[:1] if takes_turns else seeds
-    shapes = state_shapes(graph, seeds)
-    specs = _specs(shapes, has_seeds=len(seeds) > 1)
-    shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
-    placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-    options = {**options_for(mesh), **(compiler_options or {})}
-    mean = mean or mesh_all_reduce(mesh)
-    sums_iterations = graph.replay is not None
-    loses_state = reuses_memory(graph, shapes, devices=mesh.size)
-    donates_state = loses_state or mesh.devices.flat[0].platform in IN_PLACE
-    counts = [jax.ShapeDtypeStruct((), jnp.int32)] if sums_iterations else []
-
-    def step_with(kernels: KernelChoice) -> StorableProgram:
-        return StorableProgram(
-            part="step",
-            function=_step(graph, seeds, mesh, mean, specs, kernels),
-            arguments=(placed, *counts, *mean.operands),
-            result=lambda: (shapes, PackedMetrics(np.zeros(1), metric_names(graph))),
-            options=options,
-            settings={"donate_argnums": 0} if donates_state else {},
-        )
-
+    takes_turns = in_turns and mesh.size == 1 and not seeds_side_by_side(graph, platform)
+    at_once = seeds[:1] if takes_turns else seeds
     request = KernelRequest(
         graph,
         fusion=fusion,
         numerics=numerics,
-        unroll=unroll,
+        unroll=unroll or unroll_for(platform),
         devices=_own_first(mesh.devices.flat),
-        num_seeds=len(trained),
+        num_seeds=len(seeds),
         launches=launches,
-        turns=len(trained) // len(seeds),
+        turns=len(seeds) // len(at_once),
     )
-    start, start_store = _start_program(graph, seeds, shapes, shardings), _start_store(graph, seeds, mesh)
-    with MadeBeside(start, start_store) as begun:
-        begin = lambda: begun.wait()(*start_inputs(graph, seeds, lanes))
+    state, mean = _placed_state(graph, at_once, mesh), mean or mesh_all_reduce(mesh)
+    loses_state = reuses_memory(graph, state.shapes, devices=mesh.size)
+    donates_state = loses_state or platform in IN_PLACE
+    options = {**options_for(mesh), **(compiler_options or {})}
+    step_with = partial(_step_program, graph, at_once, mean, state, options, donates_state)
+    start = _start_program(graph, at_once, state)
+    with MadeBeside(start, _start_store(graph, at_once, mesh)) as begun:
+        begin = lambda: begun.wait()(*start_inputs(graph, at_once, lanes))
         iterated = lambda step: seconds_of_iteration(begin, lambda state: step(state, *mean.operands)[0])
         stores: list[ProgramStore] = []
         maker = StepMaker(request, step_with, mesh, begun.wait, announce, iterated, stores)
         kernels, compiled_step = maker.make()
         compiled_start = begun.wait()
-    seconds = time.perf_counter() - began
     program = CompiledProgram(
-        start=partial(compiled_start, *start_inputs(graph, seeds, lanes)),
+        start=partial(compiled_start, *start_inputs(graph, at_once, lanes)),
         step=compiled_step,
         metric_names=_names_of(compiled_step),
-        compile_seconds=seconds,
-        shardings=shardings,
-        state=shapes,
+        compile_seconds=time.perf_counter() - began,
+        shardings=state.shardings,
+        state=state.shapes,
         notes=kernels.notes,
         launches=kernels.launches,
         donates_state=donates_state,
         copies_state=donates_state and not loses_state,
         not_stored=stores[-1].refusal if stores else None,
-        sums_iterations=sums_iterations,
+        sums_iterations=graph.replay is not None,
         operands=mean.operands,
     )
     if not takes_turns:
         return program
-    begins = [
-        partial(compiled_start, *start_inputs(graph, [seed], lanes and [lanes[number]]))
-        for number, seed in enumerate(trained)
-    ]
+    inputs = [start_inputs(graph, [seed], lanes and [lanes[number]]) for number, seed in enumerate(seeds)]
+    return _taking_turns(program, [partial(compiled_start, *each) for each in inputs])
+
+
+def _taking_turns(program: CompiledProgram, begins: Sequence[Callable[[], State]]) -> CompiledProgram:
+    """Returns a program of a single seed as a program whose state is a tuple with the state of each seed."""
     return program._replace(
         start=lambda: tuple(begin() for begin in begins),
-        shardings=(shardings,) * len(trained),
-        state=(shapes,) * len(trained),
+        shardings=(program.shardings,) * len(begins),
+        state=(program.state,) * len(begins),
+    )
+
+
+class _PlacedState(NamedTuple):
+    """Shapes of the training state, and the division of its leaves among the devices of a mesh."""
+
+    mesh: Mesh
+    shapes: PyTree[jax.ShapeDtypeStruct]
+    specs: PyTree[PartitionSpec]
+    shardings: PyTree[NamedSharding]
+
+    @property
+    def placed(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """Shapes with their shardings."""
+        place = lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at)
+        return jax.tree.map(place, self.shapes, self.shardings)
+
+
+def _placed_state(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> _PlacedState:
+    shapes = state_shapes(graph, seeds)
+    specs = _specs(shapes, has_seeds=len(seeds) > 1)
+    return _PlacedState(mesh, shapes, specs, jax.tree.map(partial(NamedSharding, mesh), specs))
+
+
+def _step_program(
+    graph: Graph,
+    seeds: Sequence[int],
+    mean: MeshAllReduce,
+    state: _PlacedState,
+    options: CompilerOptions,
+    donates_state: bool,
+    kernels: KernelChoice,
+) -> StorableProgram:
+    """Returns the program of an iteration with these kernels."""
+    counts = [] if graph.replay is None else [jax.ShapeDtypeStruct((), jnp.int32)]
+    return StorableProgram(
+        part="step",
+        function=_step(graph, seeds, state.mesh, mean, state.specs, kernels),
+        arguments=(state.placed, *counts, *mean.operands),
+        result=lambda: (state.shapes, PackedMetrics(np.zeros(1), metric_names(graph))),
+        options=options,
+        settings={"donate_argnums": 0} if donates_state else {},
     )
 
 
@@ -275,17 +301,15 @@ def _names_of(step: jax.stages.Compiled) -> tuple[str, ...]:
     return jax.tree.unflatten(returned, range(returned.num_leaves))[1].names
 
 
-def _start_program(
-    graph: Graph, seeds: Sequence[int], shapes: PyTree[jax.ShapeDtypeStruct], shardings: PyTree[NamedSharding]
-) -> StorableProgram:
+def _start_program(graph: Graph, seeds: Sequence[int], state: _PlacedState) -> StorableProgram:
     """Returns the program that starts a run. Seeds and hyperparameters are inputs of the program."""
     return StorableProgram(
         part="start",
         function=partial(_start, graph),
         arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),
-        result=lambda: shapes,
+        result=lambda: state.shapes,
         options=start_options(tree_bytes(state_shapes(graph))),
-        settings={"out_shardings": shardings},
+        settings={"out_shardings": state.shardings},
         runs_once=True,
     )
 

@@ -116,14 +116,13 @@ def sweep(
     _check_names(algorithm, environment, gpu_sharing, metric)
     if together not in get_args(Together):
         raise unknown_name("together", str(together), get_args(Together))
-    numbers = {
-        "trials": trials,
-        "random": random,
-        "reduction_factor": reduction_factor,
-        "grace_steps": grace_steps,
-        "pbt_every": pbt_every,
-    }
-    counts = {name: coerce(name, int | None, number) for name, number in numbers.items()}
+    counts = _counts(
+        trials=trials,
+        random=random,
+        reduction_factor=reduction_factor,
+        grace_steps=grace_steps,
+        pbt_every=pbt_every,
+    )
     at_once = _checked_at_once(at_once)
     if pbt_every is not None:
         check_shares(at_once, together)
@@ -152,6 +151,10 @@ def sweep(
     )
     rows = [_with_names(row, axes, over) for row in made.rows(metric)]
     return pass_on_interrupt(Sweep(made.root, rows, code))
+
+
+def _counts(**counts: Any) -> dict[str, int | None]:
+    return {name: coerce(name, int | None, count) for name, count in counts.items()}
 
 
 def _checked_at_once(at_once: int | None) -> int | None:

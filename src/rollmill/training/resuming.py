@@ -90,10 +90,7 @@ def resume(
     limits, where = _limits_and_place(placement)
     before = replace(read_options(run), **limits)
     shown = {"track": tuple(track), "quiet": quiet, "dashboard": dashboard}
-    options = replace(before, fusion=fusion or before.fusion, memory_fraction=None, **shown)
-    check_tracking(options)
-    options = replace(options, **reset_placement(where))
-    options = _with_return(_with_devices_of_plan(options), stop_at_return)
+    options = _options_now(before, where, fusion=fusion, stop_at_return=stop_at_return, **shown)
     elsewhere = bool(where or fusion)
     saved_plan = None if where else _saved_plan(run)
     prepare_devices(options, plan=saved_plan)
@@ -117,8 +114,7 @@ def resume(
             display.note("note: checkpoint_environments=False, so all environments begin new episodes")
         if note := note_of_versions(run):
             display.note(note)
-        described = _describe(reopened, display)
-        plan = saved_plan
+        described, plan = _describe(reopened, display), saved_plan
         if plan is None:
             plan, options = _plan_elsewhere(graph, options, keeps_fusion=fusion is None, display=display)
         same_kernels = not elsewhere and "num_minibatches" not in reopened.values
@@ -187,16 +183,23 @@ def _limits_and_place(placement: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     return limits, {name: value for name, value in placement.items() if name not in WORKER_LIMITS}
 
 
-def _with_devices_of_plan(options: RunOptions) -> RunOptions:
-    """Returns the options with the devices of the plan that they name. The run keeps its original kernels."""
-    devices = settings_of(options).devices
-    return options if devices is None else replace(options, devices=devices)
-
-
-def _with_return(options: RunOptions, stop_at_return: int | float | Literal["never"] | None) -> RunOptions:
-    if stop_at_return is None:
-        return options
-    return replace(options, stop_at_return=None if stop_at_return == "never" else stop_at_return)
+def _options_now(
+    before: RunOptions,
+    where: dict[str, Any],
+    *,
+    fusion: Fusion | None,
+    stop_at_return: int | float | Literal["never"] | None,
+    **shown: Any,
+) -> RunOptions:
+    """Returns the options of a resumed run, with the devices of the plan that they name."""
+    options = replace(before, fusion=fusion or before.fusion, memory_fraction=None, **shown)
+    check_tracking(options)
+    options = replace(options, **reset_placement(where))
+    if (devices := settings_of(options).devices) is not None:
+        options = replace(options, devices=devices)
+    if stop_at_return is not None:
+        options = replace(options, stop_at_return=None if stop_at_return == "never" else stop_at_return)
+    return options
 
 
 def _reopen(

@@ -108,14 +108,8 @@ def robot(
         >>> env = rollmill.robot("walker.xml", reward=forwards)
     """
     own = _loaded(model, physics, iterations)
-    for option, size in (("contacts", contacts), ("rows", rows)):
-        if physics != "warp" and size is not None:
-            raise UsageError(f"{option}={size} needs physics='warp', because it is the size of its buffers.")
-    if not own.structure.actuators:
-        raise UsageError(f"{name} has no actuators. hint: add some to its model, such as <motor joint=...>.")
+    _check_sizes(name, own.structure, physics, max_speed, contacts=contacts, rows=rows)
     count = checked_count("substeps", substeps)
-    if not max_speed > 0:
-        raise UsageError(f"max_speed must be greater than 0, got {max_speed}.")
     task = _OwnTask(own.structure, reward, observe or partial(_all_of, own.structure), terminated or _never, count)
     size = task.check(in_float32(own.params))
     env = Environment(
@@ -135,6 +129,19 @@ def robot(
         solver = {"iterations": checked_count("iterations", iterations), "line_search_iterations": ITERATIONS}
         return in_warp(limited, model, **solver, contacts=contacts, rows=rows)._replace(options=limited.options)
     return in_mujoco(limited, model) if physics == "mujoco" else limited
+
+
+def _check_sizes(
+    name: str, structure: Structure, physics: str, max_speed: float, *, contacts: int | None, rows: int | None
+) -> None:
+    """Raises a `UsageError` for a robot that nothing moves, for a bound of 0, and for sizes that are not used."""
+    for option, size in (("contacts", contacts), ("rows", rows)):
+        if physics != "warp" and size is not None:
+            raise UsageError(f"{option}={size} needs physics='warp', because it is the size of its buffers.")
+    if not structure.actuators:
+        raise UsageError(f"{name} has no actuators. hint: add some to its model, such as <motor joint=...>.")
+    if not max_speed > 0:
+        raise UsageError(f"max_speed must be greater than 0, got {max_speed}.")
 
 
 def _loaded(model: Any, physics: str, iterations: int) -> Model:
