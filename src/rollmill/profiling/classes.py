@@ -71,7 +71,7 @@ class KernelStart(NamedTuple):
 
 
 class HostActivity(NamedTuple):
-    """State of a thread during an activity of the host."""
+    """State of a thread that performs a host activity."""
 
     name: str
     """An operation, such as `collect/environment`, or a call, such as `dispatch`."""

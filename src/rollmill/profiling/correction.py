@@ -241,7 +241,7 @@ def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
 
     A program of many short instructions runs with and without the profiler. The time by which its recorded kernels
     exceed the duration of the program without the profiler is the cost inside events. Time in which an accelerator
-    waits for the host counts for no event.
+    waits for the host does not count as a cost of events.
     """
     on_cpu = jax.default_backend() == "cpu"
     argument = jnp.zeros(512) if on_cpu else jnp.zeros((512, 512))

@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Selects the intervals that are read from a window with too many events. All other intervals are cut out."""
+    """Selects the intervals to read from a window with too many events. All other intervals are left out."""
 
     every: int = 1
     """One of this many intervals is read."""

@@ -66,10 +66,10 @@ def known_program(
 ) -> AssignedProgram | None:
     """Returns the program of a trace that corresponds to `module`, or None.
 
-    On a GPU, a program in a trace has another number than its executable, and one of the two may lack a few
-    instructions that were added last. A program therefore matches if it has most of the instructions of `module`,
-    a serialized `HloModuleProto`. Its `temporary` memory in bytes distinguishes programs that differ only in
-    shapes.
+    On a GPU, the number of a program in a trace differs from the number of its executable, and one of the two may
+    lack a few instructions that were added last. A program therefore matches if it has most of the instructions of
+    `module`, a serialized `HloModuleProto`. Its `temporary` memory in bytes distinguishes programs that differ
+    only in shapes.
     """
     names = {*instruction_names(module).values()}
     alike = [(_common(names, {*each.instructions.values()}), each) for each in programs if each.name == name]

@@ -214,7 +214,7 @@ def _in(number: int | float, dtype: np.dtype) -> Any:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Returns whether a dtype is a float. Unlike in NumPy, bfloat16 counts."""
+    """Returns whether a dtype is a floating-point type. In contrast to NumPy, this includes bfloat16."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 

@@ -89,7 +89,7 @@ class Lowering(NamedTuple):
     def scalars(self, value: Value) -> ScalarArray:
         """Converts a value to one scalar node per element.
 
-        Raises a `LoweringError` if it has too many elements, or if its rows are too wide to split.
+        Raises a `LoweringError` if the value has too many elements, or rows that are too wide to split.
         """
         match value:
             case ScalarArray():

@@ -15,7 +15,9 @@ def pack_row(source: KernelSource, parts: Sequence[str]) -> str:
 
 
 def interleave(source: KernelSource, parts: Sequence[str]) -> str:
-    """Builds a row from a power of two of scalars within threads. Returns its name."""
+    """Builds a row from scalars within threads, and returns its name. The number of scalars must be a power of
+    two.
+    """
     if len(parts) == 1:
         return parts[0]
     # `tl.join` adds a last axis with both tensors, so even and odd parts alternate again.

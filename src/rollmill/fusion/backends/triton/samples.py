@@ -44,7 +44,7 @@ class SamplePrefetch:
         """Words of the packed batch, each with the distance between consecutive steps."""
 
     def read(self, leaf: Leaf, place: SamplePlace, wanted: Sequence[int]) -> list[str]:
-        """Returns the names of the elements or rows of a leaf with the indices `wanted`."""
+        """Returns the names of those elements or rows of a leaf whose indices are in `wanted`."""
         strides = [self._turns.strides.get(leaf.places[n], 0) for n in wanted]
         if place.first is not None and leaf.width is None:
             words = zip(wanted, strides, strict=True)

@@ -1,6 +1,6 @@
 """Lowers special functions, and random draws that use them, with the expansions that XLA uses.
 
-They are traced again by JAX, so that a draw by rejection accepts the same values as in JAX.
+JAX traces these functions again, so that a draw by rejection accepts the same values as in JAX.
 """
 
 import math
