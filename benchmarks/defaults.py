@@ -179,6 +179,7 @@ ROWS = [
         for game in MINATAR
         for name in ("ppo", "pqn")
     ),
+    *(Row("dqn", f"gymnax:{game}-MinAtar", 500_000) for game in MINATAR),
     *(
         Row("ppo", "gymnasium:HalfCheetah-v5", 1_000_000, 10, f"--total-timesteps 1000000{more}")
         for more in ("", " --no-normalize-observations")
@@ -187,7 +188,12 @@ ROWS = [
         Row("ppo", f"gymnasium:{name}", 1_000_000, 10, "--total-timesteps 1000000")
         for name in ("Hopper-v5", "Walker2d-v5")
     ),
-    Row("ppo", "gymnasium:LunarLander-v3", 500_000, 5),
+    *(
+        Row(name, f"gymnasium:{robot}", 100_000, 10, "--total-timesteps 100000")
+        for robot in ("HalfCheetah-v5", "Hopper-v5")
+        for name in ("sac", "td3")
+    ),
+    *(Row(name, "gymnasium:LunarLander-v3", 500_000) for name in ("ppo", "dqn")),
 ]
 
 
