@@ -1,12 +1,15 @@
-"""Steps a second of all robots' tasks by each back end: XLA, the rollout kernel and C MuJoCo, and PPO by kernels.
+"""Steps a second of all robots' tasks by each back end: XLA, the rollout kernel, MuJoCo Warp and C MuJoCo.
 
-    python benchmarks/robots_backends.py [Ant Cartpole ...] [--envs 4096] [--launch 32x1] [--deadline 240]
+    python benchmarks/robots_backends.py [Ant Cartpole ...] [--envs 4096] [--launch 32x1] [--deadline 200]
 
 Each task is a process of its own. All compile side by side at low priority until the deadline (s), and what has
-been compiled by then is timed one task after the other: rollouts of a 64-64 policy with the trajectory stored, C
-MuJoCo with random actions on all cores of this process, and PPO by the task's recipe. A launch is environments of
-a block and its warps, on CPUs environments alone. Memory is what XLA allots for the arguments, results and
-intermediate values of a program, divided by its environments. Writes results/robots-backends-DEVICE.json.
+been compiled by then is timed one task after the other: rollouts of the policy of the task's recipe with the
+trajectory stored, and PPO by that recipe with `--envs` environments. Of C MuJoCo, environments are timed with
+random actions on all cores of this process, and no training. A launch is environments of a block and its warps, on
+CPUs environments alone. `auto` says which of XLA and the kernel `--fusion auto` takes, and why: it does not try
+kernels of large steps, and otherwise times both. Memory is what XLA allots for the arguments, results and
+intermediate values of rollouts, and what MuJoCo Warp holds besides, divided by the environments. Writes
+results/robots-backends-DEVICE.json.
 """
 
 import fcntl
@@ -16,25 +19,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from measure import options, platform, some_of, timed_in_turns, training_turns, write_result
 from robots_learning import TASKS as RECIPE_TASKS
-from robots_rollouts import begun, graph_of, rollout
+from robots_rollouts import begun, rollout
 
 import rollmill
+from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
+from rollmill.dataflow import Graph
 from rollmill.envs.robots import MODELS, TASKS
 from rollmill.envs.robots.in_mujoco import MujocoBatch
-from rollmill.fusion import rollouts_in_a_row
+from rollmill.fusion import backend_of, lower_rollout, pressure_of_step, rollouts_in_a_row
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.kernels import device_name
+from rollmill.programs.search_cost import MIN_GAIN
 from rollmill.recipes import RECIPES
 
 ROLLOUTS = 2
@@ -49,29 +56,70 @@ def numbers_of(launch: str) -> tuple[int, ...]:
     return tuple(map(int, launch.split("x")))
 
 
-def compiled_rollouts(graph: Any, side: str, arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """Compiles rollouts by XLA or by a kernel; returns them, and what is known before they run."""
+class Side(NamedTuple):
+    """Rollouts and a training by one back end, compiled."""
+
+    rollouts: Callable[[], Any]
+    training: CompiledProgram
+    batch: int
+    """Environment steps of an iteration of the training."""
+
+
+def graph_of(name: str, physics: str, envs: int) -> Graph:
+    """Returns PPO by a task's recipe, with a number of environments."""
+    config = replace(RECIPES[RECIPE_TASKS[name].recipe]().config, num_envs=envs)
+    return rollmill.ppo(rollmill.make(f"robots:{name}", physics=physics), config)
+
+
+def compiled_side(graph: Graph, side: str, row: dict[str, Any]) -> Side:
+    """Compiles rollouts and the training by XLA or by a kernel, and notes seconds and memory in a row."""
+    arguments = begun(graph)
     began = time.perf_counter()
     run = jax.jit(partial(rollouts_in_a_row, ROLLOUTS, rollout(graph, side, "tf32")))
     program = run.lower(*arguments).compile()
+    row["compile_seconds"] = time.perf_counter() - began
     memory = program.memory_analysis()
     parts = ("argument", "output", "temp")
     total = sum(getattr(memory, f"{part}_size_in_bytes") for part in parts) if memory else None
-    seconds = time.perf_counter() - began
-    return program, {"compile_seconds": seconds, "bytes_a_copy": total and total / graph.loops.num_envs}
+    row["bytes_a_copy"] = total and total / graph.loops.num_envs
+    launches = {"rollouts": numbers_of(side), "device": device_name(jax.devices()[0])} if side != "xla" else None
+    training = lower(graph, fusion="rollout" if launches else "off", launches=launches, unroll=1)
+    row |= {"compile_seconds_of_training": training.compile_seconds, "notes": list(training.notes)}
+    return Side(partial(program, *arguments), training, graph.loops.batch_size)
 
 
-def compiled_training(name: str, chosen: Any) -> tuple[CompiledProgram, dict[str, Any]]:
-    """Compiles PPO by a task's recipe with the rollout kernel; returns it, and what is known before it runs."""
-    config = RECIPES[RECIPE_TASKS[name].recipe]().config
-    graph = rollmill.ppo(rollmill.make(f"robots:{name}"), config)
-    launches = {"rollouts": numbers_of(chosen.launch), "device": device_name(jax.devices()[0])}
-    program = lower(graph, fusion="rollout", launches=launches, unroll=1)
-    known = {"compile_seconds": program.compile_seconds, "notes": list(program.notes)}
-    return program, known | {
-        "environments": config.num_envs,
-        "steps_of_an_iteration": config.num_envs * config.num_steps,
-    }
+def in_warp(name: str, envs: int, row: dict[str, Any]) -> Side:
+    """Compiles rollouts and the training in MuJoCo Warp."""
+    return compiled_side(graph_of(name, "warp", envs), "xla", row)
+
+
+def warp_bytes() -> int | None:
+    """Returns the bytes that MuJoCo Warp holds on the GPU."""
+    if jax.default_backend() != "gpu":
+        return None
+    import warp
+
+    return warp.get_mempool_used_mem_current(warp.device_from_jax(jax.devices()[0]))
+
+
+def left_to_xla(graph: Graph) -> str | None:
+    """Returns why `--fusion auto` does not try a kernel of rollouts; None if it does."""
+    try:
+        return backend_of(jax.devices()[0], "tf32").hopeless(pressure_of_step(lower_rollout(graph)))
+    except CannotFuse as reason:
+        return str(reason)
+
+
+def chosen_by_auto(reason: str | None, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns what `--fusion auto` takes, and why."""
+    if reason is not None:
+        return {"takes": "xla", "because": reason}
+    rates = [rows[side].get("steps_per_second") for side in ("kernel", "xla")]
+    if not all(rates):
+        return {"takes": "unknown", "because": "not both were compiled"}
+    gain = np.divide(*rates)
+    takes = "kernel" if gain >= MIN_GAIN else "xla"
+    return {"takes": takes, "because": f"rollouts by the kernel are {gain:.1f} times as fast as by XLA"}
 
 
 class InMujoco:
@@ -102,53 +150,58 @@ class InMujoco:
         return {"steps_per_second": rate, "cores": usable_cores(), "environments": self._batch.num_envs}
 
 
-def found_of(future: Future) -> tuple[Any, dict[str, Any]]:
-    """Returns what a thread compiled, or None and why there is nothing."""
+def why_not(future: Future) -> dict[str, str]:
+    """Returns why a back end is not compiled; empty if it is."""
     if not future.done():
-        return None, {"not_compiled": "not within the deadline"}
+        return {"not_compiled": "not within the deadline"}
     if (error := future.exception()) is not None:
-        return None, {"refused": f"{type(error).__name__}: {str(error).splitlines()[0][:400]}"}
-    return future.result()
+        return {"refused": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:400]}"}
+    return {}
 
 
-def timed(name: str, chosen: Any, folder: Path, go: Path) -> dict[str, Any]:
-    """Compiles all back ends of a task, waits for its turn, and times those that were compiled by then."""
-    graph = graph_of(name, chosen.envs, chosen.steps)
-    arguments = begun(graph)
-    pool = ThreadPoolExecutor(4)
-    sides = {
-        "xla": pool.submit(compiled_rollouts, graph, "xla", arguments),
-        "kernel": pool.submit(compiled_rollouts, graph, chosen.launch, arguments),
+def timed(name: str, chosen: Any, folder: Path) -> None:
+    """Compiles all back ends of a task, waits for its turn, and times and writes those that were compiled."""
+    graph = graph_of(name, "jax", chosen.envs)
+    sides: dict[str, dict[str, Any]] = {"kernel": {}, "warp": {}, "xla": {}}
+    pool = ThreadPoolExecutor(len(sides))
+    futures = {
+        "kernel": pool.submit(compiled_side, graph, chosen.launch, sides["kernel"]),
+        "warp": pool.submit(in_warp, name, chosen.envs, sides["warp"]),
+        "xla": pool.submit(compiled_side, graph, "xla", sides["xla"]),
     }
-    training = pool.submit(compiled_training, name, chosen)
-    in_mujoco = InMujoco(name, chosen.host_envs)
-    while not go.exists():
-        if all(future.done() for future in (*sides.values(), training)):
+    reason, in_mujoco = left_to_xla(graph), InMujoco(name, chosen.host_envs)
+    while not (folder / "go").exists():
+        if all(future.done() for future in futures.values()):
             (folder / f"{name}.compiled").touch()
         time.sleep(0.5)
-    rows: dict[str, Any] = {"environments": chosen.envs, "steps_of_a_rollout": chosen.steps}
-    programs: dict[str, Callable] = {}
-    for side, future in sides.items():
-        program, rows[side] = found_of(future)
-        if program is not None:
-            programs[side] = program
+    rows: dict[str, Any] = {"environments": chosen.envs, "steps_of_a_rollout": graph.loops.num_steps}
+    rows |= {side: {**row, **why_not(futures[side])} for side, row in sides.items()}
+
+    def write() -> None:
+        (folder / f"{name}.json").write_text(json.dumps(rows))
+
     with chosen.lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        seconds = timed_in_turns(programs, arguments, repeats=chosen.repeats, calls=2) if programs else {}
-        for side, times in seconds.items():
-            rows[side]["steps_per_second"] = chosen.envs * chosen.steps * ROLLOUTS / float(np.median(times))
-        program, row = found_of(training)
-        if program is not None:
-            row |= {"steps_per_second": training_rate(program, row["steps_of_an_iteration"], chosen.iterations)}
-        rows["training_by_kernel"] = row
         rows["mujoco"] = in_mujoco.rate()
-    return rows
+        write()
+        ready = {side: future.result() for side, future in futures.items() if not why_not(future)}
+        steps = chosen.envs * graph.loops.num_steps * ROLLOUTS
+        for side, each in sorted(ready.items(), key=lambda item: item[0] == "warp"):  # after all others
+            seconds = timed_in_turns({side: each.rollouts}, (), repeats=chosen.repeats, calls=1)[side]
+            rows[side]["steps_per_second"] = steps / float(np.median(seconds))
+            rate = training_rate(each.training, each.batch, chosen.iterations)
+            rows[side]["steps_per_second_of_training"] = rate
+            if side == "warp" and (held := warp_bytes()):
+                rows[side]["bytes_a_copy_in_warp"] = held / chosen.envs
+            write()
+        rows["auto"] = chosen_by_auto(reason, rows)
+        write()
 
 
 def training_rate(program: CompiledProgram, batch: int, iterations: int) -> float:
     """Returns the steps a second of a training, after its first iterations."""
     turn = training_turns(program, batch, iterations)
-    return float(np.median([turn() for _ in range(4)][1:]))
+    return float(np.median([turn() for _ in range(3)][1:]))
 
 
 def main() -> None:
@@ -157,20 +210,18 @@ def main() -> None:
         __doc__,
         {"tasks": some_of(TASKS)},
         envs=4_096,
-        steps=16,
         launch="32x1",
-        repeats=5,
-        iterations=20,
+        repeats=4,
+        iterations=8,
         host_envs=1_024,
-        deadline=240.0,
+        deadline=200.0,
         lock=(Path, "a file for which processes of the tasks wait for their turn"),
         folder=Path,
     )
     if chosen.folder:
         (name,) = chosen.tasks
         os.nice(10)
-        row = timed(name, chosen, chosen.folder, chosen.folder / "go")
-        (chosen.folder / f"{name}.json").write_text(json.dumps(row))
+        timed(name, chosen, chosen.folder)
         sys.stdout.flush()
         os._exit(0)  # without waiting for what is still being compiled
     with tempfile.TemporaryDirectory() as place:
@@ -184,7 +235,7 @@ def main() -> None:
 def run_all(chosen: Any, folder: Path, lock: Path) -> dict[str, Any]:
     """Starts the tasks' processes, which time once all compiled or the deadline passed; returns all rows."""
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    names = ("envs", "steps", "launch", "repeats", "iterations", "host_envs")
+    names = ("envs", "launch", "repeats", "iterations", "host_envs")
     sizes = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(chosen, name)))]
     command = [sys.executable, __file__]
     places = ["--folder", str(folder), "--lock", str(lock)]
@@ -205,7 +256,8 @@ def run_all(chosen: Any, folder: Path, lock: Path) -> dict[str, Any]:
             for future in done:
                 name = ends.pop(future)
                 file = folder / f"{name}.json"
-                result[name] = json.loads(file.read_text()) if file.exists() else {"failed": future.result()}
+                result[name] = json.loads(file.read_text()) if file.exists() else {}
+                result[name] |= {"failed": code} if (code := future.result()) else {}
                 print(name, json.dumps(result[name]), flush=True)
                 write_result(f"robots-backends-{platform()}", result, chosen.output)
     return result

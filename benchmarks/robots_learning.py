@@ -1,14 +1,16 @@
 """PPO on robots by the recipes of this package, with curves of the return beside published returns.
 
     python benchmarks/robots_learning.py [Ant Cartpole ...] [--seconds Ant=30 Humanoid=60] [--seeds 3]
-        [--fusion off] [--launch 16x2] [--unroll 1] [--apart]
+        [--fusion off] [--launch 16x2] [--unroll 1] [--apart] [--physics jax warp]
 
 Each task is a process of its own. All compile side by side, and then train one after the other, each for its
 seconds or its recipe's steps. Seeds train in one program, or with `--apart` one after the other by the same
-program. A return is the mean over training episodes that ended since the point before, for each seed, and the
-last one is that over the last tenth of the training's episodes. Seconds are those of training, after compilation.
-Writes results/robots-learning-TASK-DEVICE.json, also while it trains, and robots-visited-TASK.npz: states that the
-trained policy visits, for robots_physics.py.
+program. Of several physics the fastest trains: all are compiled, and make a few iterations. A return is the mean
+over training episodes that ended since the point before, for each seed, and the last one is that over the last
+tenth of the training's episodes. Seconds are those of training, after compilation. Writes
+results/robots-learning-TASK-DEVICE.json, also while it trains, and robots-visited-TASK.npz: states that the
+trained policy visits, for robots_physics.py. Fusion and physics other than the defaults are part of the file's
+name.
 """
 
 import fcntl
@@ -17,14 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from measure import options, platform, some_of, write_result
+from measure import options, platform, some_of, training_turns, write_result
 
 import rollmill
 from rollmill.dataflow import Graph
@@ -39,6 +42,9 @@ from rollmill.recipes import RECIPES
 
 SKRL = "skrl (Toni-SM/skrl#41), PhysX, mean and standard deviation of seeds"
 ISAAC = "Isaac Gym (arXiv 2108.10470), PhysX, one A100"
+
+WRITE_SECONDS = 5.0
+"""Seconds between two writings of a result."""
 
 VISITED = 1_000
 """States that are written, of as many environments."""
@@ -84,8 +90,9 @@ class Curve:
 
     def __init__(self, num_envs: int, num_seeds: int):
         self.points: list[Point] = []
-        self.unstable = np.zeros(num_seeds)
-        """Episodes of each seed that ended because the simulation became unstable."""
+        self.unstable, self.overflows = np.zeros(num_seeds), np.zeros(num_seeds)
+        """Of each seed, episodes that ended because the simulation became unstable, and steps in which a buffer
+        of MuJoCo Warp was too small."""
         self._enough = num_envs / 4
         self._sums = np.zeros((3, num_seeds))
 
@@ -94,6 +101,7 @@ class Curve:
         for name, total in zip(("ended", "return_sum", "length_sum"), self._sums, strict=True):
             total += sum(np.reshape(row[f"episodes/{name}"], -1) for row in metrics)
         self.unstable += sum(np.reshape(row["episodes/unstable"], -1) for row in metrics)
+        self.overflows += sum(np.reshape(row.get("episodes/overflows", 0), -1) for row in metrics)
         ended, returns, lengths = self._sums
         if ended.min() >= self._enough:
             self.points.append(Point(seconds, steps, (returns / ended).tolist(), (lengths / ended).tolist()))
@@ -132,6 +140,58 @@ def trained(
             return
 
 
+def lowered(graph: Graph, seeds: Sequence[int], chosen: Any) -> CompiledProgram:
+    """Compiles a training."""
+    launches = {"rollouts": tuple(map(int, chosen.launch.split("x")))} if chosen.launch else None
+    launches = launches and {**launches, "device": device_name(jax.devices()[0])}
+    return lower(graph, seeds=seeds, fusion=chosen.fusion, launches=launches, unroll=chosen.unroll or None)
+
+
+class Candidate(NamedTuple):
+    """A compiled training, and the steps a second that it makes if it was timed beside others."""
+
+    graph: Graph
+    program: CompiledProgram
+    steps_per_second: float | None = None
+
+
+def compiled_with(
+    name: str, config: Any, physics: Sequence[str], seeds: Sequence[int], chosen: Any
+) -> dict[str, Candidate]:
+    """Compiles a task with each of the physics, side by side; returns those that compile within the deadline."""
+    graphs = {each: rollmill.ppo(rollmill.make(f"robots:{name}", physics=each), config) for each in physics}
+    pool = ThreadPoolExecutor(len(graphs))
+    futures = {each: pool.submit(lowered, graph, seeds, chosen) for each, graph in graphs.items()}
+    wait(futures.values(), timeout=chosen.deadline or None)
+    if not any(future.done() and not future.exception() for future in futures.values()):
+        wait(futures.values())
+    found = {}
+    for each, future in futures.items():
+        if not future.done():
+            print(f"{name}: {each} is not compiled after {chosen.deadline:.0f} s", flush=True)
+        elif (error := future.exception()) is not None:
+            print(f"{name}: {each}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+        else:
+            found[each] = Candidate(graphs[each], future.result())
+            print(f"{name}: {each}: compiled in {future.result().compile_seconds:.1f} s", flush=True)
+    if not found:
+        raise SystemExit(f"{name}: none of {', '.join(physics)} compiles.")
+    return found
+
+
+def timed(candidates: dict[str, Candidate], batch: int) -> dict[str, Candidate]:
+    """Times some iterations of each of several candidates, the fastest last."""
+    if len(candidates) == 1:
+        return candidates
+    rates = {}
+    for physics, candidate in candidates.items():
+        turn = training_turns(candidate.program, batch, 2)
+        turn()
+        rates[physics] = turn()
+        print(f"{physics}: {rates[physics]:,.0f} steps/s", flush=True)
+    return {each: candidates[each]._replace(steps_per_second=rates[each]) for each in sorted(rates, key=rates.get)}  # type: ignore[arg-type]
+
+
 def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
     """Compiles a task, waits for its turn, trains it, and writes the result."""
     task = TASKS[name]
@@ -139,30 +199,33 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
     if chosen.envs:
         steps = config.total_timesteps * chosen.envs // config.num_envs
         config = replace(config, num_envs=chosen.envs, total_timesteps=steps)
-    graph = rollmill.ppo(rollmill.make(f"robots:{name}"), config)
     seeds = tuple(range(chosen.seeds))
     together = (0,) if chosen.apart else seeds
-    launches = {"rollouts": tuple(map(int, chosen.launch.split("x")))} if chosen.launch else None
-    launches = launches and {**launches, "device": device_name(jax.devices()[0])}
-    program = lower(graph, seeds=together, fusion=chosen.fusion, launches=launches, unroll=chosen.unroll or None)
-    print(f"{name}: compiled in {program.compile_seconds:.1f} s", flush=True)
+    candidates = compiled_with(name, config, chosen.physics, together, chosen)
     batch = config.num_envs * config.num_steps
     until = -(-config.total_timesteps // batch)
-    told: dict[str, Any] = {
-        "recipe": task.recipe,
-        "environments": config.num_envs,
-        "steps_of_the_recipe": config.total_timesteps,
-        "fusion": chosen.fusion,
-        "launch": chosen.launch,
-        "unroll": chosen.unroll,
-        "notes": list(program.notes),
-        "seeds_in_one_program": len(together),
-        "compile_seconds": program.compile_seconds,
-        "published": {SKRL: task.returns},
-        "trainings": [],
-    }
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        candidates = timed(candidates, batch * len(together))
+        physics, (graph, program, _) = list(candidates.items())[-1]
+        told: dict[str, Any] = {
+            "recipe": task.recipe,
+            "environments": config.num_envs,
+            "steps_of_the_recipe": config.total_timesteps,
+            "physics": physics,
+            "candidates": {
+                each: {"compile_seconds": program.compile_seconds, "steps_per_second": rate}
+                for each, (_, program, rate) in candidates.items()
+            },
+            "fusion": chosen.fusion,
+            "launch": chosen.launch,
+            "unroll": chosen.unroll,
+            "notes": list(program.notes),
+            "seeds_in_one_program": len(together),
+            "compile_seconds": program.compile_seconds,
+            "published": {SKRL: task.returns},
+            "trainings": [],
+        }
         for group in [(seed,) for seed in seeds] if chosen.apart else [seeds]:
             state = program.start.func(*start_inputs(graph, group))  # type: ignore[attr-defined]
             began = time.perf_counter()
@@ -177,14 +240,18 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
                 if last is not None and (counted := successes_of(last, len(group))):
                     successes.append((time.perf_counter() - began, counted))
                     row["successes_in_600_steps"] = {"columns": ["seconds", "of_each_seed"], "points": successes}
-                if time.perf_counter() - written > 10:
+                if time.perf_counter() - written > WRITE_SECONDS:
                     written = time.perf_counter()
                     _write(name, told, row, curve, chosen)
+                    said = f"{name}: {written - began:.0f} s, {rate * len(group) / 1e6:.2f} M steps/s"
+                    print(said, row["returns"], successes[-1][1] if successes else "", flush=True)
             _write(name, told, row, curve, chosen)
             rate = f"{row['steps_per_second'] / 1e6:.2f} M steps/s"
             print(f"{name}: {rate}, {row['returns']}, unstable {row['unstable_episodes']}", flush=True)
     if last is not None:
         write_visited(name, graph, last, chosen.output)
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for physics that are still being compiled
 
 
 def task_of(state: Any) -> TimeLimitState:
@@ -239,12 +306,13 @@ def _write(name: str, told: dict[str, Any], row: dict[str, Any], curve: Curve, c
         "seconds": last and last.seconds,
         "steps": last and last.steps,
         "unstable_episodes": curve.unstable.tolist(),
+        "steps_with_overflow": curve.overflows.tolist(),
         "reached": {f"{level:g}": curve.reached(level) for level in levels},
         "curve": {"columns": Point._fields, "points": curve.thinned()},
     }
     memory = jax.devices()[0].memory_stats() or {}
     told["peak_bytes_on_the_device"] = memory.get("peak_bytes_in_use")
-    ways = "" if chosen.fusion == "off" else f"-{chosen.fusion}"
+    ways = "".join(f"-{way}" for way in (chosen.fusion, told["physics"]) if way not in ("off", "jax"))
     write_result(f"robots-learning-{name.lower()}{ways}-{platform()}", told, chosen.output)
 
 
@@ -260,6 +328,8 @@ def main() -> None:
         envs=(0, "environments instead of the recipe's"),
         launch=(str, "environments of a block and its warps, as 16x2, of the kernel of rollouts"),
         apart=False,
+        physics=(["jax"], "jax or warp; of both the faster trains"),
+        deadline=(0.0, "seconds after which physics that are not compiled are left out; 0: never"),
         lock=(Path, "a file for which processes of one task wait for their turn"),
     )
     given = dict(word.split("=") if "=" in word else ("", word) for word in chosen.seconds or [])

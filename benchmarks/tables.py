@@ -302,10 +302,12 @@ ROBOTS = {
     "ingenuity": "`robots:Ingenuity`",
     "ant": "`robots:Ant`",
     "ant-rollout": "`robots:Ant`, rollout kernel",
+    "ant-warp": "`robots:Ant`, MuJoCo Warp",
     "anymal": "`robots:Anymal`",
     "frankacabinet": "`robots:FrankaCabinet`",
     "humanoid": "`robots:Humanoid`",
     "shadowhand": "`robots:ShadowHand`",
+    "shadowhand-warp": "`robots:ShadowHand`, MuJoCo Warp",
 }
 
 
