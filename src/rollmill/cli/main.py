@@ -1,6 +1,8 @@
 """Runs `rollmill COMMAND ...`, and converts errors to a message and an exit code."""
 
+import atexit
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -76,8 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits with its code: 0, 2 on a usage error, and 130, 140 or 143 on a signal."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
-    forked = words if arguments is None else []  # a program that calls this function must not be forked
-    run_and_exit(lambda: _run(words), keeps_result=records, before=lambda: _fork(forked))
+    owns_process = arguments is None
+    forked = words if owns_process else []  # a program that calls this function must not be forked
+    if owns_process:
+        atexit.register(gc.freeze)  # otherwise the interpreter searches all objects for garbage before it ends
+    action = lambda: _run(words, keeps_modules=owns_process)
+    run_and_exit(action, keeps_result=records, before=lambda: _fork(forked))
 
 
 def run_and_exit(
@@ -133,14 +139,18 @@ def _exit_code(arguments: list[str]) -> int:
     return _code_of(lambda: _run(arguments))
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], *, keeps_modules: bool = False) -> int:
+    """Runs a command. With `keeps_modules`, garbage collections skip the objects that exist once it is imported."""
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return 0
     if arguments[0] in ("-V", "--version", "version"):
         print(f"rollmill {versions()['rollmill']}")
         return 0
-    return _find(arguments[0])(arguments[1:])
+    run = _find(arguments[0])
+    if keeps_modules:
+        gc.freeze()
+    return run(arguments[1:])
 
 
 def _print_error(error: RollmillError) -> int:

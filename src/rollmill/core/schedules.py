@@ -3,10 +3,6 @@
 import math
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float
-
 from rollmill.core.errors import UsageError
 
 EXPECTED_SCHEDULE = (
@@ -25,8 +21,13 @@ class NumberSchedule(NamedTuple):
     first: Any
     last: Any
 
-    def at(self, done: float | Float[Array | np.ndarray, "..."]) -> Float[Array, "..."]:
-        """Returns the number after the fraction `done` of the run. Fractions above 1 count as 1."""
+    def at(self, done: Any) -> Any:
+        """Returns the number after the fraction `done` of the run, as a float32 array of the same shape.
+
+        `done` is a number or an array. Fractions above 1 count as 1.
+        """
+        import jax.numpy as jnp  # imported here, because every command imports this module, and few need JAX
+
         part = jnp.clip(jnp.asarray(done, jnp.float32), 0.0, 1.0)
         if self.shape == "constant":
             return jnp.full_like(part, self.first)
