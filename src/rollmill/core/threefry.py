@@ -55,21 +55,25 @@ def rolled_threefry(
 ) -> tuple[jax.Array, jax.Array]:
     """Computes `threefry` with a loop over the rounds, which compiles faster and runs slower."""
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
-    spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
-    key_0, key_1, count_0, count_1 = map(spread, (key_0, key_1, count_0, count_1))
+    of_keys = jnp.broadcast_shapes((1,) * len(shape), key_0.shape, key_1.shape)
+    key_0, key_1 = jnp.broadcast_to(key_0, of_keys), jnp.broadcast_to(key_1, of_keys)
     last = key_0 ^ key_1 ^ jnp.uint32(PARITY)
     distances = jnp.asarray(ROTATIONS, jnp.uint32)
 
+    # A turn begins by adding key words, and the last key words are added after the loop, because XLA compiles
+    # operations before a loop separately, and fuses operations after it with those that use the result.
     def turn(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, y, first, second, third = carry
+        x, y = x + first, y + second + number.astype(jnp.uint32)
         for place in range(len(ROTATIONS[0])):
             distance = distances[number % 2, place]
             x = x + y
             y = x ^ ((y << distance) | (y >> (32 - distance)))
-        x, y = x + second, y + third + (number + 1).astype(jnp.uint32)
         return x, y, second, third, first
 
-    return lax.fori_loop(0, TURNS, turn, (count_0 + key_0, count_1 + key_1, key_0, key_1, last))[:2]
+    counts = (jnp.broadcast_to(count, shape) for count in (count_0, count_1))
+    x, y, first, second, _ = lax.fori_loop(0, TURNS, turn, (*counts, key_0, key_1, last))
+    return x + first, y + second + jnp.uint32(TURNS)
 
 
 _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
