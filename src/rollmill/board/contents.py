@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from rollmill.core.folder import Folder
-from rollmill.overview.entries import Entry, read_run, read_sweep
+from rollmill.overview.entries import Entry, read_run
 from rollmill.overview.finding import find_places
+from rollmill.overview.sweep_entries import read_sweep
 from rollmill.plotting.groups import NAMES_FIRST, setting_text
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.run_files import CONFIG, LOCK, METRICS, SUMMARY
-from rollmill.sweeps.directory import FAILURES, PROPOSALS, SPECIFICATION, STOPPING, TRIALS
+from rollmill.sweeps.files import FAILURES, PROPOSALS, SPECIFICATION, STOPPING, TRIALS
 
 MIN_SECONDS = 0.5
 """Minimum interval in seconds between two reads of the folder."""

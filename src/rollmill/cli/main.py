@@ -140,7 +140,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str], *, keeps_modules: bool = False) -> int:
-    """Runs a command. With `keeps_modules`, garbage collections skip the objects that exist once it is imported."""
+    """Runs a command. With `keeps_modules`, garbage collections skip all objects that its imports created."""
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return 0

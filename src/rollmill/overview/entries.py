@@ -1,10 +1,10 @@
-"""Reads the state of a run or sweep from its directory, which may still be growing or be damaged.
+"""Reads the state of a run from its directory, which may still be growing or be damaged.
 
 Nothing is imported, compiled or changed, and nothing in the directory is trusted.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +16,8 @@ from rollmill.plotting.groups import object_in, settings_of
 from rollmill.record.metric_curves import RETURN, newest_returns, newest_values
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.run_files import CONFIG, METRICS, SUMMARY, VERSIONS
-from rollmill.record.status import RETURNS
-from rollmill.sweeps.directory import FINISHED, SPECIFICATION, SweepDirectory
-from rollmill.sweeps.metrics import OF_KINDS, extra_columns, is_of_kind
+from rollmill.sweeps.files import FINISHED
+from rollmill.sweeps.metrics import OF_KINDS
 
 State: TypeAlias = Literal["running", "finished", "stopped", "failed", "killed", "damaged"]
 """State of a run. `running`: a process is training it. `finished`: it reached its end. `stopped`: a signal or a
@@ -82,22 +81,7 @@ def read_run(root: Path) -> Entry:
     try:
         return _read_run(run)
     except (RollmillError, OSError) as error:
-        return Entry(root, "run", "damaged", changed=_changed(root, [CONFIG]), note=str(error))
-
-
-def read_sweep(root: Path, read: Callable[[Path], Entry] = read_run) -> tuple[Entry, list[Entry]]:
-    """Returns the row of the sweep in `root`, and the rows of its trials that have begun.
-
-    `read` returns the row of one trial.
-    """
-    try:
-        sweep = SweepDirectory.open(root)
-        begun = [sweep.run(trial).root for trial in sweep.trials() if sweep.run(trial).config_file.exists()]
-        trials = [read(directory) for directory in begun]
-        return _read_sweep(sweep, trials), trials
-    except (RollmillError, OSError) as error:
-        damaged = Entry(root, "sweep", "damaged", changed=_changed(root, [SPECIFICATION]), note=str(error))
-        return damaged, []
+        return Entry(root, "run", "damaged", changed=time_of_change(root, [CONFIG]), note=str(error))
 
 
 def _read_run(run: RunDirectory) -> Entry:
@@ -118,13 +102,13 @@ def _read_run(run: RunDirectory) -> Entry:
         steps=_whole(summary.get("total_env_steps")) if is_over else None if steps is None else int(steps * seeds),
         planned_steps=None if planned is None else planned * seeds,
         mean_return=_number(summary.get("final_return")) if is_over else newest.get(RETURN),
-        returns=_numbers(summary.get(OF_KINDS) if is_over else newest_returns(run)),
+        returns=small_numbers(summary.get(OF_KINDS) if is_over else newest_returns(run)),
         evaluation_return=newest.get("evaluation/return"),
         steps_per_second=_number(summary.get(SPEED)) if is_over else newest.get(SPEED),
         seed=_whole(options.get("seed")),
         num_seeds=seeds,
-        started=_changed(run.root, [VERSIONS]),
-        changed=_changed(run.root, [METRICS, SUMMARY] if newest or summary else [CONFIG]),
+        started=time_of_change(run.root, [VERSIONS]),
+        changed=time_of_change(run.root, [METRICS, SUMMARY] if newest or summary else [CONFIG]),
         settings=_settings(config),
         note=_text(summary.get("stop_reason") or summary.get("stopped_by")) if state == "stopped" else "",
     )
@@ -140,47 +124,6 @@ def _state(run: RunDirectory, summary: Mapping[str, Any], newest: Mapping[str, f
     return "failed" if run.fault.is_folder() else "killed"
 
 
-def _read_sweep(sweep: SweepDirectory, trials: Sequence[Entry]) -> Entry:
-    running = {entry.path.name for entry in trials if entry.state == "running"}
-    metric = sweep.spec.metric
-    rows = sweep.rows(metric, running=running)
-    statuses = {row["trial"]: row["status"] for row in rows}
-    finished = sum(status in ("finished", "stopped early") for status in statuses.values())
-    over_seeds = rows[0].get("mean_over_seeds", rows[0][metric]) if rows else None
-    request = sweep.spec.request
-    return Entry(
-        path=sweep.root,
-        kind="sweep",
-        state=_sweep_state(sweep, finished, running),
-        algorithm=request.algorithm,
-        environment=request.environment,
-        steps=_sum(entry.steps for entry in trials),
-        mean_return=over_seeds if metric.endswith("_return") else None,
-        returns=_returns_of_sweep(rows, metric, over_seeds),
-        steps_per_second=_sum(entry.steps_per_second for entry in trials if entry.state == "running"),
-        trials=sweep.spec.num_trials,
-        finished_trials=finished,
-        started=_changed(sweep.root, [SPECIFICATION]),
-        changed=max((entry.changed for entry in trials if entry.changed), default=None),
-        note=f"{failed} failed" if (failed := sum(status == "failed" for status in statuses.values())) else "",
-    )
-
-
-def _returns_of_sweep(rows: Sequence[Mapping[str, Any]], metric: str, best: Any) -> dict[str, float]:
-    """Returns the returns of agent kinds in the row of a sweep. `best` is the best value of its metric."""
-    if is_of_kind(metric):
-        return _numbers({metric.removeprefix(RETURNS): best})
-    if not metric.endswith("_return") or not rows or "mean_over_seeds" in rows[0]:
-        return {}
-    return _numbers({name.removeprefix(RETURNS): rows[0][name] for name in extra_columns(rows)})
-
-
-def _sweep_state(sweep: SweepDirectory, finished: int, running: set[str]) -> State:
-    if running or RunDirectory(sweep.root).is_held() or RunDirectory(sweep.root).is_locked():
-        return "running"
-    return "finished" if finished >= sweep.spec.num_trials or sweep.stopping().ended else "stopped"
-
-
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return settings_of(config)
@@ -188,7 +131,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _changed(root: Path, names: Sequence[str]) -> datetime | None:
+def time_of_change(root: Path, names: Sequence[str]) -> datetime | None:
     """Returns the time of the newest change of files in a directory."""
     times = []
     for name in names:
@@ -203,11 +146,6 @@ def _iso(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat(timespec="seconds")
 
 
-def _sum(values: Iterable[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
@@ -217,8 +155,8 @@ def _number(value: Any) -> float | None:
     return float(value) if known else None
 
 
-def _numbers(values: Any) -> dict[str, float]:
-    """Returns the numbers of an object. Anything else is left out."""
+def small_numbers(values: Any) -> dict[str, float]:
+    """Returns the numbers of an object by name. Anything else and numbers above 1e18 are left out."""
     known = {name: _number(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
     return {name: value for name, value in known.items() if value is not None}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from rollmill.core.local_paths import check_folder
-from rollmill.overview.entries import Entry, read_run, read_sweep
+from rollmill.overview.entries import Entry, read_run
 from rollmill.record.run_files import CONFIG
-from rollmill.sweeps.directory import SPECIFICATION
+from rollmill.sweeps.files import SPECIFICATION
 
 MAX_DEPTH = 4
 """Maximum number of folders between the searched folder and a run."""
@@ -35,6 +35,8 @@ def find_entries(folder: Path, *, trials: bool = False) -> list[Entry]:
     entries: list[Entry] = []
     for place in find_places(folder):
         if place.kind == "sweep":
+            from rollmill.overview.sweep_entries import read_sweep  # imported here, because it imports JAX
+
             sweep, own = read_sweep(place.path)
             entries += [sweep, *(own if trials else ())]
         else:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from rollmill.core.errors import CheckpointError, DeviceMemoryError, StorageError
@@ -61,10 +60,19 @@ def plain(value: Any) -> Any:
             return {str(key): plain(part) for key, part in value.items()}
         case list() | tuple():
             return [plain(part) for part in value]
-        case np.generic() | np.ndarray() | jax.Array():
+        case np.generic() | np.ndarray():
             return plain(value.tolist())
         case Path():
             return plain(str(value))
+    return _plain_array(value)
+
+
+def _plain_array(value: Any) -> Any:
+    """Converts an array of JAX to types that JSON can hold. Raises a `TypeError` for other values."""
+    import jax  # imported here, because commands that only read files do not need it
+
+    if isinstance(value, jax.Array):
+        return plain(value.tolist())
     raise TypeError(f"{value!r} of type {type(value).__name__} cannot be represented in JSON")
 
 

@@ -26,6 +26,19 @@ from rollmill.core.text import check_is_text
 from rollmill.plan_search.orders import Order
 from rollmill.record.json_files import read_json, write_json
 from rollmill.record.run_directory import RunDirectory
+from rollmill.sweeps.files import (
+    FAILED,
+    FAILURES,
+    FINISHED,
+    PROPOSALS,
+    RUNNING,
+    SPECIFICATION,
+    STOPPED_EARLY,
+    STOPPING,
+    TABLE,
+    TRIALS,
+    UNFINISHED,
+)
 from rollmill.sweeps.halving import HalvingState, Judgement
 from rollmill.sweeps.metrics import TRIAL_RESULTS, columns_of_kinds, extra_columns, finite, is_of_kind, result_of
 from rollmill.sweeps.proposals import SAMPLERS, PastTrial, propose
@@ -34,12 +47,6 @@ from rollmill.sweeps.spec import SweepSpec, Trial, text_of
 from rollmill.training.request import TrainingRequest, default_config
 
 NORMALIZE = "normalize_observations"
-SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
-FAILURES = "failures.json"
-TRIALS, TABLE = "trials", "table.csv"
-FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
-UNFINISHED, RUNNING = "unfinished", "running"
-"""Values of the column `status` for trials without a summary. Other values come from the summary of a run."""
 MAX_BYTES = 64 * 2**20
 """Maximum size of a file of a sweep. With 100,000 trials and five options, a file has 13 million bytes."""
 

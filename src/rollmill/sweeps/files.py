@@ -1,0 +1,8 @@
+"""Names of the files of a sweep, and of the states of its trials."""
+
+SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
+FAILURES = "failures.json"
+TRIALS, TABLE = "trials", "table.csv"
+FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
+UNFINISHED, RUNNING = "unfinished", "running"
+"""Values of the column `status` for trials without a summary. Other values come from the summary of a run."""
