@@ -8,6 +8,7 @@ Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -63,7 +64,8 @@ NOT_REPLAYED = (
 NO_CHECKPOINT = "The iteration cannot be computed again, because there is no checkpoint to start from."
 
 
-class Fault(NamedTuple):
+@dataclass(frozen=True)
+class Fault:
     """The place in an iteration at which the first non-finite number appeared."""
 
     fragment: Literal["environment", "policy", "gradients", "update"]
@@ -124,7 +126,7 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
     if before is None:
         return stop_at_nonfinite(window.first, window.metrics, NO_CHECKPOINT)
     seed_index, state = _failing_seed(before, window.metrics[bad])
-    fault = find_fault(graph, state)._replace(seed_index=seed_index)
+    fault = replace(find_fault(graph, state), seed_index=seed_index)
     message = f"{fault}. Training stopped; the last good checkpoint is kept."
     try:
         _save(directory, fault, state)
@@ -177,7 +179,7 @@ def _failing_seed(state: PyTree, metrics: Mapping[str, np.ndarray]) -> tuple[int
 def _save(directory: Folder, fault: Fault, state: State) -> None:
     with Checkpoints(directory, keep_last=1, keep_best=0) as checkpoints:
         checkpoints.save(fault.iteration - 1, state, metadata={})
-    write_json(directory, "fault.json", fault._asdict())
+    write_json(directory, "fault.json", vars(fault))
 
 
 # --- finding ------------------------------------------------------------------------------------------

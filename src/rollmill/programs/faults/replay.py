@@ -1,8 +1,7 @@
 """Replays the step in which a number became non-finite, without `jit`, so that the fault shows in plain Python."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -70,22 +69,9 @@ def has_message(directory: Folder) -> bool:
     return directory.has(MESSAGE)
 
 
-@dataclass(frozen=True)
-class SavedFault:
-    """A fault in the form in which it is saved as JSON."""
-
-    fragment: Literal["environment", "policy", "gradients", "update"]
-    iteration: int
-    environments: tuple[int, ...]
-    step: int | None = None
-    epoch: int | None = None
-    minibatch: int | None = None
-    seed_index: int = 0
-
-
 def _read_fault(graph: Graph, directory: Folder) -> Fault:
     where = str(directory.path / FAULT)
-    fault = Fault(**vars(read_as(SavedFault, read_json(directory, FAULT), where=where, error=CheckpointError)))
+    fault: Fault = read_as(Fault, read_json(directory, FAULT), where=where, error=CheckpointError)
     loops = graph.loops
     limits = {
         "iteration": (fault.iteration - 1, loops.iterations),
