@@ -26,12 +26,12 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.algorithms.building import (
     Choices,
+    assembled,
     configured,
     loops_of,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
-    settings_of,
     with_layout,
 )
 from rollmill.algorithms.fragments import (
@@ -42,12 +42,12 @@ from rollmill.algorithms.fragments import (
     legal_actions,
     network_policy,
 )
-from rollmill.algorithms.hyperparameters import current, numbers_now, settle_of
+from rollmill.algorithms.hyperparameters import current, numbers_now
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
-from rollmill.algorithms.reports import GAMES, value_moments, with_schedules
+from rollmill.algorithms.reports import GAMES, value_moments
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.algorithms.search import (
     NO_NOISE,
@@ -280,33 +280,30 @@ def alphazero(
     )
     optimiser = optimiser_of(choices, _scaling, loops)
     numbers = numbers_to_hold(config, loops)
-    return Graph(
-        settings=settings_of("alphazero", env, config, custom=choices.made_in_python(params=params)),
-        observation_space=env.observation_space,
-        action_space=env.action_space,
+    return assembled(
+        "alphazero",
+        env,
+        environment,
+        config,
+        custom=choices.made_in_python(params=params),
         loops=loops,
-        environment=environment.step,
         policy=UnfusedPolicy(partial(play, planner), UNFUSED),
         gradients=MeanGradients(partial(loss, planner), lambda learner: learner.weights.network),
         update=ElementwiseUpdate(partial(update, optimiser)),
-        start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, numbers, normalise_rewards=False),
-        action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, planner),
         condition=unconditioned,
         greedy=partial(play_greedily, planner),
         elsewhere=partial(_elsewhere, choices),
-        report=with_schedules(partial(report, partial(schedule_of, choices, loops), loops.batch_size), numbers),
+        report=partial(report, partial(schedule_of, choices, loops), loops.batch_size),
         outputs=PolicyOutputs(
             distribution=policy.distribution,
             value=lambda weights, memory, observation: planner.value(weights.network, observation),
             searches=planner.config.num_simulations > 0,
         ),
         hyperparameters=numbers,
-        parameters=environment.parameters,
-        settle=settle_of(numbers),
     )
 
 

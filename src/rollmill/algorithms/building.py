@@ -43,7 +43,7 @@ from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
 from rollmill.core.schema import check_names, coerce, coerced
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
-from rollmill.dataflow import ElementwiseUpdate, Graph, Hyperparameters, Loops, choose_num_shards
+from rollmill.dataflow import ElementwiseUpdate, Graph, Hyperparameters, Loops, Metrics, choose_num_shards
 from rollmill.envs import as_environment, is_on_host
 from rollmill.gpus.jax_settings import check_jax
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
@@ -384,6 +384,44 @@ def end_iteration_of(choices: Choices, loops: Loops, numbers: Mapping[str, float
     return partial(at_iteration_end, updates=loops.epochs * loops.num_minibatches)
 
 
+def assembled(
+    name: str,
+    env: Environment | HostEnvironment,
+    environment: EnvironmentFunctions,
+    config: Any,
+    *,
+    custom: Sequence[str],
+    report: Callable[[Any, Any], Metrics],
+    hyperparameters: Mapping[str, float],
+    **fields: Any,
+) -> Graph:
+    """Assembles the graph of an algorithm from its environment and its fragments.
+
+    Args:
+        name: name of the algorithm.
+        env: environment.
+        environment: functions of the environment.
+        config: dataclass of the hyperparameters.
+        custom: names of parts given as Python objects, which no file can store.
+        report: returns the metrics of an iteration. Metrics of scheduled hyperparameters are added.
+        hyperparameters: hyperparameters that the learner holds (`numbers_to_hold`).
+        **fields: the other fields of `Graph`.
+    """
+    return Graph(
+        settings=settings_of(name, env, config, custom=custom),
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        environment=environment.step,
+        start_environment=environment.start,
+        action_mask=environment.action_mask,
+        parameters=environment.parameters,
+        report=with_schedules(report, hyperparameters),
+        hyperparameters=hyperparameters,
+        settle=settle_of(hyperparameters),
+        **fields,
+    )
+
+
 def graph_of(
     name: str,
     parts: Parts,
@@ -405,22 +443,20 @@ def graph_of(
     `lambda config: optax.scale_by_adam()`. `gradients` is the fragment that computes gradients, and the other
     arguments are fields of `Graph`.
     """
-    policy, environment = parts.policy, parts.environment
-    optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
-    numbers = numbers_to_hold(parts.config, loops)
-    return Graph(
-        settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
-        observation_space=parts.env.observation_space,
-        action_space=parts.env.action_space,
+    policy, rewards = parts.policy, choices.config.normalize_rewards
+    optimiser, numbers = optimiser_of(choices, scaling, loops), numbers_to_hold(parts.config, loops)
+    return assembled(
+        name,
+        parts.env,
+        parts.environment,
+        parts.config,
+        custom=parts.custom,
         loops=loops,
-        environment=environment.step,
         policy=policy.sample,
         gradients=gradients,
         update=ElementwiseUpdate(partial(update, optimiser)),
-        start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, numbers, normalise_rewards=rewards),
-        action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=prepare,
         condition=condition,
@@ -431,10 +467,8 @@ def graph_of(
         end_iteration=end_iteration_of(choices, loops, numbers),
         appraise=appraise,
         condense=condense,
-        report=with_schedules(partial(report, partial(schedule_of, choices, loops)), numbers),
+        report=partial(report, partial(schedule_of, choices, loops)),
         outputs=policy.outputs,
         absorb=partial(absorb, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,
-        parameters=environment.parameters,
-        settle=settle_of(numbers),
     )

@@ -24,16 +24,15 @@ from rollmill.algorithms.agents import AgentPolicy, CriticSees, MakeAgentNetwork
 from rollmill.algorithms.agents_on_host import agent_environment
 from rollmill.algorithms.building import (
     Choices,
+    assembled,
     configured,
     end_iteration_of,
     loops_of,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
-    settings_of,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
-from rollmill.algorithms.hyperparameters import settle_of
 from rollmill.algorithms.multi_agent import (
     UNFUSED,
     condition,
@@ -45,7 +44,6 @@ from rollmill.algorithms.multi_agent import (
 )
 from rollmill.algorithms.opponent_pool import kinds_with_opponents
 from rollmill.algorithms.ppo import sample_loss
-from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.roles import check_rates, numbers_of_roles
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.core.bounds import (
@@ -231,17 +229,19 @@ def _graph(
         epochs=config.update_epochs,
         num_minibatches=config.num_minibatches,
     )
-    settings = settings_of(name, env, config, custom=choices.made_in_python(params=params))
-    return _assemble(settings, env, environment, policy, choices, loops)._replace(host=host)
+    custom = choices.made_in_python(params=params)
+    return _assemble(name, env, environment, policy, choices, loops, custom=custom)._replace(host=host)
 
 
 def _assemble(
-    settings: dict[str, Any],
+    name: str,
     env: Environment | HostEnvironment,
     environment: EnvironmentFunctions,
     policy: AgentPolicy,
     choices: Choices,
     loops: Loops,
+    *,
+    custom: list[str],
 ) -> Graph:
     config: MAPPOConfig = choices.config
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_adam(eps=1e-5), loops)
@@ -249,16 +249,16 @@ def _assemble(
     numbers = numbers_to_hold(config, loops, **numbers_of_roles(config, policy.sets))
     opponents = kinds_with_opponents(config, policy.sets)
     trained = tuple(group for group in policy.sets if group.name not in config.frozen)
-    return Graph(
-        settings=settings,
-        observation_space=env.observation_space,
-        action_space=env.action_space,
+    return assembled(
+        name,
+        env,
+        environment,
+        config,
+        custom=custom,
         loops=loops,
-        environment=environment.step,
         policy=UnfusedPolicy(policy.sample, UNFUSED) if policy.recurrent else policy.sample,
         gradients=mean_gradients(policy, sample_loss, config),
         update=partial(update, trained, optimiser),
-        start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(
             start_learner,
@@ -269,7 +269,6 @@ def _assemble(
             pool_size=config.pool_size,
             opponents=opponents,
         ),
-        action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, policy, config, opponents),
         condition=partial(
@@ -283,11 +282,9 @@ def _assemble(
         condense=policy.condensation,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         end_iteration=end_iteration_of(choices, loops, numbers),
-        report=with_schedules(partial(report, trained, partial(schedule_of, choices, loops)), numbers),
+        report=partial(report, trained, partial(schedule_of, choices, loops)),
         outputs=PolicyOutputs(distribution=policy.distributions_of),
         hyperparameters=numbers,
-        parameters=environment.parameters,
-        settle=settle_of(numbers),
     )
 
 

@@ -20,19 +20,18 @@ from jaxtyping import Array, Bool, Float, Integer, PyTree
 
 from rollmill.algorithms.building import (
     Choices,
+    assembled,
     configured,
     environment_parts,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
-    settings_of,
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
-from rollmill.algorithms.hyperparameters import Number, numbers_now, settle_of
+from rollmill.algorithms.hyperparameters import Number, numbers_now
 from rollmill.algorithms.on_policy import unconditioned
 from rollmill.algorithms.optimisers import Optimiser, rate_now
-from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.sizes import check_positive, iterations_for
 from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
 from rollmill.core.errors import UsageError
@@ -336,30 +335,27 @@ def off_policy_graph(
     `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. By default, the
     policy has no memory. The other arguments are fields of `Graph`.
     """
-    return Graph(
-        settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
-        observation_space=parts.env.observation_space,
-        action_space=parts.env.action_space,
+    return assembled(
+        name,
+        parts.env,
+        parts.environment,
+        parts.config,
+        custom=parts.custom,
         loops=parts.loops,
-        environment=parts.environment.step,
         policy=policy,
         gradients=gradients,
         update=update,
-        start_environment=parts.environment.start,
         start_memory=start_memory,
         start_learner=start_learner,
-        action_mask=parts.environment.action_mask,
         weights=weights,
         prepare=partial(_count_steps, parts.loops.batch_size),
         condition=condition,
         greedy=greedy,
         host=parts.host,
-        report=with_schedules(report, hyperparameters),
+        report=report,
         replay=store or parts.replay,
         outputs=outputs,
         hyperparameters=hyperparameters,
-        parameters=parts.environment.parameters,
-        settle=settle_of(hyperparameters),
     )
 
 

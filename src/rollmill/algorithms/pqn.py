@@ -21,21 +21,20 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.building import (
+    assembled,
     configured,
     environment_parts,
     loops_of,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
-    settings_of,
     with_layout,
 )
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
-from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, as_data, current, numbers_now, settle_of
+from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, as_data, current, numbers_now
 from rollmill.algorithms.off_policy import check_discrete, module, refuse_network
 from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, over_steps, unconditioned
 from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
-from rollmill.algorithms.reports import with_schedules
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.algorithms.value_distributions import Mean
 from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
@@ -171,29 +170,26 @@ def pqn(
     )
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_radam(eps=config.adam_eps), loops)
     numbers = numbers_to_hold(chosen, loops)
-    return Graph(
-        settings=settings_of("pqn", env, chosen, custom=choices.made_in_python(params=params)),
-        observation_space=env.observation_space,
-        action_space=actions,
+    return assembled(
+        "pqn",
+        env,
+        environment,
+        chosen,
+        custom=choices.made_in_python(params=params),
         loops=loops,
-        environment=environment.step,
         policy=agent.explore,
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.network),
         update=ElementwiseUpdate(partial(_update, optimiser)),
-        start_environment=environment.start,
         start_memory=lambda: (),
         start_learner=partial(_start, agent, optimiser, numbers),
-        action_mask=environment.action_mask,
         weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
         prepare=partial(_prepare, agent, chosen),
         condition=unconditioned,
         greedy=agent.act,
         host=host,
-        report=with_schedules(partial(_report, chosen, partial(schedule_of, choices, loops)), numbers),
+        report=partial(_report, chosen, partial(schedule_of, choices, loops)),
         outputs=PolicyOutputs(q_values=lambda weights, observation: agent.values(weights.network, observation)),
         hyperparameters=numbers,
-        parameters=environment.parameters,
-        settle=settle_of(numbers),
     )
 
 
