@@ -234,10 +234,7 @@ def _check_standardised(config: PPOConfig) -> None:
 
 
 def _adaptive(choices: Choices) -> Choices:
-    """Adds the settings of an adaptive learning rate if `desired_kl` asks for one.
-
-    Raises a `UsageError` for a learning rate that cannot be adapted, or for unused settings.
-    """
+    """Adds the settings of an adaptive learning rate if `desired_kl` asks for one."""
     config = choices.config
     given = {name: value for name in ADAPTIVE if (value := getattr(config, name)) is not None}
     if config.desired_kl is None:
@@ -262,10 +259,7 @@ def _adaptive(choices: Choices) -> Choices:
 
 
 def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> SampleLoss:
-    """Returns the loss of a sample, with one on means beyond the bounds of an action space if it is wanted.
-
-    Raises a `UsageError` if there are no such means or no bounds.
-    """
+    """Returns the loss of a sample, with one on means beyond the bounds of an action space if it is wanted."""
     if config.bound_coef is None:
         return sample_loss
     has_means = choices.network is None and not config.network.squash_actions and config.network.name is None

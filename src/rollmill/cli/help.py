@@ -43,21 +43,19 @@ COMMON = (
 MAX_WIDTH = 110
 
 
-def help_text(
-    options: Sequence[Option], *, prog: str, description: str = "", everything: bool = True, usage: str = ""
-) -> str:
+def help_text(options: Sequence[Option], *, prog: str, description: str = "", everything: bool = True) -> str:
     """Returns the help text of the command `prog`.
 
     For a command that trains, it describes the common options and the command's own, and only lists the names of
-    all others, unless `everything` is set. `usage` replaces the first lines.
+    all others, unless `everything` is set.
     """
     if not any(option.path[0] == "hyperparameters" for option in options):
-        return described({"options": options}, prog=prog, description=description, usage=usage)
+        return described({"options": options}, prog=prog, description=description)
     groups: dict[str, list[Option]] = {name: [] for name in GROUPS}
     for option in options:
         groups[_group(option)].append(option)
     if everything:
-        return described(groups, prog=prog, description=description, usage=usage)
+        return described(groups, prog=prog, description=description)
     by_name = {option.name: option for option in options}
     own = [option for option in groups["options"] if option.path[0] != "searching"]
     positional = [option for option in options if option.arg.positional]
@@ -70,7 +68,7 @@ def help_text(
     rows = [(name, " ".join(names)) for name, names in rest.items() if names]
     return "\n".join(
         [
-            described(first, prog=prog, description=description, usage=usage),
+            described(first, prog=prog, description=description),
             "",
             f"more options, described by `{prog} --help-all`:",
             *two_columns(rows),

@@ -120,10 +120,7 @@ def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
 
 
 def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
-    """Returns the GPUs to share. Empty if the user asked for no sharing.
-
-    Raises a `UsageError` if there is none though a way to share is named, or if the driver gives no answer.
-    """
+    """Returns the GPUs to share. Empty if the user asked for no sharing."""
     found = _usable_gpus(required=sharing != "auto")
     if sharing != "auto" and not found:
         raise UsageError(
@@ -133,10 +130,7 @@ def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
 
 
 def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
-    """Returns the GPUs that processes will use, or none if JAX computes elsewhere and they are not `required`.
-
-    Raises a `UsageError` if the driver gives no answer.
-    """
+    """Returns the GPUs that processes will use, or none if JAX computes elsewhere and they are not `required`."""
     first = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip() or "cuda"
     if first not in ("cuda", "gpu") or not driver_is_there():
         return ()

@@ -106,9 +106,9 @@ class ObjectStore:
                 return
 
 
-def patiently(action: Callable[[], Result], *, seconds: float = PATIENCE_SECONDS) -> Result:
+def patiently(action: Callable[[], Result]) -> Result:
     """Returns the result of an action, which is retried for some time if the object store fails."""
-    deadline, pause = time.monotonic() + seconds, 0.5
+    deadline, pause = time.monotonic() + PATIENCE_SECONDS, 0.5
     while True:
         try:
             return action()

@@ -97,10 +97,7 @@ def _look(results: SweepResults, trials: Sequence[Trial]) -> None:
 
 
 def _members(sweep: SweepDirectory, trials: Sequence[Trial], say: Callable[[str], None]) -> Sequence[int]:
-    """Returns the numbers of trials that continue together. Reports trials that have continued separately.
-
-    Raises a `CheckpointError` if trials have checkpoints, and no two have one in common.
-    """
+    """Returns the numbers of trials that continue together. Reports trials that have continued separately."""
     point = common_point([sweep.run(trial).root for trial in trials])
     if point.iteration is None:
         for trial in trials:  # killed before all trials had a checkpoint

@@ -223,10 +223,7 @@ def _take_rows(trained: _TrainedPopulation, report: MetricsRows) -> bool:
 
 
 def _note_broken(trained: _TrainedPopulation, blocks: Sequence[StackedRows]) -> None:
-    """Records the lanes with non-finite values, which copy other lanes at the next rung.
-
-    Raises a `NonFiniteError` if all lanes have non-finite values.
-    """
+    """Records the lanes with non-finite values, which copy other lanes at the next rung."""
     for block in blocks:
         trained.broken.update(np.flatnonzero(block.of(FINITE).min(axis=(0, 1)) <= ALMOST_ONE).tolist())
     if len(trained.broken) == len(trained.lanes):

@@ -141,10 +141,7 @@ def resume(
 def _first_weights(
     run: RunDirectory, graph: Graph, options: RunOptions, modules: Sequence[str], *, trust: bool
 ) -> GivenWeights | None:
-    """Returns the initial weights of a run without a checkpoint, if they are not random.
-
-    Raises a `CheckpointError` if they come from a recording that has changed.
-    """
+    """Returns the initial weights of a run without a checkpoint, if they are not random."""
     check_start(run, read_saved(run), trust=trust)
     given = given_weights(graph, options, modules)
     digest = run.read_config().get("started_from", {}).get("sha256")

@@ -185,10 +185,7 @@ def _placed_by_ray(
 
 
 def _first_of(plan: Plan) -> Membership:
-    """Returns the rank of this process in a job.
-
-    Raises a `UsageError` if it is not the first, or if there are more or fewer than the plan's replicas.
-    """
+    """Returns the rank of this process in a job."""
     member, replicas = read_membership(), plan.partition.groups[0].replicas
     if member.rank:
         raise UsageError(

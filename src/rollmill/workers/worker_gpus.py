@@ -90,11 +90,7 @@ def _nccl_libraries() -> Iterator[str | None]:
 
 
 def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[AllReduceOption, str]:
-    """Returns the all-reduce of workers that share GPUs, and why the requested one is not possible.
-
-    Raises a `UsageError` if one-shot means were requested, or means by an NCCL that cannot join processes of one
-    GPU.
-    """
+    """Returns the all-reduce of workers that share GPUs, and why the requested one is not possible."""
     if wanted == "one-shot":
         raise UsageError(
             f"reduction=one-shot with {workers} processes on {gpus} GPUs: processes on the same GPU would wait "

@@ -180,10 +180,7 @@ def _in_camel_case(rom: str) -> str:
 
 
 def _checked(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:
-    """Returns the options, cast to the types of their defaults.
-
-    Raises a `UsageError` for an option that does not exist, or that cannot have its value.
-    """
+    """Returns the options, cast to the types of their defaults."""
     for option, value in options.items():
         if option not in OPTIONS:
             raise unknown_option(f"ale:{name}", option, {*OPTIONS, *more})

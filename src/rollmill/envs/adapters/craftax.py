@@ -83,10 +83,7 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
 
 
 def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any]:
-    """Returns the options, cast to the types of the Craftax defaults.
-
-    Raises a `UsageError` if there is no such option, or if its value is of another type.
-    """
+    """Returns the options, cast to the types of the Craftax defaults."""
     known: dict[str, Any] = {}
     for part in defaults:
         known |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
@@ -118,10 +115,7 @@ def _observation_space(source: Any, params: Params) -> spaces.Box:
 
 
 def _with_textures(name: str, env: Environment) -> Environment:
-    """Traces the environment, which loads textures if it observes pixels. What Craftax prints goes to stderr.
-
-    Raises a `UsageError` if the textures could not be read or written.
-    """
+    """Traces the environment, which loads textures if it observes pixels. What Craftax prints goes to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return promoting(env)

@@ -156,10 +156,7 @@ class BatchVector(RowVector):
             out.info["action_mask"][done] = self._mask(infos, "reset")[done]
 
     def _reset_rows(self, rows: Flags, before: PyTree[np.ndarray], after: PyTree[np.ndarray]) -> Mapping[str, Any]:
-        """Resets some rows, writes the observations of all to `after`, and returns the infos.
-
-        Raises a `ContractError` if the observation of another row is not as `before`.
-        """
+        """Resets some rows, writes the observations of all to `after`, and returns the infos."""
         first, info = self._reset(None, {**self._options, "reset_mask": rows.copy()})
         copy_batch(self._observation_space, self._checked(first), after)
         pairs = zip(leaves(self._observation_space, before), leaves(self._observation_space, after), strict=True)
@@ -222,10 +219,7 @@ FLAGS = ("rewards", "terminations", "truncations")
 
 
 def _mode_of(name: str, batch: VectorEnv) -> AutoresetMode:
-    """Returns how a vector environment begins new episodes.
-
-    Raises a `UsageError` if its metadata does not say so.
-    """
+    """Returns how a vector environment begins new episodes."""
     told = getattr(batch, "autoreset_mode", None) or (batch.metadata or {}).get("autoreset_mode")
     try:
         return AutoresetMode(told)

@@ -50,10 +50,7 @@ class _Sums(NamedTuple):
 def _in_turns(
     loop: SampleLoop, numbers: Mapping[int, Sequence[Term]], program: Program, positions: Positions
 ) -> tuple[SampleLoop, dict[int, list[Term]]]:
-    """Returns a loop over the parts, and its terms in each scalar sum.
-
-    Raises `PartsDiffer` if there is no such loop.
-    """
+    """Returns a loop over the parts, and its terms in each scalar sum."""
     counts = {len(tile.terms) for tile in loop.tiles.values()} - {1}
     if len(counts) != 1 or loop.carried:
         raise PartsDiffer

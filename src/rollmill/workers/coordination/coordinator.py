@@ -361,10 +361,7 @@ class Coordinator:
             yield ReductionChosen(reduction)
 
     def _report_metrics(self, first: int, rows: Sequence[Row]) -> Iterator[MetricsRows]:
-        """Reports the metrics of iterations after the first `first` ones.
-
-        Raises `NonFiniteError` for one that is not finite.
-        """
+        """Reports the metrics of iterations after the first `first` ones."""
         if self._pace.advance(first + len(rows), len(rows)):
             # reset only by new progress, because a deterministic failure recurs at the same iteration
             self._recovery.advanced()

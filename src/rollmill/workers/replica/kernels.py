@@ -55,10 +55,7 @@ def _first_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
 
 
 def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
-    """Makes the kernels that the first replica has chosen.
-
-    Raises a `UsageError` if they are for another device, and kernels were requested.
-    """
+    """Makes the kernels that the first replica has chosen."""
     begin, fusion, mine = context.begin, context.spec.kernels.fusion, device_name(jax.devices()[0])
     launches = begin.launches
     if launches is None or (launches.get("device") != mine and not begin.attempt):
@@ -103,10 +100,7 @@ def _graph(context: ReplicaContext) -> Graph:
 
 
 def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:
-    """Traces the parts that are kernels, with this replica's shapes.
-
-    Raises `CannotFuse` if one is not possible.
-    """
+    """Traces the parts that are kernels, with this replica's shapes."""
     graph, flow, width = context.graph, context.flow, len(context.index)
     trajectory = trajectory_shapes(flow, width)
     key, index = jax.random.key(0), jax.ShapeDtypeStruct((width,), context.index.dtype)
