@@ -212,7 +212,7 @@ def test_without_simulations_the_network_plays_alone():
     extras: SearchExtras = decision.extras
     assert int(decision.action) == int(jnp.argmax(extras.action_weights)) and int(decision.action) % 2 == 1
     assert (np.asarray(extras.action_weights)[::2] == 0).all() and float(extras.agrees) == 1
-    with raises("search-begins-with-state-environment"):
+    with raises("search-this-policy-for-starts"):
         small().greedy(weights, jax.random.key(0), (), observation, mask)
 
 
@@ -383,7 +383,7 @@ def test_algorithms_for_one_player_refuse_games_for_two(algorithm):
 
 def test_transforms_that_a_search_would_not_see_are_refused():
     env = rollmill.make("TicTacToe-v0")._replace(observation_space=spaces.Box(-1.0, 1.0, (3, 3, 2), np.float32))
-    with raises("has-other-observations-or-actions"):
+    with raises("search-steps-without-transforms-but"):
         small(env)
 
 

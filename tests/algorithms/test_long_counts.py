@@ -89,7 +89,7 @@ def test_learning_goes_on_where_an_environment_has_made_many_steps():
     [
         (
             {"total_timesteps": 2**40, "num_envs": 8, "batch_size": 8},
-            f"{2**37} iterations.*more than the limit of {2**31 - 1}.*hint: total_timesteps={(2**31 - 1) * 8}",
+            f"{2**37} iterations.*more than the limit of {2**31 - 1}.*hint: use total_timesteps={(2**31 - 1) * 8}",
         ),
         ({"target_interval": 2**31}, f"target_interval={2**31} exceeds the limit of"),
         (
@@ -98,7 +98,7 @@ def test_learning_goes_on_where_an_environment_has_made_many_steps():
         ),
         (
             {"num_envs": 2, "num_steps": 4, "learning_starts": 2**31, "batch_size": 8, "total_timesteps": 2**32},
-            f"learning_starts={2**31} is {2**30} steps of each.*hint: learning_starts={2**30} or less",
+            f"learning_starts={2**31} means {2**30} steps in each.*hint: use learning_starts={2**30} or less",
         ),
     ],
 )

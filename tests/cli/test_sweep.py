@@ -101,8 +101,11 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "seed=0..1", "--network", "nope"], "unknown network 'nope'"),
         (["ppo", "gymnasium:nowhere.envs:X-v0", "--over", "seed=0..1"], "cannot import 'nowhere.envs'"),
         ([*SHORT, "--over", "seed=0..1", "--all"], "--all applies only to --resume SWEEP"),
-        ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs consecutive seeds: --over seed=0..4"),
-        ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs consecutive seeds: --over seed=0..4"),
+        (
+            [*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"],
+            "needs consecutive seeds, such as --over seed=0..4",
+        ),
+        ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs consecutive seeds, such as --over seed=0..4"),
         ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--num-seeds", "2"], "leave --num-seeds out"),
         (
             [*SHORT, "--over", "seed=0..1", "--num-seeds", "2"],

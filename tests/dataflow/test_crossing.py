@@ -295,7 +295,7 @@ def loop(x):
     ],
 )
 def test_a_crossing_inside_of_another_program_is_refused(function, where):
-    message = f"a crossing to another group lies inside {where}. The loop or branch around it must run on the host"
+    message = f"a crossing to another group lies inside {where}, but the loop or branch around a crossing must run"
     with pytest.raises(ContractError, match=message):
         cut(function, ONE)
 

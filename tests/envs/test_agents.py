@@ -165,8 +165,11 @@ def test_an_environment_of_several_agents_keeps_the_contract():
     [
         ({"agents": KINDS[:1]}, r".*elements of observation_space are .*\['dog'\].* use .*joint_spaces\(agents\)"),
         ({"agents": ()}, "active and central have no effect without agents"),
-        ({"agents": (KINDS[0], KINDS[0])}, "agents are cat: 2, cat: 2, expected different names"),
-        ({"agents": (KINDS[0]._replace(count=0), KINDS[1])}, "agents are cat: 0, dog: 3, .*counts of at least 1"),
+        ({"agents": (KINDS[0], KINDS[0])}, "agents are cat: 2, cat: 2, expected kinds with different names"),
+        (
+            {"agents": (KINDS[0]._replace(count=0), KINDS[1])},
+            "agents are cat: 0, dog: 3, .*at least one agent each",
+        ),
         (
             {"action_space": spaces.Dict({"cat": spaces.Discrete(3), "dog": spaces.Box(-1.0, 1.0, (3, 2))})},
             r".*elements of action_space are dict\(\['cat'\]: int32\[\].*, expected dict\(\['cat'\]: int32\[2\]",
@@ -189,9 +192,9 @@ def test_an_environment_of_several_agents_keeps_the_contract():
         ),
         (
             {"active": lambda state, params: {"cow": jnp.ones(2, bool)}},
-            r"active returned .*\['cow'\].* expected some",
+            r"active returned .*\['cow'\].* expected one or more",
         ),
-        ({"active": lambda state, params: jnp.ones(5, bool)}, r"active returned bool\[5\], expected some of dict"),
+        ({"active": lambda state, params: jnp.ones(5, bool)}, r"active returned bool\[5\], expected one or more of dict"),
         ({"central": lambda state, params: state["count"][None]}, r"central returned int32\[1\], .*float32\[feat"),
         (
             {"step": changed_step(reward=lambda t: {**t.reward, "dog": t.reward["dog"].at[1].set(jnp.nan)})},

@@ -208,7 +208,9 @@ def test_host_calls_are_found_also_inside_a_branch(call, name):
         timestep = good_step(key, state, action, params)
         return timestep._replace(reward=jax.lax.cond(action > 0, call, lambda x: x, timestep.reward))
 
-    message = fails(rf"step calls the host \({name}\), expected a function of its arguments", step=step)
+    message = fails(
+        rf"step calls the host \({name}\), expected a function that depends only on its arguments", step=step
+    )
     assert "test_check.py:" in message.partition("At ")[2] and name.split("_")[0] in message.partition("At ")[2]
 
 
@@ -237,7 +239,7 @@ def test_a_value_kept_outside_the_state_is_found():
         kept.append(state["count"])
         return changed_step(state=lambda t, s: {"count": kept[0] + action})(key, state, action, params)
 
-    fails("step is not a pure function.*keep that value in the state", step=step)
+    fails("step is not a pure function.*keep such values in the state", step=step)
 
 
 def test_nan_is_found():

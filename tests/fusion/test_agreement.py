@@ -112,7 +112,7 @@ def test_a_wrong_launch_is_not_chosen(wrong, tmp_path):
 
 def test_a_search_without_a_right_launch_finds_none(tmp_path):
     search = search_of(tmp_path, {(1,), (2,)})
-    with pytest.raises(CannotFuse, match="no launch of the kernel computes the same"):
+    with pytest.raises(CannotFuse, match="no launch of the kernel gives the same results"):
         fastest(search, compile_candidates(search), [jnp.ones(8)])
     assert search.stored() is None
 

@@ -70,7 +70,7 @@ def test_without_verbose_it_says_what_auto_does_and_compiles_nothing(capsys, mon
     assert command.run(["fusion", "CartPole-v1", "--chip", "A100"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("CartPole-v1 fuses: policy and environment become one kernel")
-    assert told[2].startswith("On a GPU, `--fusion auto`, the default, uses a kernel where it is faster")
+    assert told[2].startswith("On a GPU, `--fusion auto`, the default, times kernels at the start of a run")
     assert told[3].startswith("One A100 makes at most ") and told[3].endswith("limited by instructions.")
     assert len(told) == 6 and max(map(len, told)) < 125
 

@@ -91,5 +91,5 @@ def test_an_array_made_of_its_neighbours_is_refused():
         state = jnp.roll(state, 1, axis=1)
         return after(state[0, :2], state, 0.0, False)
 
-    with pytest.raises(CannotFuse, match="by its own elements at other positions"):
+    with pytest.raises(CannotFuse, match="with its own elements from other positions"):
         lower_rollout(graph_of(task("Neighbours", 2, 2, reset, step), 4))

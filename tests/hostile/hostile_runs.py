@@ -365,13 +365,13 @@ def _checkpoint_cases() -> Iterator[Case]:  # noqa: C901
         "8 GiB announced in 1 MB": (
             _header(a=eight),
             MIB,
-            "some of its arrays are missing|gaps or overlaps|bytes of arrays",
+            "some arrays of the checkpoint are missing|gaps or overlaps|bytes of arrays",
         ),
-        "8 GiB with a hole": (_header(a=eight), 2**33 + 100, "some of its arrays are missing"),
+        "8 GiB with a hole": (_header(a=eight), 2**33 + 100, "some arrays of the checkpoint are missing"),
         "header is a list": (b"[]", MIB, r"expected a JSON object, got \[\]"),
         "header is deep": (b'{"a":' * 1000 + b"1" + b"}" * 1000, MIB, "nested deeper"),
         "header is text": (b"hello", MIB, "JSON is malformed|no JSON"),
-        "no arrays": (b"{}", MIB, "some of its arrays are missing"),
+        "no arrays": (b"{}", MIB, "some arrays of the checkpoint are missing"),
     }
     for name, (content, size, message) in forms.items():
         yield Case("arrays that are none", name, arrays(content, size), message)
@@ -417,7 +417,9 @@ def _checkpoint_cases() -> Iterator[Case]:  # noqa: C901
         change = each_checkpoint(edit("record.json", field, to=value))
         yield Case("a record of another form", f"{field}={value!r}", change, f"record.json: {field}.*=.*must be")
     resealed = each_checkpoint(edit("record.json", "score", to=17.0))
-    yield Case("a record of another form", "edited", resealed, "its record does not match its digest")
+    yield Case(
+        "a record of another form", "edited", resealed, "the record of the checkpoint does not match its digest"
+    )
     for name in ("25", "999", "0"):
 
         def rename(run: Path, name: str = name) -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_name_offers_the_nearest():
     assert message.startswith(
         "unknown distribution policy 'single-learner-corse'. Did you mean single-learner-coarse"
     )
-    assert message.endswith("For one of your own: module:function.")
+    assert message.endswith("For a function of your own, use module:function.")
     with raises("distribution-cannot-be-imported", "unknown", "policy 'GPUOnly'"):
         find_distribution("GPUOnly")
 

@@ -40,7 +40,7 @@ def test_sigterm_while_ray_starts_ends_with_its_own_code():
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     ours = signal.getsignal(signal.SIGTERM)
     try:
-        message = "SIGTERM arrived while Ray was being joined"
+        message = "SIGTERM arrived while this process was joining Ray"
         with pytest.raises(StoppedJoining, match=message) as stopped, _keeping_signals():
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # as Ray's does
             signal.raise_signal(signal.SIGTERM)

@@ -118,7 +118,7 @@ def test_strangers_are_refused(refused):
         wait_for(lines, "its claim has 8,224 bytes")
         with raises("connection-was-refused-token-is"):
             connect_as(supervisor.address, b"guess", job(obeys))
-        wait_for(lines, "does not know the run's token")
+        wait_for(lines, "does not have the run's token")
         with raises("coordinator-refused-this-worker", "no worker with this name and attempt"):
             connect_as(supervisor.address, supervisor._token, job(obeys, 7))
         silent.close()

@@ -121,7 +121,7 @@ def test_short_trainings_are_not_timed_first():
     assert ways.notes == [
         (
             "nothing is fused: 512 environment steps are too few to make up for the search for the fastest "
-            "kernels; fusion=full fuses anyway"
+            "kernels. Use fusion=full to fuse anyway"
         )
     ]
 
@@ -233,7 +233,7 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
     assert not way.fused and not tuned, "nothing is compiled"
     assert f"holds up to {pressure.live} numbers at a time, but the registers have space for about 16" in way.note
     assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
-    assert "fusion=rollout fuses anyway" in way.note
+    assert "Use fusion=rollout to fuse anyway" in way.note
     assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 

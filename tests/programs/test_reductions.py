@@ -102,7 +102,7 @@ def test_what_is_timed_depends_on_who_shares_a_gpu_and_on_the_parameters():
 
 
 def test_one_shot_means_are_for_gpus():
-    with raises("is-for-gpus"):
+    with raises("one-shot-all-reduce-needs"):
         mesh_all_reduce(mesh_of(jax.devices()[:2]), "one-shot")
 
 

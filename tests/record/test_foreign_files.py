@@ -231,7 +231,7 @@ def test_announced_sizes_take_no_memory(run, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("some of its arrays are missing") == 2
+    assert done.stdout.count("some arrays of the checkpoint are missing") == 2
     assert "announces a header of 4,294,967,296 bytes" in done.stdout
     assert "metrics.jsonl: line 1 exceeds the limit of 1,048,576 bytes" in done.stdout
     grown = int(done.stdout.rpartition("grew")[2])

@@ -233,7 +233,7 @@ def test_a_hook_that_fails_at_the_end_leaves_a_finished_run(tmp_path):
 
 @pytest.mark.parametrize("hooks", [print, "print", [3], [HookCalls]], ids=repr)
 def test_what_is_no_list_of_functions_is_refused(hooks):
-    with pytest.raises(UsageError, match=r"hint: hooks=\[my_hook\]"):
+    with pytest.raises(UsageError, match=r"hint: pass hooks=\[my_hook\]"):
         check_hooks(hooks)
 
 

@@ -524,8 +524,9 @@ def _check_recurrent(group: ParameterSet, network: SetNetwork, actor_space: spac
         )
     if any(map(is_large, jax.tree.leaves(struct(actor_space)))):
         raise UsageError(
-            f"the network of {group.name} has a memory, which multi-agent algorithms support only for "
-            "observations smaller than images. hint: use a torso without memory, such as torso='auto'."
+            f"the network of {group.name} has a memory, but its observations are images. Multi-agent algorithms "
+            "support a memory only with smaller observations. hint: use a torso without memory, such as "
+            "torso='auto'."
         )
 
 

@@ -377,9 +377,9 @@ def _as_position(planner: Planner, mask: ActionMask) -> Position:
     if planner.config.num_simulations == 0:
         return Position(mask, (), ())
     raise UsageError(
-        f"{planner.env.name}: a search begins with the state of the environment, which an observation does not "
-        "contain. hint: rollmill.evaluate plays whole games, and with num_simulations=0 the network plays "
-        "without a search."
+        f"the search of this policy for {planner.env.name} starts from a state of the environment, which an "
+        "observation does not contain. hint: use rollmill.evaluate to play whole games, or num_simulations=0 to "
+        "play without a search."
     )
 
 

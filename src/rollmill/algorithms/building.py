@@ -128,7 +128,8 @@ def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
     if network is not None and not callable(network):
         raise UsageError(
             f"network is a {type(network).__name__}, expected rollmill.NetworkConfig(...), the name of a torso "
-            f"({', '.join(TORSOS)}), or a function that creates a network from a key and two spaces."
+            f"({', '.join(TORSOS)}), or a function that creates a network from a random key, the observation "
+            "space and the action space."
         )
     return {}, network
 
@@ -154,8 +155,8 @@ def _first_rate(schedule: Callable[[int], Any]) -> float:
         return float(schedule(0))
     except Exception as error:  # the user's function may raise anything
         raise UsageError(
-            f"learning_rate is a function that does not return a number for 0 updates ({type(error).__name__}: "
-            f"{error}). hint: give a number, or a schedule such as those of Optax (optax.linear_schedule)."
+            f"the function learning_rate does not return a number for 0 updates ({type(error).__name__}: "
+            f"{error}). hint: use a number, or an Optax schedule such as optax.linear_schedule."
         ) from error
 
 
@@ -249,8 +250,8 @@ def _gamma_of_rewards(config: Any) -> float:
     if isinstance(config.gamma, str):
         raise UsageError(
             f"gamma={config.gamma!r} cannot be a schedule with normalize_rewards, because environments "
-            "accumulate returns with a constant discount factor. hint: use normalize_values instead, or give a "
-            "number."
+            "accumulate returns with a constant discount factor. hint: use a constant gamma, or "
+            "normalize_values instead of normalize_rewards."
         )
     return config.gamma
 
@@ -272,7 +273,10 @@ def environment_parts(
     """
     env = single_agent(env)
     if isinstance(env, Environment) and env.num_players > 1:
-        raise UsageError(f"{env.name} is a two-player game. hint: train it with alphazero.")
+        raise UsageError(
+            f"{env.name} is a two-player game, which this algorithm does not support. hint: train it with "
+            "alphazero."
+        )
     if isinstance(env, Environment):
         functions = environment_functions(
             env,
@@ -293,8 +297,8 @@ def single_agent(env: Environment | HostEnvironment | GymnasiumObject | str) -> 
     if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
         raise UsageError(
-            f"{env.name} is a multi-agent environment ({kinds}). hint: train it with mappo or ippo, or, if its "
-            "agents are one team, with vdn or qmix."
+            f"{env.name} is a multi-agent environment ({kinds}), which this algorithm does not support. hint: "
+            "train it with mappo or ippo, or, if its agents are one team, with vdn or qmix."
         )
     return env
 
@@ -310,8 +314,8 @@ def refuse_params(env: HostEnvironment, params: Params | None) -> None:
     """Raises a `UsageError`, because a host environment was given parameters."""
     if params is not None:
         raise UsageError(
-            f"{env.name} is a host environment, which does not support params. hint: give its options by name, "
-            f"rollmill.make({env.name!r}, option=value)."
+            f"{env.name} is a host environment, which does not support params. hint: pass its options by "
+            f"name: rollmill.make({env.name!r}, option=value)."
         )
 
 

@@ -197,8 +197,8 @@ def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule
     if params is not None and env.inputs:
         given = ", ".join(env.inputs)
         raise UsageError(
-            f"{env.name} was created with {given}, so that params must not be given as well. hint: set {given} "
-            "only in params."
+            f"{env.name} was created with {given}, so params cannot be set as well. hint: set {given} in params "
+            "only."
         )
     names = list(env.inputs)
     if names and not _can_be_inputs(env, names):
@@ -261,8 +261,8 @@ def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, 
     """Returns the parameters of the environment with this index."""
     if jax.tree.structure(given) != jax.tree.structure(default):
         raise UsageError(
-            f"params has the structure {jax.tree.structure(given)}, expected that of the environment's own "
-            f"params, {jax.tree.structure(default)}."
+            f"params has the structure {jax.tree.structure(given)}, expected the structure of the environment's "
+            f"default params, {jax.tree.structure(default)}."
         )
 
     def pick(shared, leaf):
@@ -499,7 +499,8 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
             )
     if jax.tree.map(lambda leaf: leaf.shape, output.memory) != jax.tree.map(lambda leaf: leaf.shape, memory):
         raise ContractError(
-            f"the network returns the memory {output.memory}, expected that of initial_memory, {memory}."
+            f"the network returns the memory {output.memory}, but initial_memory returns {memory}. Both must "
+            "have the same structure, shapes and dtypes."
         )
 
 

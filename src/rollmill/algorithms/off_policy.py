@@ -202,17 +202,18 @@ def check_replay(config: Any, replay: Replay, loops: Loops) -> None:
         raise UsageError(
             f"buffer_size={config.buffer_size} holds {replay.capacity} steps of each of "
             f"num_envs={loops.num_envs} environments, but num_steps={loops.num_steps} needs at least {least}. "
-            f"hint: buffer_size={least * loops.num_envs} or more."
+            f"hint: use buffer_size={least * loops.num_envs} or more."
         )
     if replay.minibatch_size > replay.learning_starts:
         raise UsageError(
             f"batch_size={replay.minibatch_size} is larger than learning_starts={replay.learning_starts}, the "
-            f"number of steps stored when learning begins. hint: learning_starts={replay.minibatch_size} or more."
+            f"number of steps stored when learning begins. hint: use learning_starts={replay.minibatch_size} or "
+            "more."
         )
     if replay.minibatch_size + loops.num_envs > config.buffer_size:
         raise UsageError(
             f"batch_size={replay.minibatch_size} is larger than buffer_size={config.buffer_size} allows. hint: "
-            f"buffer_size={replay.minibatch_size + loops.num_envs} or more."
+            f"use buffer_size={replay.minibatch_size + loops.num_envs} or more."
         )
 
 
@@ -228,8 +229,8 @@ def check_stored(config: Any, loops: Loops, *, steps_each: int, steps_before: in
     for name, steps in {"buffer_size": steps_each, "learning_starts": steps_before}.items():
         if steps > MAX_ROWS:
             raise UsageError(
-                f"{name}={getattr(config, name)} is {steps} steps of each of num_envs={loops.num_envs} "
-                f"environments, which exceeds the limit of {MAX_ROWS}. hint: {name}={MAX_ROWS * loops.num_envs} "
+                f"{name}={getattr(config, name)} means {steps} steps in each of num_envs={loops.num_envs} "
+                f"environments, more than the limit of {MAX_ROWS}. hint: use {name}={MAX_ROWS * loops.num_envs} "
                 "or less, or more environments."
             )
     if config.learning_starts > config.total_timesteps:
@@ -278,7 +279,7 @@ def refuse_network(choices: Choices) -> None:
     """Raises a `UsageError` if the network is given as a function, which the algorithm does not support."""
     if choices.network is not None:
         raise UsageError(
-            "this algorithm creates its own action-value networks. hint: give network=rollmill.NetworkConfig(...)."
+            "this algorithm creates its own action-value networks. hint: pass network=rollmill.NetworkConfig(...)."
         )
 
 
@@ -460,8 +461,8 @@ def _loops_of(config: Any, steps_an_update: int) -> Loops:
     for name in ("num_envs", "batch_size"):
         if getattr(config, name) % shards:
             raise UsageError(
-                f"num_shards={shards} does not divide {name}={getattr(config, name)}. hint: leave num_shards out "
-                "to have one chosen."
+                f"num_shards={shards} does not divide {name}={getattr(config, name)}. hint: leave num_shards "
+                "out, and Rollmill chooses a number that does."
             )
     return Loops(
         iterations=iterations_for(config.total_timesteps, config.num_envs, config.num_steps),

@@ -92,7 +92,7 @@ def _refuse_without_pool(config: Any) -> None:
             shown = " ".join(value) if isinstance(value, tuple) else value
             raise UsageError(
                 f"{name}={shown} has no effect without pool_size, the number of earlier weights to keep. hint: "
-                "--pool-size 10 (pool_size=10 in Python)."
+                "add --pool-size 10 (pool_size=10 in Python)."
             )
 
 

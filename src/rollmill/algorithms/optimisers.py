@@ -139,7 +139,7 @@ def check_schedule(schedule: optax.Schedule, updates: int) -> None:
     for n, rate in rates.items():
         if not (math.isfinite(rate) and rate >= 0):
             raise UsageError(
-                f"learning_rate is a function that returns {rate} after {n} of {updates} updates, expected a "
+                f"the function learning_rate returns {rate} after {n} of {updates} updates, expected a "
                 "nonnegative number."
             )
     first, last, before = rates[0], rates[updates], rates[updates * 9 // 10]
@@ -148,8 +148,8 @@ def check_schedule(schedule: optax.Schedule, updates: int) -> None:
         raise UsageError(
             "learning_rate is called with the number of updates, as Optax schedules are, and grows from "
             f"{first:g} to {last:g} over all {updates} updates. Functions of the remaining progress, as in "
-            "Stable-Baselines3, are not supported. hint: learning_rate='linear:3e-4:0', or "
-            "optax.linear_schedule(3e-4, 0, updates). For a learning rate that really grows to the end: "
+            "Stable-Baselines3, are not supported. hint: use learning_rate='linear:3e-4:0', or "
+            "optax.linear_schedule(3e-4, 0, updates). If the learning rate should really grow, use "
             "'linear:0:3e-4'."
         )
 
@@ -159,9 +159,9 @@ def _rate_at(schedule: optax.Schedule, updates: int) -> float:
         return float(jnp.asarray(schedule(jnp.float32(updates))).item())
     except Exception as error:  # the user's function may raise anything
         raise UsageError(
-            f"learning_rate is a function that does not return a number for {updates} updates "
-            f"({type(error).__name__}: {error}). hint: give a number, or a schedule such as those of Optax "
-            "(optax.linear_schedule)."
+            f"the function learning_rate does not return a number for {updates} updates "
+            f"({type(error).__name__}: {error}). hint: use a number, or an Optax schedule such as "
+            "optax.linear_schedule."
         ) from error
 
 

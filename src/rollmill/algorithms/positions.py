@@ -39,20 +39,22 @@ def plannable_parts(
     env = single_agent(env)
     if isinstance(env, HostEnvironment):
         raise UsageError(
-            f"{env.name} is stepped by Python on the host and does not support a search, which steps copies of "
-            "an environment from any state. hint: use an environment written in JAX, such as ConnectFour-v0."
+            f"{env.name} is stepped by Python on the host and does not support a search, because a search steps "
+            "copies of an environment from any state. hint: use an environment written in JAX, such as "
+            "ConnectFour-v0."
         )
     require_discrete(env, who=who)
     planned = env.planning_env
     if planned is None or env.planning_state is None:
         raise UsageError(
             f"{env.name} does not support a search. hint: use ConnectFour-v0, TicTacToe-v0 or pgx:othello, or "
-            "call rollmill.envs.plannable(env) if each step of your environment depends only on state and action."
+            "call rollmill.envs.plannable(env) if each step of your environment depends only on the state and "
+            "the action."
         )
     if planned.observation_space != env.observation_space or planned.action_space != env.action_space:
         raise UsageError(
-            f"{env.name} has other observations or actions than the environment that a search steps, which has "
-            "no transforms. hint: call rollmill.envs.plannable after these transforms."
+            f"a search steps {env.name} without its transforms, but these transforms change observations or "
+            "actions. hint: call rollmill.envs.plannable after the transforms."
         )
     return env, planned
 
@@ -79,7 +81,8 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
     if env.planning_state is None or env.planning_params is None:
         raise UsageError(
             f"{env.name} does not support a search, so no position can be created. hint: call "
-            "rollmill.envs.plannable(env) if each step of your environment depends only on state and action."
+            "rollmill.envs.plannable(env) if each step of your environment depends only on the state and the "
+            "action."
         )
     return Position(
         legal_actions(env, state, params), env.planning_state(state, params), env.planning_params(state, params)

@@ -219,7 +219,10 @@ def _check_novelty(config: PPOConfig, parts: Parts) -> None:
     if parts.policy.is_large:
         raise UsageError(f"rnd_coef needs observations smaller than images. {hint} use smaller observations.")
     if config.normalize_rewards:
-        raise UsageError(f"rnd_coef scales its bonus itself. {hint} leave normalize_rewards out.")
+        raise UsageError(
+            f"rnd_coef cannot be combined with normalize_rewards, because it scales its bonus itself. {hint} "
+            "leave normalize_rewards out."
+        )
 
 
 def _check_standardised(config: PPOConfig) -> None:
@@ -229,7 +232,7 @@ def _check_standardised(config: PPOConfig) -> None:
         raise UsageError(
             f"num_minibatches={config.num_minibatches} leaves one sample of num_envs x num_steps = "
             f"{config.num_envs} x {config.num_steps} in each minibatch. norm_adv sets the advantage of a single "
-            "sample to zero, so that nothing is learned. hint: use fewer minibatches, or norm_adv=False."
+            "sample to zero, so nothing would be learned. hint: use fewer minibatches, or norm_adv=False."
         )
 
 
@@ -246,7 +249,7 @@ def _adaptive(choices: Choices) -> Choices:
     if config.anneal_lr or isinstance(config.learning_rate, str) or choices.schedule is not None:
         raise UsageError(
             f"desired_kl={config.desired_kl} adapts the learning rate, so it cannot be combined with anneal_lr "
-            "or a schedule. hint: anneal_lr=False and a number as learning_rate, or leave desired_kl out."
+            "or a schedule. hint: use anneal_lr=False with a number as learning_rate, or leave desired_kl out."
         )
     config = replace(config, **{**ADAPTIVE, **given})
     low, rate, high = config.min_learning_rate, config.learning_rate, config.max_learning_rate
@@ -265,8 +268,8 @@ def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> Sa
     has_means = choices.network is None and not config.network.squash_actions and config.network.name is None
     if not has_means or not isinstance(space, spaces.Box) or not space.is_bounded():
         raise UsageError(
-            f"bound_coef={config.bound_coef} needs a Box of actions with bounds, and a NetworkConfig that does "
-            f"not squash them. The action space is {space}. hint: leave bound_coef out."
+            f"bound_coef={config.bound_coef} needs a bounded Box as the action space, and a NetworkConfig that "
+            f"does not squash actions. The action space is {space}. hint: leave bound_coef out."
         )
     center, half = 0.5 * (space.high + space.low), 0.5 * (space.high - space.low)
     return partial(_bounded_loss, center - BEYOND * half, center + BEYOND * half)

@@ -189,25 +189,25 @@ def _check(config: R2D2Config, replay: SequenceReplay, loops: Loops) -> None:
     """Checks the network and the sizes of sequences. Raises a `UsageError` with values that would be possible."""
     if config.network.torso not in CELLS:
         raise UsageError(
-            f"r2d2 needs a recurrent network, got torso={config.network.torso!r}. hint: torso='gru' or 'lstm', or "
-            "dqn for networks without memory."
+            f"r2d2 needs a recurrent network, got torso={config.network.torso!r}. hint: use torso='gru' or "
+            "'lstm', or train networks without memory with dqn."
         )
     check_interval("target_interval", config.target_interval)
     length, steps = config.sequence_length, config.num_steps
     if length % steps:
         raise UsageError(
             f"sequence_length={length} must be a multiple of num_steps={steps}, because a sequence consists of "
-            f"whole rollouts. hint: sequence_length={-(-length // steps) * steps}."
+            f"whole rollouts. hint: use sequence_length={-(-length // steps) * steps}."
         )
     if config.burn_in >= length:
         raise UsageError(
-            f"burn_in={config.burn_in} leaves no step of sequence_length={length} to learn from. hint: "
+            f"burn_in={config.burn_in} leaves no step of sequence_length={length} to learn from. hint: use "
             f"burn_in={length - 1} or less."
         )
     if replay.rollouts < replay.length:
         raise UsageError(
             f"buffer_size={config.buffer_size} holds {config.buffer_size // config.num_envs} steps of each of "
-            f"num_envs={config.num_envs} environments, but one sequence has sequence_length={length}. hint: "
+            f"num_envs={config.num_envs} environments, but one sequence has sequence_length={length}. hint: use "
             f"buffer_size={length * config.num_envs} or more."
         )
     each = -(-replay.steps_before_learning(loops) // loops.num_envs)

@@ -203,12 +203,13 @@ def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
     observation_space, space, config = parts.env.observation_space, parts.env.action_space, parts.config
     if not isinstance(space, spaces.Box | spaces.Discrete):
         raise UsageError(
-            f"sac needs a Discrete action space or a bounded Box, got {space}. hint: ppo supports others."
+            f"sac needs a Discrete action space or a bounded Box, got {space}. hint: ppo supports other action "
+            "spaces."
         )
     if isinstance(space, spaces.Box) and not np.all(space.low < space.high):
         raise UsageError(
-            "sac needs a lower and a different upper bound for every action, but some bounds are equal in "
-            f"{space}. hint: leave these actions out."
+            "sac needs different lower and upper bounds for every action, but some bounds are equal in "
+            f"{space}. hint: remove these actions from the space."
         )
     actor = partial(
         stochastic_actor, observation_space=observation_space, action_space=space, config=config.network

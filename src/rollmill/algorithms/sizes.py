@@ -32,13 +32,14 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
     if total_timesteps < batch:
         raise UsageError(
             f"total_timesteps={total_timesteps} is less than one iteration of num_envs x num_steps = {num_envs} "
-            f"x {num_steps} = {batch} steps. hint: raise it to {batch} or more, or lower num_envs or num_steps."
+            f"x {num_steps} = {batch} steps. hint: raise total_timesteps to {batch} or more, or lower num_envs "
+            "or num_steps."
         )
     iterations = -(-total_timesteps // batch)
     if iterations > MAX_ITERATIONS:
         raise UsageError(
             f"total_timesteps={total_timesteps} gives {iterations} iterations of num_envs x num_steps = "
-            f"{num_envs} x {num_steps} = {batch} steps, more than the limit of {MAX_ITERATIONS}. hint: "
+            f"{num_envs} x {num_steps} = {batch} steps, more than the limit of {MAX_ITERATIONS}. hint: use "
             f"total_timesteps={MAX_ITERATIONS * batch} or less, or larger num_envs or num_steps."
         )
     return iterations
@@ -57,6 +58,6 @@ def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatc
     if rows % num_minibatches:
         raise UsageError(
             f"a shard has {rows} rows (num_envs={num_envs} / num_shards={num_shards} x {rows_per_env}), which "
-            f"cannot be divided into num_minibatches={num_minibatches}. hint: leave num_shards out to have one "
-            "chosen."
+            f"cannot be divided into num_minibatches={num_minibatches}. hint: leave num_shards out, and "
+            "Rollmill chooses it."
         )

@@ -307,9 +307,9 @@ def _team_environment(
         check_discrete(f"{name} for the agents {kind.name}", kind.action_space, "mappo supports all action spaces")
     if isinstance(env, HostEnvironment) and env.has_action_mask:
         raise UsageError(
-            f"{env.name} is a host environment with action masks for several agents, which {name} does not "
-            "support, because such environments do not report the legal actions of final states. hint: train it "
-            "with mappo or ippo."
+            f"{name} does not support {env.name}, a host environment with action masks for several agents, "
+            "because such environments do not report the legal actions of final states. hint: train it with "
+            "mappo or ippo."
         )
     functions, host = agent_environment(env, config, params=params, critic=sees, final_mask=final_mask)
     return env, functions, host

@@ -125,7 +125,9 @@ def fresh_buffer(nbytes: int) -> np.ndarray:
 
 def _numeric(name: str, leaf: Any) -> np.dtype:
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        raise UsageError(f"{name} is a {type(leaf).__name__}, but channels carry only arrays. hint: convert it.")
+        raise UsageError(
+            f"{name} is a {type(leaf).__name__}, but channels carry only arrays. hint: convert it to an array."
+        )
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         raise UsageError(
             f"{name} is a typed random key of {leaf.dtype}, but channels carry only numeric arrays. hint: send "

@@ -115,8 +115,8 @@ class ConfigFile:
         """Returns the algorithm or environment that the file names. Raises a `UsageError` if it names none."""
         if not isinstance(name := self.content.get(which), str):
             raise UsageError(
-                f"{self.path} and the command line do not name the {which}. hint: add {which} = ... at the top "
-                "of the file."
+                f"neither {self.path} nor the command line names the {which}. hint: add {which} = ... at the "
+                "top of the file."
             )
         return name
 

@@ -131,7 +131,7 @@ def _check_watch(options: Evaluate) -> None:
     if options.checkpoint != "last":
         raise UsageError(
             "--watch evaluates every checkpoint, so it cannot be combined with --checkpoint "
-            f"{options.checkpoint}. hint: leave one of the two out."
+            f"{options.checkpoint}. hint: leave out one of them."
         )
     if options.against is not None:
         raise UsageError(
@@ -145,8 +145,8 @@ def _check_watch(options: Evaluate) -> None:
         )
     if options.env is None and (options.env_options or options.transforms):
         raise UsageError(
-            "--env-option and --transform have no effect without --env, because the run's own environment keeps "
-            "the options of its training. hint: add --env ID."
+            "--env-option and --transform have no effect without --env, because evaluations in the run's own "
+            "environment keep the options of the training. hint: add --env ID."
         )
 
 
@@ -180,7 +180,7 @@ def _cross_play(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     assert options.against is not None
     if options.opening_plies:
         raise UsageError(
-            f"--opening-plies {options.opening_plies} applies to games for two players. hint: leave it out."
+            f"--opening-plies {options.opening_plies} applies only to two-player games. hint: leave it out."
         )
     env = environment_with_roles(loaded, *options.environment.values())
     rounds = roles_in_turn(env, options.roles)
@@ -235,8 +235,8 @@ def _match(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     assert options.against is not None
     if options.roles:
         raise UsageError(
-            f"--roles {' '.join(options.roles)} applies to environments with several kinds of agents. hint: "
-            "leave it out."
+            f"--roles {' '.join(options.roles)} applies only to environments with several kinds of agents. "
+            "hint: leave it out."
         )
     opponent = load_opponent(options.against, checkpoint=options.against_checkpoint, **options.source)
     found = match_runs(

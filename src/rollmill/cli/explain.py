@@ -83,12 +83,13 @@ def run(arguments: list[str]) -> int:
     """Prints the explanation, and returns the exit code."""
     if not arguments or arguments[0] in HELP:
         print(
-            "usage: rollmill explain fusion ENVIRONMENT [OPTIONS]\n\n`rollmill explain fusion --help` lists them."
+            "usage: rollmill explain fusion ENVIRONMENT [OPTIONS]\n\n`rollmill explain fusion --help` lists the "
+            "options."
         )
         return 0
     subject, *rest = arguments
     if subject not in SUBJECTS:
-        raise UsageError(f"unknown subject {subject!r}. `rollmill explain` knows {', '.join(SUBJECTS)}.")
+        raise UsageError(f"unknown subject {subject!r}. Subjects of `rollmill explain`: {', '.join(SUBJECTS)}.")
     named = parse_known(_Named, rest, prog="rollmill explain fusion").options
     find_own_algorithm(named.algorithm, None if HELP & set(rest) else RunOptions(), named.imports, environment="")
     kind = _arguments(named.algorithm)
@@ -107,7 +108,9 @@ def run(arguments: list[str]) -> int:
         found = explain(graph, chip, kernel.numerics, Launch(kernel.block, kernel.num_warps))
     except CannotFuse as reason:
         print(
-            f"{chosen.environment} does not fuse: {reason}", "It trains all the same, compiled by XLA.", sep="\n"
+            f"{chosen.environment} does not fuse: {reason}",
+            "You can still train on it: XLA compiles the program.",
+            sep="\n",
         )
         return 0
     print(*_verdict(chosen.environment, found, name, graph), sep="\n", flush=True)
@@ -123,9 +126,9 @@ def _verdict(environment: str, found: Explanation, chip: str, graph: Graph) -> l
     """Returns sentences for somebody who decides: what fuses, what `--fusion auto` does, and the gain at most."""
     limit, rate = min(found.bounds.items(), key=lambda item: item[1])
     on_gpu = (
-        f"leaves the rollout to XLA, because {found.hopeless}; `--fusion rollout` insists."
+        f"leaves the rollout to XLA, because {found.hopeless}; `--fusion rollout` uses a kernel anyway."
         if found.hopeless
-        else "uses a kernel where it is faster than XLA, which the start of a training measures."
+        else "times kernels at the start of a run, and uses them if they are faster than XLA."
     )
     return [
         f"{environment} fuses: policy and environment become one kernel for all steps of a rollout.",
@@ -223,7 +226,7 @@ def _code() -> str:
         check_package(machine_code())
     except UsageError as missing:
         return str(missing)
-    return "machine code by LLVM, made when a training begins"
+    return "LLVM compiles machine code at the start of a run"
 
 
 def _kernel(found: Explanation, resources: Resources | None) -> list[str]:

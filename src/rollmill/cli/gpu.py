@@ -79,7 +79,7 @@ def _list(seconds: float) -> int:
         print(f"  activity: {str(activity) or 'unknown'}")
         _print_slices(gpu)
     way, reason = choose_sharing(gpus, "auto")
-    print(f"several processes would share them by {way}: {reason}")
+    print(f"several processes would share these GPUs through {way}: {reason}")
     return 0
 
 
@@ -102,7 +102,7 @@ def _partition(index: int, slices: int, *, confirmed: bool) -> int:
     for line in commands:
         print(line, flush=True)
         if confirmed and (code := run_program(*shlex.split(line), stdin=None).returncode):
-            raise UsageError(f"`{line}` failed with exit code {code}. The commands before it are not undone.")
+            raise UsageError(f"`{line}` failed with exit code {code}. The commands before it were not undone.")
     if not confirmed:
         print("# nothing was changed. Add --yes to run these commands.")
     return 0

@@ -168,7 +168,7 @@ def _fork(words: Sequence[str]) -> None:
 
 def _find(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
-        raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` describes them.")
+        raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` lists the commands.")
     command = COMMANDS[name]
     with without_collection():
         run = import_module(f"rollmill.cli.{command.module}").run

@@ -118,7 +118,8 @@ def _memory_text(request: TrainingRequest) -> str:
             else (f"the workers of {request.options.distribution} compile programs of their own")
         )
         raise UsageError(
-            f"--memory shows the memory of a single program, and {where}. hint: `--search-plan` measures it."
+            f"--memory shows the memory of a single program, but {where}. hint: use `--search-plan`, which "
+            "measures it."
         )
     return described(need)
 
@@ -148,7 +149,7 @@ def _print(table: PlanTable, *, is_stored: bool, budget: float) -> None:
     print(f"\nsearched {table.seconds:.0f} s{when}")
     if left := sum(row.status == "not reached" for row in table.rows):
         longer = f"{'--fresh ' if is_stored else ''}--budget {MORE * budget:g}"
-        print(f"{left} of {len(table.rows)} candidates were not measured. {longer} might find a faster one.")
+        print(f"{left} of {len(table.rows)} candidates were not measured. {longer} might find a faster plan.")
     print(f"chosen: {chosen.candidate}, {speed_text(chosen.measured_speed)} steps/s: {chosen.reason}")
     print(f"        {' '.join(chosen.candidate.words)}")
     if chosen.candidate.num_envs is not None:

@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     )
     if curves.left_out:
         print(
-            f"without values of {curves.metric} so far: {', '.join(map(printable, curves.left_out))}",
+            f"these have no values of {curves.metric} yet: {', '.join(map(printable, curves.left_out))}",
             file=sys.stderr,
         )
     print("\n".join(_lines(curves)))

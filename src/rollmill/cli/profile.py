@@ -151,7 +151,7 @@ def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
     output = profiling.output or Path("profiles") / name
     with _refused_by_the_system(output):
         if output.exists() and not output.is_dir():
-            raise UsageError(f"output={output} is a file, expected a directory. hint: name another.")
+            raise UsageError(f"output={output} is a file, expected a directory. hint: name a directory.")
         if output.exists() and any(output.iterdir()):
             raise UsageError(f"output={output} exists and is not empty. hint: name another directory.")
     return output

@@ -59,7 +59,8 @@ def parse_training(
     named += [file.name(name) for name in lacking] if file else []
     if not named:
         raise UsageError(
-            f"the algorithm must come before {arguments[0]}: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]"
+            f"the algorithm must come before {arguments[0]}. Usage: rollmill {command} ALGORITHM ENVIRONMENT "
+            "[OPTIONS]"
         )
     algorithm, *words = [*named, *arguments[len(named) - len(lacking) :]]
     prog = f"rollmill {command} {algorithm}"

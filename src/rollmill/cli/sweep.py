@@ -219,7 +219,7 @@ def _parsed_resume(arguments: Sequence[str]) -> Parsed:
     except UsageError as error:
         if not str(error).startswith(("unknown option", "rollmill sweep does not accept")):
             raise
-        raise UsageError(f"--resume keeps the options that the trials began with: {error}") from None
+        raise UsageError(f"--resume keeps the options with which the trials began: {error}") from None
 
 
 def _check_how(at_once: int | None, sharing: GpuSharing) -> None:
@@ -272,7 +272,8 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
     elif missing := sorted(code.stores - allowed):
         raise UsageError(
             f"{sweep.root} was created elsewhere, and its trials use {', '.join(missing)}, which would be read "
-            "with your credentials. hint: if you trust it, add --trust, which is remembered for this directory."
+            "with your credentials. hint: if you trust the sweep, add --trust, which is remembered for this "
+            "directory."
         )
     elif missing := sorted(code.clusters - allowed):
         raise UsageError(
@@ -282,8 +283,8 @@ def _check_trust(sweep: SweepDirectory, named: set[str], *, trust: bool) -> None
         )
     elif missing := sorted(code.modules - allowed):
         raise UsageError(
-            f"the trials of {sweep.root} import {', '.join(missing)}. hint: if you trust them, name them again: "
-            + " ".join(f"--import {module}" for module in missing)
+            f"the trials of {sweep.root} import {', '.join(missing)}. hint: if you trust these modules, name them "
+            "again: " + " ".join(f"--import {module}" for module in missing)
         )
 
 

@@ -24,9 +24,9 @@ def run(arguments: list[str]) -> int:
     program = prepare_request(parsed.request).program
     if program is None:
         raise UsageError(
-            "only a run in a single program can be compiled ahead of time, and this plan has workers that "
+            "only a run in a single program can be compiled ahead of time, but this plan has workers that "
             "compile their own programs. hint: leave the placement options out."
         )
-    print(f"compiled in {program.compile_seconds:.1f} s; the next start of this run finds it in:")
+    print(f"compiled in {program.compile_seconds:.1f} s; the next start of this run loads the program from:")
     print(cache_root())
     return 0

@@ -81,7 +81,7 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
             given[option.name] = read_value(option.path[-1], option.hint, texts)
     missing = [option.shown for option in wanted if option.name not in given and option.is_required]
     if missing:
-        raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
+        raise UsageError(f"{prog} needs {' and '.join(missing)}. hint: `{prog} --help` describes the arguments.")
     if rest:
         raise UsageError(f"{prog} does not accept the argument {rest[0]!r}. hint: options begin with --.")
     return given

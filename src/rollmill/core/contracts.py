@@ -25,7 +25,9 @@ class Call(NamedTuple):
 def check_signature(what: str, function: Any, call: Call) -> None:
     """Raises a `ContractError` unless `function` accepts the call. `what` names it in messages."""
     if not callable(function):
-        raise ContractError(f"{what} is a {type(function).__name__}, expected a function of {call}.")
+        raise ContractError(
+            f"{what} is a {type(function).__name__}, expected a function that can be called as {call}."
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some callables have no signature

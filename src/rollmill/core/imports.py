@@ -29,7 +29,7 @@ def import_named(name: str) -> ModuleType:
     allowed = os.environ.get(ONLY)
     if allowed is not None and not any(_is_within(name, module) for module in allowed.split(",")):
         raise ImportRefused(
-            f"the module {name!r} is not imported, because the sweep was not allowed to import it. hint: name it "
+            f"the module {name!r} was not imported, because this sweep may not import it. hint: allow the import "
             f"when you resume the sweep: --import {name}."
         )
     return importlib.import_module(name)

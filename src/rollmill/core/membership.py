@@ -65,7 +65,7 @@ def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
     if len(secret) < MIN_TOKEN:
         raise UsageError(
             f"cluster={HOSTS} needs a secret of at least {MIN_TOKEN} characters in {TOKEN}, the same on all "
-            f"hosts. hint: add export {TOKEN}=$(openssl rand -hex 16) to the job script, before srun."
+            f"hosts. hint: put export {TOKEN}=$(openssl rand -hex 16) before srun in the job script."
         )
     return Membership(rank, count, _resolved(first), int(port), hashlib.sha256(secret.encode()).digest())
 

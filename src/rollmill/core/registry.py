@@ -114,8 +114,8 @@ class Registry(dict[str, T]):
         if len(offered) > 1:
             packages = " and ".join(f"{plugin.package} ({plugin.module})" for plugin in offered)
             raise UsageError(
-                f"several packages provide the {self._kind} {name!r}: {packages}. hint: choose one by --import "
-                "MODULE (in Python, import it), or uninstall the other."
+                f"several packages provide the {self._kind} {name!r}: {packages}. hint: import the one that you "
+                "want (--import MODULE), or uninstall the other."
             )
         for plugin in offered:
             self._import(plugin)
@@ -129,6 +129,6 @@ class Registry(dict[str, T]):
             raise UsageError(f"{what}: {type(error).__name__}: {error}, at {user_frame(error)}.") from error
         if plugin.name not in self:
             raise UsageError(
-                f"{what}: importing {plugin.module} does not register this name. hint: call "
-                f"rollmill.{REGISTER[plugin.kind]}({plugin.name!r}, ...) in that module."
+                f"{what}: the module {plugin.module} does not register this name when it is imported. hint: "
+                f"call rollmill.{REGISTER[plugin.kind]}({plugin.name!r}, ...) in that module."
             )

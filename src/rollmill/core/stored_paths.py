@@ -47,7 +47,7 @@ def run_folder(name: str, path: str | PathLike[str]) -> Path:
     folder = quote(key, safe="")
     if not key or any(part in ("", ".", "..") for part in key.split("/")):
         raise UsageError(
-            f"{name}={scheme}://{bucket}/{key} names no folder in the bucket. hint: use "
+            f"{name}={scheme}://{bucket}/{key} does not name a folder in the bucket. hint: use "
             f"{scheme}://{bucket}/runs/mine"
         )
     if len(folder) > MAX_NAME:

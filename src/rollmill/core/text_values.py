@@ -101,7 +101,7 @@ def _with_types(name: str, part: SequenceType, texts: Sequence[str]) -> Iterable
     if part.length is not None and len(texts) != part.length:
         raise _missing(name, part.members[0])
     if len(texts) % width:
-        raise UsageError(f"{name} takes {width} values at a time, got {len(texts)}.")
+        raise UsageError(f"{name} takes {width} values, got {len(texts)}.")
     return ((part.members[index % width], text) for index, text in enumerate(texts))
 
 

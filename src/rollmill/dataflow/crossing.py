@@ -200,8 +200,8 @@ def _next_crossing(equations: Sequence[core.JaxprEqn]) -> int | None:
             return n
         if any(_holds_crossing(inner) for inner in _inner_programs(equation)):
             raise ContractError(
-                f"a crossing to another group lies inside {equation.primitive.name}. The loop or branch around "
-                "it must run on the host."
+                f"a crossing to another group lies inside {equation.primitive.name}, but the loop or branch "
+                "around a crossing must run on the host."
             )
     return None
 
@@ -313,7 +313,7 @@ def _answer(crossing: Crossing, answer: PyTree) -> list[Any]:
 
 @_cross.def_impl
 def _refuse(*_: Any, name: str, **__: Any) -> None:
-    raise ContractError(f"the fragment {name!r} belongs to another program. Run this program in pieces.")
+    raise ContractError(f"the fragment {name!r} belongs to another program, so this program must run in pieces.")
 
 
 @_cross.def_abstract_eval

@@ -21,8 +21,8 @@ def check_loss(returned: Any) -> None:
     loss, metrics = returned
     if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
         raise ContractError(
-            f"the loss of one sample is {outline(loss)}, expected a scalar float32[]. hint: add its parts up, or "
-            "take their mean."
+            f"the loss of one sample is {outline(loss)}, expected a scalar float32[]. hint: return the sum or "
+            "the mean of its parts."
         )
     check_metrics(metrics)
 
@@ -53,8 +53,8 @@ def value_and_gradients(
     if not has_slope:
         raise ContractError(
             "the loss does not depend on the weights of the network, so the gradients of all parameters are "
-            "exactly zero and nothing would be learned. hint: compute the loss from the network that it receives, "
-            "and look for jax.lax.stop_gradient around it."
+            "zero and nothing would be learned. hint: compute the loss from the network that the loss function "
+            "receives, and look for jax.lax.stop_gradient around it."
         )
     return result
 
@@ -99,7 +99,7 @@ def check_action(action: PyTree, space: spaces.Space, where: str) -> None:
     expected = struct(space)
     if jax.tree.structure(action) != jax.tree.structure(expected) or _kinds(action) != _kinds(expected):
         raise ContractError(
-            f"{where} returned the action {outline(action)}, expected {outline(expected)} of {space}."
+            f"{where} returned the action {outline(action)}, expected {outline(expected)} for {space}."
         )
 
 

@@ -164,7 +164,7 @@ def _expect_types(graph: Graph, what: str, actual: PyTree, expected: PyTree, ori
     if jax.tree.structure(actual) != jax.tree.structure(expected) or _types(actual) != _types(expected):
         raise ContractError(
             f"{algorithm_of(graph)}: {what} is {outline(actual)}, expected {outline(expected)}, as {origin} "
-            "returned it: keep structure, shapes and dtypes."
+            "returned it. hint: keep the structure, shapes and dtypes."
         )
 
 

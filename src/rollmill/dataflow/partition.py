@@ -125,7 +125,7 @@ def _check_fragments(partition: Partition) -> None:
 def _check_group(partition: Partition, group: Group) -> None:
     where = f"{partition.name}: group {group.name!r}"
     if not group.fragments:
-        raise UsageError(f"{where} contains no fragment. hint: leave it out.")
+        raise UsageError(f"{where} contains no fragment. hint: leave the group out.")
     if group.replicas < 1:
         raise UsageError(f"{where} has replicas={group.replicas}, which must be at least 1.")
     if group.device not in ("any", "cpu", "gpu"):
@@ -144,11 +144,12 @@ def _check_group(partition: Partition, group: Group) -> None:
         )
     if group.has("update") and not group.synchronous:
         raise UsageError(
-            f"{where} computes the weights, so it cannot receive them asynchronously. hint: make it synchronous."
+            f"{where} computes the weights, so it cannot receive them asynchronously. hint: make the group "
+            "synchronous."
         )
     if not group.synchronous and not group.has("policy"):
         raise UsageError(
-            f"{where} is asynchronous, but only a group with the policy receives weights. hint: make it "
+            f"{where} is asynchronous, but only a group with the policy receives weights. hint: make the group "
             "synchronous."
         )
 
@@ -177,6 +178,6 @@ def _check_share(group: Group, loops: Loops) -> None:
     nearest = fewer[-1:] + more[:1]
     what = f"num_shards={loops.num_shards}" if learns else f"num_envs={loops.num_envs}"
     raise UsageError(
-        f"group {group.name!r} has replicas={group.replicas}, which cannot hold equal shares of {what}. "
-        f"Nearest values that can: {' or '.join(map(str, nearest))}."
+        f"group {group.name!r} has replicas={group.replicas}, which do not divide {what} equally. Nearest "
+        f"numbers of replicas that do: {' or '.join(map(str, nearest))}."
     )

@@ -212,17 +212,17 @@ class SequenceReplay(NamedTuple):
     def _check(self, loops: Loops) -> None:
         if self.num_steps != loops.num_steps:
             raise UsageError(
-                f"num_steps={self.num_steps} of the store must equal that of the rollouts, {loops.num_steps}."
+                f"num_steps={self.num_steps} of the store must equal num_steps={loops.num_steps} of the rollouts."
             )
         if self.rollouts < self.length:
             raise UsageError(
                 f"the store keeps rollouts={self.rollouts} of each environment, but a sequence has "
-                f"length={self.length} rollouts. hint: rollouts={self.length} or more."
+                f"length={self.length} rollouts. hint: use rollouts={self.length} or more."
             )
         if self.minibatch_size % loops.num_shards:
             raise UsageError(
                 f"minibatch_size={self.minibatch_size} of the store must be divisible by "
-                f"num_shards={loops.num_shards}. hint: "
+                f"num_shards={loops.num_shards}. hint: use "
                 f"minibatch_size={-(-self.minibatch_size // loops.num_shards) * loops.num_shards}."
             )
 

@@ -51,7 +51,8 @@ def check_opening(name: str, random_plies: int, fewest_random_plies: int | None,
     """
     if not 0 <= random_plies <= most:
         raise UsageError(
-            f"{name}: random_plies={random_plies} must lie between 0 and {most}, so that a move is left."
+            f"{name}: random_plies={random_plies} must lie between 0 and {most}, so that at least one move is "
+            "left."
         )
     if fewest_random_plies is not None and not 0 <= fewest_random_plies <= random_plies:
         raise UsageError(

@@ -130,7 +130,7 @@ def _warn_of_far_actions(env: Environment | HostEnvironment) -> None:
 def _warn_of_no_end(name: str, num_steps: int) -> None:
     warnings.warn(
         f"{name}: no episode ended in {num_steps} random steps. A run has no return before an episode ends, and "
-        "an evaluation waits for one. hint: let step return terminated, or limit the time, as in "
+        "an evaluation waits for one. hint: let step return terminated, or limit the number of steps, as in "
         f"rollmill.time_limit(env, {TYPICAL_LIMIT}).",
         stacklevel=3,
     )

@@ -154,7 +154,7 @@ def check_no_auto_reset(env: Environment, record: PlayedSteps) -> None:
     if _return_first_ones(record, done) or _return_first_ones(_without_clock(record), terminated):
         raise ContractError(
             f"{env.name}: every step that ended an episode returned a state and an observation like those of "
-            "reset, expected the final ones. hint: leave resets to rollmill.envs.auto_reset."
+            "reset, expected the final ones of the episode. hint: leave resets to rollmill.envs.auto_reset."
         )
 
 
@@ -195,7 +195,7 @@ def check_vmapped(env: Environment, record: PlayedSteps) -> None:
     if different is not None:
         raise ContractError(
             f"{env.name}: Timestep{different} differs between a single step and a step under jax.vmap, expected "
-            "the same. hint: look for operations that mix environments, or for custom_vmap."
+            "the same values. hint: look for operations that mix environments, or for custom_vmap."
         )
 
 

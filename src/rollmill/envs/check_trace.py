@@ -196,7 +196,7 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
     if jax.tree.structure(observation) != jax.tree.structure(expected):
         raise ContractError(
             f"{env.name}: the observation is {outline(observation)}, but observation_space "
-            f"{env.observation_space} means {outline(expected)}. hint: make them equal."
+            f"{env.observation_space} declares {outline(expected)}. hint: change the observation or the space."
         )
     for path, leaf, space_leaf in _paired_leaves(observation, expected):
         if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
@@ -217,7 +217,7 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
     possible = possible_masks(env)
     if possible is None:
         raise ContractError(
-            f"{env.name}: action_mask was given for the action space {env.action_space}, expected a Discrete or "
+            f"{env.name} has an action_mask, but its action space is {env.action_space}, expected a Discrete or "
             "MultiDiscrete space. hint: leave action_mask out."
         )
     expected = jax.tree.map(lambda choices: jax.ShapeDtypeStruct(choices.shape, jnp.bool_), possible)
@@ -241,7 +241,9 @@ def check_kinds(env: Environment) -> None:
     names = [kind.name for kind in env.agents]
     if len(set(names)) < len(names) or any(kind.count < 1 for kind in env.agents):
         counts = ", ".join(f"{kind.name}: {kind.count}" for kind in env.agents)
-        raise ContractError(f"{env.name}: agents are {counts}, expected different names and counts of at least 1.")
+        raise ContractError(
+            f"{env.name}: agents are {counts}, expected kinds with different names and at least one agent each."
+        )
     expected = dict(zip(("observation_space", "action_space"), joint_spaces(env.agents), strict=True))
     for what, space in expected.items():
         types = _struct_of(env, what, getattr(env, what))
@@ -267,19 +269,20 @@ def check_players(env: Environment, traced: Traced) -> None:
     """Checks that an environment has one or two players, and that `to_move` returns one int32 if there are two."""
     if env.num_players not in (1, 2):
         raise ContractError(
-            f"{env.name}: num_players is {env.num_players}, expected 1 or 2. hint: agents that act at the same "
-            "time may be more."
+            f"{env.name}: num_players is {env.num_players}, expected 1 or 2. hint: for agents that act at the "
+            "same time, use agents instead."
         )
     if env.num_players == 2 and env.agents:
         raise ContractError(
-            f"{env.name}: agents and num_players=2 were given, expected one of them. Players take turns, and "
-            "agents act at the same time."
+            f"{env.name} has agents and num_players=2, expected one of them. Players take turns, and agents act "
+            "at the same time."
         )
     if (env.to_move is None) != (env.num_players == 1):
         given = "no to_move" if env.to_move is None else "to_move"
         raise ContractError(
-            f"{env.name}: num_players={env.num_players} and {given} were given. A two-player environment needs "
-            "to_move, which maps state and params to the player to move, and others must not have it."
+            f"{env.name} has num_players={env.num_players} and {given}. A two-player environment needs to_move, "
+            "a function from state and params to the player who moves next, and other environments must not "
+            "have it."
         )
     if env.to_move is None:
         return
@@ -298,7 +301,9 @@ def _check_active(env: Environment, types: Any) -> None:
     flags = {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.bool_) for kind in env.agents}
     expected = {name: flag for name, flag in flags.items() if name in types} if isinstance(types, dict) else {}
     if not expected or not _same_types(types, expected):
-        raise ContractError(f"{env.name}: active returned {outline(types)}, expected some of {outline(flags)}.")
+        raise ContractError(
+            f"{env.name}: active returned {outline(types)}, expected one or more of {outline(flags)}."
+        )
 
 
 def _check_central(env: Environment, types: Any) -> None:
@@ -313,8 +318,8 @@ def check_no_callbacks(env: Environment, traced: Traced) -> None:
             name = equation.primitive.name
             if any(part in name for part in HOST_PRIMITIVES):
                 raise ContractError(
-                    f"{env.name}: {what} calls the host ({name}), expected a function of its arguments alone. "
-                    "hint: remove the call, or make the environment a HostEnvironment. At "
+                    f"{env.name}: {what} calls the host ({name}), expected a function that depends only on its "
+                    "arguments. hint: remove the call, or make the environment a HostEnvironment. At "
                     f"{user_frame_of(equation)}"
                 )
 
@@ -335,9 +340,9 @@ def check_purity(env: Environment, traced: Traced) -> None:
     for what, (first, second) in again.items():
         if not _same_program(first, second):
             raise ContractError(
-                f"{env.name}: {what} is not a pure function: two calls with the same arguments differ. It reads "
-                "a value that changes outside its arguments (a Python attribute, random numbers of NumPy or "
-                "Python, the time). hint: keep that value in the state, and draw random numbers from the key."
+                f"{env.name}: {what} is not a pure function: two calls with the same arguments returned "
+                "different results. It may read a Python attribute that changes, random numbers of NumPy or "
+                "Python, or the time. hint: keep such values in the state, and draw random numbers from the key."
             )
 
 
@@ -375,8 +380,8 @@ def warn_of_weak_types(env: Environment) -> None:
     if weak:
         warnings.warn(
             f"{env.name}: these parts are weakly typed, because they come from Python numbers: "
-            f"{', '.join(weak)}. They are cast to fixed dtypes, and training works. hint: write "
-            "jnp.asarray(value, jnp.float32), or another dtype, to choose the type yourself.",
+            f"{', '.join(weak)}. Training works, and casts them to fixed dtypes. hint: to choose the dtype "
+            "yourself, write jnp.asarray(value, jnp.float32), or use another dtype.",
             stacklevel=3,
         )
 
@@ -407,8 +412,8 @@ def _struct_of(env: Environment, what: str, space: spaces.Space) -> Any:
 def _check_same_structure(name: str, what: str, reset: Any, step: Any) -> None:
     if jax.tree.structure(reset) != jax.tree.structure(step):
         raise ContractError(
-            f"{name}: the structure of the {what} changes: reset returns {outline(reset)}, step returns "
-            f"{outline(step)}. Expected the same."
+            f"{name}: reset and step return different structures of the {what}: reset returns {outline(reset)}, "
+            f"and step returns {outline(step)}."
         )
 
 

@@ -193,9 +193,7 @@ def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, .
     means = structure.flatten_up_to(statistics.mean)
     shapes = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}
     if len(shapes) > 1:
-        raise UsageError(
-            f"the leaves of the batch have different leading axes: {sorted(shapes)}. Expected the same for all."
-        )
+        raise UsageError(f"the leaves of the batch must have the same leading axes, got {sorted(shapes)}.")
     return shapes.pop() if shapes else None
 
 

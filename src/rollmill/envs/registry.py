@@ -274,7 +274,8 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
         return as_environment(make(env, **options))
     if options:
         raise UsageError(
-            f"the options {', '.join(options)} need an environment given by its id, got a {type(env).__name__}."
+            f"the options {', '.join(options)} apply only to an environment selected by its id, got a "
+            f"{type(env).__name__}."
         )
     match env:
         case Environment():

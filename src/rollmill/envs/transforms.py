@@ -112,7 +112,10 @@ def auto_reset(env: Environment) -> Environment:
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         timestep = as_timestep(env.name, env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params))
         if "final_observation" in timestep.info:
-            raise UsageError(f"{env.name} already resets itself. hint: leave out one of the two auto_reset.")
+            raise UsageError(
+                f"{env.name} already resets itself, so auto_reset must not be applied twice. hint: leave one "
+                "auto_reset out."
+            )
         done = jnp.asarray(timestep.terminated | timestep.truncated)
         with traced("reset"):
             observation, state = restart(done, key, params, (timestep.observation, timestep.state))
@@ -257,8 +260,8 @@ def _check_compiled(transform: str, env: Any, alternative: str) -> None:
         )
     if not isinstance(env, Environment):
         raise UsageError(
-            f"{transform} needs an environment, got a {type(env).__name__}. hint: rollmill.make creates one from "
-            "an id."
+            f"{transform} needs an environment, got a {type(env).__name__}. hint: rollmill.make creates an "
+            "environment from an id."
         )
 
 
@@ -312,8 +315,8 @@ def _params_axes(env: Environment, params: Params, num_envs: int) -> list[int | 
     expected, structure = jax.tree_util.tree_flatten_with_path(env.params)
     if jax.tree.structure(params) != structure:
         raise UsageError(
-            f"{env.name}: params has the structure {jax.tree.structure(params)}, expected {structure}, that of "
-            "the environment's own params."
+            f"{env.name}: params has the structure {jax.tree.structure(params)}, expected the structure of the "
+            f"environment's default params, {structure}."
         )
     return [
         _leaf_axis(env.name, jax.tree_util.keystr(path), jnp.shape(shared), jnp.shape(given), num_envs)

@@ -68,8 +68,8 @@ def open_nvml() -> Iterator[Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise UsageError(
-            f"this process cannot use an NVIDIA GPU: {error}. hint: install the NVIDIA driver, and make a GPU "
-            "visible to this process; `nvidia-smi` lists them."
+            f"this process cannot use an NVIDIA GPU: {error}. hint: install the NVIDIA driver, and make one of "
+            "the GPUs that `nvidia-smi` lists visible to this process."
         ) from error
     try:
         yield pynvml
@@ -110,9 +110,9 @@ def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
     computing = tuple(gpu for gpu in gpus if gpu.slices or not gpu.mig)
     if not computing:
         raise UsageError(
-            f"GPU {gpus[0].index} has MIG enabled but no slices, so that no program can run on it. hint: "
-            "`rollmill gpu partition --slices 7` prints the commands that create slices, and `nvidia-smi -mig 0` "
-            "disables MIG."
+            f"GPU {gpus[0].index} has MIG enabled but no slices, so no program can run on it. hint: `rollmill "
+            "gpu partition --slices 7` prints the commands that create slices, and `nvidia-smi -mig 0` disables "
+            "MIG."
         )
     return computing
 

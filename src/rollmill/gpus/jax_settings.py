@@ -40,9 +40,9 @@ def check_platform() -> None:
         name = "JAX_PLATFORMS" if chosen == os.environ.get("JAX_PLATFORMS") else "jax_platforms"
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu. For NVIDIA GPUs, "
-            "install the JAX CUDA packages by `pip install -e '.[cuda]'`, and check for free memory with "
-            "nvidia-smi."
+            f"JAX cannot start with {name}={chosen}: {reason} hint: unset {name}, or set it to cpu. For NVIDIA "
+            "GPUs, install the JAX CUDA packages with `pip install -e '.[cuda]'`, and check for free memory "
+            "with nvidia-smi."
         ) from error
 
 
@@ -50,8 +50,9 @@ def check_compiled() -> None:
     """Raises a `UsageError` if JAX_DISABLE_JIT is set, since JAX would then interpret every operation."""
     if jax.config.values["jax_disable_jit"]:
         raise UsageError(
-            "JAX_DISABLE_JIT is set, which runs each operation separately and thousands of times slower. hint: "
-            "unset it. rollmill.check_environment and `rollmill doctor RUN` find the line of an error."
+            "JAX_DISABLE_JIT is set, so each operation would run separately, and training would be thousands of "
+            "times slower. hint: unset it. To find the line of an error, use rollmill.check_environment or "
+            "`rollmill doctor RUN`."
         )
 
 

@@ -47,7 +47,7 @@ def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
     if not layouts:
         raise UsageError(
             f"GPU {gpu.index} ({gpu.name}) cannot be divided into {slices} equal slices: it does not support "
-            "MIG, or has no such profile. hint: `rollmill sweep` can share the GPU by MPS without MIG."
+            "MIG, or has no such profile. hint: `rollmill sweep` can share the GPU through MPS without MIG."
         )
     return max(layouts, key=lambda layout: (layout.multiprocessors, layout.memory_bytes))
 

@@ -122,8 +122,8 @@ def check_fraction(name: str, fraction: float, memory: Sequence[GpuMemory]) -> N
         if fraction * each.total > each.free - MIN_FREE / 2:
             fits = max(0.0, free_share(each))
             raise DeviceMemoryError(
-                f"{name} allocates {format_bytes(int(fraction * each.total))} at once, and {each}. hint: "
-                f"{fits:.2f} would fit, and without this option memory is allocated on demand."
+                f"{name} allocates {format_bytes(int(fraction * each.total))} at once, but {each}. hint: "
+                f"{fits:.2f} would fit. Without this option, memory is allocated on demand."
             )
 
 

@@ -91,11 +91,11 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
     sliced, missing = any(gpu.slices for gpu in gpus), find_mps()
     if wanted == "mig" and not sliced:
         raise UsageError(
-            "gpu_sharing=mig: no GPU has slices. hint: `rollmill gpu partition --slices 7` prints the commands "
-            "that create them, and gpu_sharing=mps needs none."
+            "gpu_sharing=mig needs MIG slices, but no GPU has any. hint: `rollmill gpu partition --slices 7` "
+            "prints the commands that create slices. gpu_sharing=mps needs no slices."
         )
     if wanted == "mps" and missing is not None:
-        raise UsageError(f"gpu_sharing=mps: {missing}. hint: gpu_sharing=turns has no requirements.")
+        raise UsageError(f"gpu_sharing=mps: {missing}. hint: use gpu_sharing=turns, which has no requirements.")
     if wanted != "auto":
         return wanted, "as asked"
     if sliced:

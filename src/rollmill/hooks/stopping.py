@@ -114,8 +114,9 @@ def _check_that_it_exists(metric: str, event: TrainingEvent) -> None:
     match event:
         case TrainingStarted() if evaluated and event.config["options"]["evaluate_every"] is None:
             raise UsageError(
-                f"early_stopping waits for {metric!r}, but the run has no evaluations. hint: pass evaluate_every, "
-                f"the number of environment steps between two evaluations, or compare {TRAINING_RETURN!r}."
+                f"early_stopping waits for {metric!r}, but the run has no evaluations. hint: pass "
+                "evaluate_every, the number of environment steps between two evaluations, or use the metric "
+                f"{TRAINING_RETURN!r}."
             )
         case MetricsLogged(row=row) if not evaluated and metric not in row:
             raise unknown_name("metric", metric, row)

@@ -60,7 +60,7 @@ def _tracker(name: str, others: Trackers) -> Hook:
         return _own(name)
     known = {**TRACKERS, **others}
     if name not in known:
-        raise unknown_name("tracker", name, known, hint="A function of your own: module:function.")
+        raise unknown_name("tracker", name, known, hint="For a function of your own, use module:function.")
     return known[name]()
 
 
@@ -75,8 +75,8 @@ def _own(name: str) -> Hook:
         raise UsageError(failed_import(module, error)) from error
     if not callable(function):
         raise UsageError(
-            f"track={name}: the module {module} has no function {attribute!r}. hint: def {attribute}(directory, "
-            "line)"
+            f"track={name}: the module {module} has no function {attribute!r}. hint: define "
+            f"{attribute}(directory, line)."
         )
     return partial(_pass_on, function, [])
 

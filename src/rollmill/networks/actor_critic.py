@@ -255,7 +255,8 @@ def actor_critic(
     if config.shared_torso:
         if critic_space not in (None, observation_space):
             raise UsageError(
-                "shared_torso=True needs a critic with the same observations as the actor. hint: leave it off."
+                "shared_torso=True needs a critic with the same observations as the actor. hint: leave "
+                "shared_torso off."
             )
         return SharedActorCritic(torso, actor, linear(critic_key, torso.out_features, 1, gain=1.0))
     critic_torso = complete_torso(critic_torso_key, critic_space or observation_space, config)

@@ -149,7 +149,7 @@ def stochastic_actor(
     if not config.learn_std:
         raise UsageError(
             "learn_std=False is not supported, because this policy learns a standard deviation for each state. "
-            "hint: leave it on."
+            "hint: leave learn_std on."
         )
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config)

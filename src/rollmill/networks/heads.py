@@ -215,8 +215,8 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
     # bound.
     if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
         raise UsageError(
-            "actions can only be squashed if every dimension has a finite lower and a larger upper bound, got "
-            f"{space}. hint: give the Box bounds, or leave squash_actions off."
+            f"squash_actions needs a finite lower bound and a larger upper bound for every action, got {space}. "
+            "hint: give the Box such bounds, or leave squash_actions off."
         )
     return tuple(low.tolist()), tuple(high.tolist())
 
@@ -226,7 +226,7 @@ def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Flo
     if mask is None:
         return logits
     if mask.shape != logits.shape:
-        raise UsageError(f"the action mask has shape {mask.shape}, expected that of the logits, {logits.shape}.")
+        raise UsageError(f"the action mask has shape {mask.shape}, but the logits have shape {logits.shape}.")
     return jnp.where(mask, logits, MASKED_LOGIT)
 
 

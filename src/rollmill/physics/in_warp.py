@@ -138,8 +138,8 @@ class WarpRobots:
             model = self._simulator.put_model(self._compiled)
         except NotImplementedError as error:
             raise NotCovered(
-                f"MuJoCo Warp does not support a part of the robot: {first_line(error)}. hint: physics='mujoco' "
-                "steps it by C MuJoCo, on the host."
+                f"MuJoCo Warp does not support a part of the robot: {first_line(error)}. hint: use "
+                "physics='mujoco', which steps the robot with C MuJoCo on the host."
             ) from None
         model.opt.graph_conditional = False  # the number of iterations is small, so that few end early
         model.opt.warn_overflow = 0  # `advance` reports it
@@ -255,8 +255,8 @@ def _import_warp() -> tuple[Any, Any]:
         ) from None
     except Exception as error:
         raise UsageError(
-            f"the packages of physics='warp' cannot be imported ({type(error).__name__}: {first_line(error)}): "
-            f"{install_command('warp')} installs the versions that belong together."
+            f"the packages of physics='warp' cannot be imported ({type(error).__name__}: {first_line(error)}). "
+            f"hint: {install_command('warp')} installs compatible versions."
         ) from None
     return warp, mujoco_warp
 

@@ -134,15 +134,15 @@ def _import_mujoco() -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == "mujoco":
             version = ".".join(platform.python_version_tuple()[:2])
             raise UsageError(
-                f"robots need the package mujoco ({error}): {install_command('robots')}. If pip finds no version "
-                f"of it for Python {version} on {platform.machine()}, use a Python for which PyPI has wheels of "
-                "mujoco."
+                f"robots need the package mujoco ({error}): {install_command('robots')}. If pip finds no "
+                f"version of mujoco for Python {version} on {platform.machine()}, use a Python version for "
+                "which PyPI has mujoco wheels."
             ) from None
         # Importing MuJoCo also loads the renderer that MUJOCO_GL selects.
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(
-            f"the package mujoco cannot be imported with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} ({reason}). "
-            "hint: MUJOCO_GL=disable imports it without OpenGL."
+            f"the package mujoco cannot be imported with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} "
+            f"({reason}). hint: set MUJOCO_GL=disable to import it without OpenGL."
         ) from None
     return mujoco
 
@@ -164,7 +164,8 @@ def _compiled(mujoco: Any, source: Any) -> Any:
     is_text = isinstance(source, str) and source.lstrip().startswith("<")
     if not is_text and not Path(source).is_file():
         raise UsageError(
-            f"there is no robot at {str(source)!r}. hint: give the path of an MJCF or URDF file, or its content."
+            f"there is no robot at {str(source)!r}. hint: give the path of an MJCF or URDF file, or the content "
+            "of such a file."
         )
     try:
         if is_text:

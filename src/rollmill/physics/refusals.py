@@ -129,9 +129,9 @@ def _refuse_joints(mujoco: Any, compiled: Any) -> None:
         if kind in _scalar_joints(mujoco):
             continue
         if np.any(compiled.jnt_stiffness[index]):
-            raise UsageError(f"springs of free and ball joints are not supported, but {name!r} has one.")
+            raise UsageError(f"the joint {name!r} is a free or ball joint with a spring, which is not supported.")
         if compiled.jnt_limited[index]:
-            raise UsageError(f"limits of ball joints are not supported, but {name!r} has one.")
+            raise UsageError(f"the ball joint {name!r} has limits, which are not supported.")
 
 
 def _refuse_equalities(mujoco: Any, compiled: Any) -> None:

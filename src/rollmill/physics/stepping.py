@@ -55,7 +55,7 @@ def initial_state(
     }
     for name, (size, values) in given.items():
         if values is not None and np.shape(values) != (size,):
-            raise UsageError(f"the robot has {size} {name}, got an array of shape {np.shape(values)}.")
+            raise UsageError(f"the robot has {size} {name}, but the array has shape {np.shape(values)}.")
     at = jnp.asarray(structure.initial_positions if positions is None else positions, float)
     moving = jnp.zeros(structure.num_velocities) if rates is None else jnp.asarray(rates, float)
     readings = jnp.zeros(structure.num_readings)

@@ -151,8 +151,14 @@ def find_plan(
     found = list_candidates(request, machine, workload)
     if (most := most_stepping(machine, workload)) > machine.cores:
         share, cores = f"{workload.waiting:.0%}", machine.cores
-        say(f"a step waits for {share} of its time: up to {most} processes step environments, on {cores} cores")
-    say(f"{len(found)} candidates in {request.budget:g} s; one is always measured, even if that takes longer")
+        say(
+            f"steps of the environment wait for {share} of their time, so the search tries up to {most} "
+            f"processes on {cores} cores"
+        )
+    say(
+        f"the search has {len(found)} candidates and takes {request.budget:g} s; it always measures one "
+        "candidate, even if that takes longer"
+    )
     with stop_on_signals() as stop:
         trials = ProcessTrials(
             graph_of,

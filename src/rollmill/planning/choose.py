@@ -52,9 +52,9 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
         return Plan(plan.partition, "threads")
     raise UsageError(
         f"this algorithm has its own {' and '.join(custom)}, created in Python, which other processes cannot "
-        f"create, but place={plan.place} has several. hint: place='threads' stays in this process, or register "
-        "these parts (rollmill.register, register_network, register_algorithm) in a module that the program "
-        "imports."
+        f"create, but place={plan.place} has several processes. hint: use place='threads', which stays in this "
+        "process, or register these parts (rollmill.register, register_network, register_algorithm) in a module "
+        "that the program imports."
     )
 
 
@@ -95,11 +95,11 @@ def _partition(options: PlacementOptions) -> Partition:
     partition = find_distribution(options.distribution)(counts)
     for name in given:
         if name not in counts.used:
-            used = ", ".join(count for count in COUNTS if count in counts.used) or "no count"
+            used = ", ".join(count for count in COUNTS if count in counts.used) or "no counts"
             raise UsageError(
-                f"{name}={given[name]} has no effect, because the distribution policy {options.distribution} has "
-                f"no such groups (it uses {used}). hint: leave it out, or choose another distribution policy; "
-                "`rollmill plan` lists them."
+                f"{name}={given[name]} has no effect, because the distribution policy {options.distribution} "
+                f"uses {used}. hint: leave it out, or choose another distribution policy. `rollmill plan` lists "
+                "the policies."
             )
     return partition
 
@@ -133,8 +133,8 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     if options.cluster == HOSTS and len(plan.partition.groups) != 1:
         raise UsageError(
             f"cluster={HOSTS} trains on a mesh, whose processes all run the same program, but "
-            f"{plan.partition.name} has {len(plan.partition.groups)} groups. hint: distribution=gpu-only, or "
-            "cluster=auto for Ray."
+            f"{plan.partition.name} has {len(plan.partition.groups)} groups. hint: use distribution=gpu-only, "
+            "or cluster=auto for Ray."
         )
     by_ray = plan.place == "ray" or options.cluster not in (None, HOSTS)
     if options.host is not None and not by_ray:
@@ -147,8 +147,8 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     partition = plan.partition
     if partition.apart("gradients", "update") and not partition.synchronous and _drifting(graph, partition):
         raise UsageError(
-            f"{partition.name}, asynchronous, sends only gradients to the update, so the counts and averages "
-            f"that {graph.settings['algorithm']} updates while it prepares a batch would diverge. hint: "
+            f"asynchronous {partition.name} sends only gradients to the update, so the counts and averages that "
+            f"{graph.settings['algorithm']} updates while it prepares a batch would diverge. hint: "
             f"{_without_statistics(graph)}."
         )
     _check_rollouts(partition, graph)
@@ -168,14 +168,14 @@ def _check_rollouts(partition: Partition, graph: Graph) -> None:
     """Raises a `UsageError` if asynchronous actors would collect what the algorithm cannot learn from."""
     if graph.replay is not None and not partition.holder("gradients").synchronous:
         raise UsageError(
-            f"{partition.name}, asynchronous, would keep part of the replay memory of "
+            f"asynchronous {partition.name} would keep part of the replay memory of "
             f"{graph.settings['algorithm']} in each actor, but checkpoints do not include asynchronous actors. "
             "hint: leave asynchronous out, or choose another distribution policy, such as single-learner-coarse."
         )
     if graph.settings.get("config", {}).get("pool_size") and not partition.holder("policy").synchronous:
         raise UsageError(
-            f"{partition.name}, asynchronous, would learn from rollouts by opponents of earlier iterations as if "
-            "the newest weights had acted. hint: leave asynchronous or pool_size out."
+            f"asynchronous {partition.name} would learn from rollouts of earlier opponents as if the newest "
+            "weights had acted. hint: leave asynchronous or pool_size out."
         )
 
 
@@ -185,14 +185,14 @@ def _check_learning_apart(partition: Partition, graph: Graph) -> None:
         return
     if graph.adapt is not None:
         raise UsageError(
-            f"{partition.name} sends gradients to the update but not the metrics by which desired_kl adapts the "
-            "learning rate. hint: leave desired_kl out, or choose another distribution policy, such as "
+            f"{partition.name} sends gradients to the update but not the metrics that desired_kl needs to adapt "
+            "the learning rate. hint: leave desired_kl out, or choose another distribution policy, such as "
             "single-learner-coarse."
         )
     ends_early = graph.keep_learning is not None and graph.end_iteration is not None
     if not partition.synchronous and ends_early:
         raise UsageError(
-            f"{partition.name}, asynchronous, applies gradients as they arrive, so an iteration that ends early, "
+            f"asynchronous {partition.name} applies gradients as they arrive, so an iteration that ends early, "
             "as with target_kl, would delay the schedule of the learning rate. hint: leave asynchronous or "
             "target_kl out, or use a constant learning rate."
         )

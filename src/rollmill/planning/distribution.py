@@ -131,7 +131,10 @@ def find_distribution(name: str) -> DistributionPolicy:
         return _own(name)
     if name not in _POLICIES:
         raise unknown_name(
-            "distribution policy", name, list_distributions(), hint="For one of your own: module:function."
+            "distribution policy",
+            name,
+            list_distributions(),
+            hint="For a function of your own, use module:function.",
         )
     return _POLICIES[name]
 

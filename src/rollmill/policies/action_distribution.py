@@ -75,7 +75,7 @@ class ActionDistribution(eqx.Module):
         array, found = batched("the action", expected, action)
         if found != self.batch_shape:
             raise UsageError(
-                f"the action has the leading axes {list(found)}, expected those of the distribution, "
+                f"the action has the leading axes {list(found)}, but the distribution has the leading axes "
                 f"{list(self.batch_shape)}."
             )
         return self._lift(lambda one, each: one.log_prob(each), jax.tree.map(jnp.asarray, array))

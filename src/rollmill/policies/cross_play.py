@@ -80,7 +80,7 @@ def roles_in_turn(env: AnyEnvironment, roles: Sequence[str] = ()) -> list[tuple[
             raise unknown_name("kind of agents in roles", str(name), kinds)
     if set(roles) == set(kinds):
         raise UsageError(
-            f"roles={' '.join(roles)} leaves no role to the other policy. hint: list fewer of "
+            f"roles={' '.join(roles)} leaves no role for the other policy. hint: list fewer of "
             f"{' and '.join(kinds)}."
         )
     return [tuple(name for name in kinds if name in roles)]
@@ -119,7 +119,8 @@ def cross_play(
     if not (names := coerce("roles", tuple[str, ...], tuple(roles))):
         kinds = " or ".join(kind.name for kind in found.agents)
         raise UsageError(
-            f"against needs roles, the kinds of agents that the run itself plays. hint: roles=[...] with {kinds}."
+            "against needs roles, the kinds of agents that the run itself plays. hint: pass roles=[...] with "
+            f"some of {kinds}."
         )
     (own,) = roles_in_turn(found, names)
     sides = [_side(side, found, stochastic=stochastic) for side in (loaded, against)]

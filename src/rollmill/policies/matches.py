@@ -118,7 +118,7 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
     game = environment_of(loaded, env, env_options)
     if isinstance(game, HostEnvironment) or game.num_players != 2:
         raise UsageError(
-            f"{game.name} is not a two-player game. hint: evaluate it without an opponent, over episodes."
+            f"{game.name} is not a two-player game. hint: evaluate the policy over episodes, without an opponent."
         )
     return game
 
@@ -154,7 +154,8 @@ def _player(side: LoadedRun | str, env: Environment, rules: EnvironmentFunctions
     if _state_type(graph) != _state_type(rules):
         algorithm = side.graph.settings["algorithm"]
         raise UsageError(
-            f"{algorithm} adds to the state of {env.name}, and such a policy cannot play matches yet."
+            f"policies of {algorithm} cannot play matches yet, because {algorithm} adds to the state of "
+            f"{env.name}."
         )
     policy = graph.acting(stochastic=stochastic)
     return Player(policy, side.weights, graph.action_mask, graph.start_memory)

@@ -131,7 +131,7 @@ def restore_run(
         restored = checkpoints.restore(shapes, iteration=chosen, check=check, given=given)
     if restored is None:
         raise CheckpointError(
-            f"{run.root} has no checkpoint yet. hint: `{run.command('resume')}` starts it from the beginning."
+            f"{run.root} has no checkpoint yet. hint: `{run.command('resume')}` starts the run from the beginning."
         )
     return RestoredRun(run, graph, options.seeds, restored)
 
@@ -237,7 +237,9 @@ def evaluate(
     if against is None:
         return evaluate_run(loaded, stochastic=stochastic, record=record, **played)
     if record is not None:
-        raise UsageError("record writes episodes of one policy, but against adds another. hint: omit one of them.")
+        raise UsageError(
+            "record writes the episodes of one policy, but against adds another. hint: leave one of them out."
+        )
     from rollmill.policies.cross_play import cross_play, load_partner
 
     partner = load_partner(against, checkpoint=against_checkpoint, **source)
@@ -266,8 +268,8 @@ def evaluate_rule(
     """
     if env is None:
         raise UsageError(
-            f"{shown_rule(policy)} needs an environment to play in. hint: --env ID on the command line, env= in "
-            "Python."
+            f"{shown_rule(policy)} needs an environment to play in. hint: use --env ID on the command line, or "
+            "env= in Python."
         )
     import_modules(imports)
     env = as_environment(env, env_options)
@@ -305,7 +307,8 @@ def refuse_options_alone(env_options: Options) -> None:
     if env_options:
         raise UsageError(
             f"the options {', '.join(env_options)} need the name of another environment, because the run's own "
-            "environment keeps the options of its training. hint: --env ID on the command line, env= in Python."
+            "environment keeps the options of the training. hint: use --env ID on the command line, or env= in "
+            "Python."
         )
 
 
@@ -386,5 +389,5 @@ def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
         same = own == other if name == "actions" else struct(own) == struct(other)
         if not same:
             raise UsageError(
-                f"{env.name} has other {name} than the policy's training environment: {other}, expected {own}."
+                f"{env.name} and the policy's training environment have different {name}: {other}, expected {own}."
             )

@@ -125,7 +125,7 @@ class Policy:
         own, other = (jax.tree.map(np.shape, tree) for tree in (self.weights, weights))
         if own != other:
             raise UsageError(
-                "these weights have another structure or other shapes than the policy's weights. hint: map over "
+                "these weights must have the same structure and shapes as the policy's weights. hint: map over "
                 "policy.weights with jax.tree.map."
             )
         policy = copy(self)
@@ -353,8 +353,8 @@ class Policy:
         if position is None:
             raise UsageError(
                 "this policy searches from a state of the environment, which an observation does not contain. "
-                "hint: policy.action(observation, position=rollmill.position(env, state)), or search=False for "
-                "the action of the network alone. rollmill.evaluate and rollmill.match play whole games."
+                "hint: use policy.action(observation, position=rollmill.position(env, state)), or search=False "
+                "for the action of the network alone. rollmill.evaluate and rollmill.match play whole games."
             )
         return _shaped_like("the position", known_struct(self._loaded.graph), position, batch)
 

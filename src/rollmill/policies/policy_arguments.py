@@ -61,7 +61,7 @@ def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tu
     arrays = _over(name, expected, given, shapes)
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{path} {list(shape)}" for path, shape in shapes.items())
-        raise UsageError(f"the parts of {name} have different leading axes: {found}. Expected the same for all.")
+        raise UsageError(f"the parts of {name} must have the same leading axes, got {found}.")
     return arrays, next(iter(shapes.values()), ())
 
 
@@ -72,7 +72,7 @@ def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, ba
     arrays, found = batched(name, expected, given)
     if found != batch and jax.tree.leaves(expected):
         raise UsageError(
-            f"{name} has the leading axes {list(found)}, expected those of the observation, {list(batch)}."
+            f"{name} has the leading axes {list(found)}, but the observation has the leading axes {list(batch)}."
         )
     return arrays
 

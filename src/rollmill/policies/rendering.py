@@ -214,8 +214,8 @@ def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> 
         if options:
             raise UsageError(
                 f"the options {', '.join(options)} need the name of another environment, because the run's own "
-                "environment keeps the options of its training. hint: --env ID on the command line, env= in "
-                "Python."
+                "environment keeps the options of the training. hint: use --env ID on the command line, or env= "
+                "in Python."
             )
         env, options = graph.settings["environment"], graph.settings.get("environment_options", NO_OPTIONS)
         try:

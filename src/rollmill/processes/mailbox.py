@@ -58,8 +58,8 @@ class Mailbox:
             raise Abandoned("the coordinator asked this worker to stop.")
         if self._overflowing is not None:
             raise UsageError(
-                f"too many messages of kind {self._overflowing!r} were not taken: more than {MAX_UNTAKEN:,}, or "
-                "a gigabyte. A worker must take its messages with `latest` or `wait`."
+                f"a worker has left too many messages of kind {self._overflowing!r} unread: more than "
+                f"{MAX_UNTAKEN:,}, or a gigabyte. A worker must read its messages with `latest` or `wait`."
             )
 
     def latest(self, kind: str) -> WorkerMessage | None:

@@ -106,7 +106,7 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
     named = {job.name: job for job in jobs}
     if len(named) != len(jobs):
         raise UsageError(
-            f"{len(jobs)} jobs have only {len(named)} different names. hint: give each a name of its own."
+            f"{len(jobs)} jobs have only {len(named)} different names. hint: give each job a different name."
         )
     return named
 

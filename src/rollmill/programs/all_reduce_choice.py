@@ -74,13 +74,13 @@ def choose_all_reduce(
 
 def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshAllReduce:
     if way == "host" and host is None:
-        raise UsageError("reduction=host needs several processes, but this run has one. hint: reduction=auto.")
+        raise UsageError("reduction=host needs several processes, but this run has one. hint: use reduction=auto.")
     try:
         return mesh_all_reduce(mesh, way, host, num_parameters=num_parameters)
     except NoPeerMemory as reason:
         raise UsageError(
-            f"reduction={way}, given now or chosen when the run began, is not possible here: {reason}. hint: "
-            "reduction=auto."
+            f"reduction={way}, requested now or chosen when the run began, is not possible here: {reason}. "
+            "hint: use reduction=auto."
         ) from reason
 
 

@@ -262,7 +262,7 @@ class _Chooser:
                 "only one"
             )
         if self._is_free and (reason := self.backend.gradients_too_long(step)) is not None:
-            raise CannotFuse(f"{reason}. fusion=full fuses anyway")
+            raise CannotFuse(f"{reason}. Use fusion=full to fuse anyway")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(
             num_kernel_rows(self.graph, step, *shapes),
@@ -280,7 +280,7 @@ class _Chooser:
     def _check_pressure(self, pressure: Pressure) -> None:
         """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options request it."""
         if self._is_free and (reason := self.backend.hopeless(pressure)) is not None:
-            raise CannotFuse(f"{reason}. fusion=rollout fuses anyway")
+            raise CannotFuse(f"{reason}. Use fusion=rollout to fuse anyway")
 
     def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
         shapes, device = self._example_shapes, self.place.device

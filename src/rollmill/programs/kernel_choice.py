@@ -60,7 +60,7 @@ def choose_kernels(
     if fusion == "auto" and launches is None and is_too_short(graph, device.platform, num_seeds):
         steps = f"{num_env_steps(graph) * num_seeds:,} environment steps"
         note = f"nothing is fused: {steps} are too few to make up for the search for the fastest kernels"
-        return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full fuses anyway")
+        return plain if device.platform == "cpu" else plain.with_note(f"{note}. Use fusion=full to fuse anyway")
     # imported here, because most runs do not need the compiler
     from rollmill.programs.fused_kernels import choose_fused
     from rollmill.programs.tuning import Tuner

@@ -119,7 +119,7 @@ def play_match(
             if not done.all():
                 raise UsageError(
                     f"{game.name}: {int((~done).sum())} of {batch} games did not end within {MAX_PLIES} plies. "
-                    "hint: rollmill.time_limit(env, max_steps)."
+                    "hint: use rollmill.time_limit(env, max_steps)."
                 )
             results.append(np.sign(result if moves_first else -result).astype(np.int32))
     return MatchResult(*(np.concatenate(results)[:pairs] for results in played))

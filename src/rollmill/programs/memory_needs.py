@@ -107,8 +107,8 @@ def check_message_size(size: ReplaySize, *, place: str, replicas: int) -> None:
     fits = int(size.steps * limit * parts / size.total)
     raise UsageError(
         f"the replay memory of {size.steps:,} steps takes {format_bytes(size.total)}, but workers with "
-        f"place={place} save it in messages of at most {format_bytes(limit)}. hint: buffer_size={fits} would "
-        "fit, or place=program."
+        f"place={place} save it in messages of at most {format_bytes(limit)}. hint: use buffer_size={fits}, "
+        "which would fit, or place=program."
     )
 
 

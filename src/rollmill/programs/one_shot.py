@@ -38,7 +38,7 @@ def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduc
 
 def _check(mesh: Mesh, num_parameters: int) -> None:
     if mesh.devices.flat[0].platform != "gpu":
-        raise NoPeerMemory("it needs GPUs")
+        raise NoPeerMemory("a one-shot all-reduce needs GPUs")
     if mesh.shape["instance"] > 1:
         raise NoPeerMemory("processes that share a GPU would wait for each other")
     if mesh.size > MAX_RANKS:

@@ -50,7 +50,7 @@ def _check_one_host() -> None:
     """Whether all processes are on one host: a handle says nothing on others."""
     mine = np.frombuffer(uuid.UUID(BOOT_ID.read_text().strip()).bytes, np.uint8)
     if (np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size) != mine).any():
-        raise NoPeerMemory("its processes are on several hosts")
+        raise NoPeerMemory("the processes of the mesh are on several hosts")
 
 
 def _handles(gpus: Sequence[Any], own: Mapping[int, Any], memory: Mapping[int, int]) -> UInt8[np.ndarray, "R B"]:

@@ -163,9 +163,9 @@ class SearchBudget:
         if spent + sum(self._expected.values()) + predicted > self.limit:
             self.refused.add(search)
             raise SearchTooLong(
-                f"the search for the fastest takes about {predicted:,.0f} s, and may take "
-                f"{max(0.0, self.limit - spent):,.0f} s in this run",
-                advice="fusion=full fuses anyway",
+                f"the search for the fastest kernels would take about {predicted:,.0f} s, but only "
+                f"{max(0.0, self.limit - spent):,.0f} s are left for it in this run",
+                advice="use fusion=full to fuse anyway",
             )
         self.refused.discard(search)
         self._expected[search] = predicted
@@ -178,8 +178,8 @@ class SearchBudget:
     def __str__(self) -> str:
         return (
             f"nothing is fused: training takes about {self._training:,.0f} s without kernels. The search for the "
-            f"fastest kernels takes {self.records.least():,.0f} s, and may take {self.limit:,.1f} s in this run; "
-            "fusion=full fuses anyway"
+            f"fastest kernels takes {self.records.least():,.0f} s, but the limit in this run is "
+            f"{self.limit:,.1f} s. Use fusion=full to fuse anyway"
         )
 
 

@@ -120,8 +120,8 @@ class Tuner:
         if unfinished:
             self.was_late = True
             raise CannotFuse(
-                f"compiling its kernels takes more than {self._limit:.0f} s, which is all that searches may take "
-                "in this run"
+                f"compiling the kernels takes more than {self._limit:.0f} s, the limit for all searches in this "
+                "run"
             )
 
     def _compile_in_time(self, function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:

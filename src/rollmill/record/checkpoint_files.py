@@ -107,7 +107,7 @@ def read_record(folder: Folder) -> CheckpointRecord:
     value = parse_object(text, where=where, limit=MAX_HEADER_BYTES, error=DamageError)
     record = read_as(CheckpointRecord, value, where=where, error=DamageError)
     if value != sealed(value):
-        raise DamageError("its record does not match its digest")
+        raise DamageError("the record of the checkpoint does not match its digest")
     return record
 
 
@@ -125,9 +125,9 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
         # Compares the order of the arrays as well, which proves that they are contiguous from offset 0.
         expected_header = _header({name: expected[name] for name in header if name in expected})
         if header.keys() != expected.keys():
-            raise DamageError("some of its arrays are missing")
+            raise DamageError("some arrays of the checkpoint are missing")
         if header != expected_header:
-            raise DamageError(f"{ARRAYS} holds arrays of other types or sizes than its record says")
+            raise DamageError(f"{ARRAYS} contains arrays whose types or sizes differ from the record")
         nbytes = sum(_nbytes(*kind) for kind in expected.values())
         if size != LENGTH.size + header_bytes + nbytes:
             raise DamageError(f"{ARRAYS} has {size:,} bytes, expected {LENGTH.size + header_bytes + nbytes:,}")
@@ -143,7 +143,7 @@ def array_digest(folder: Folder, record: CheckpointRecord) -> str:
         header = parse_object(file.read(header_bytes), where=where, limit=MAX_HEADER_BYTES, error=DamageError)
         entries = read_as(dict[str, HeaderEntry], header, where=where, error=DamageError)
         if entries.keys() != record.leaves.keys():
-            raise DamageError("some of its arrays are missing")
+            raise DamageError("some arrays of the checkpoint are missing")
         _check_offsets(entries, size - header_bytes - LENGTH.size)
         for path in sorted(entries):
             begin, end = entries[path].data_offsets

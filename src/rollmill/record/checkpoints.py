@@ -132,7 +132,7 @@ class Checkpoints:
         a `UsageError` if a leaf of `state` is not a numeric array.
         """
         if self.read_only:
-            raise UsageError(f"the checkpoints in {self.directory} were opened read_only.")
+            raise UsageError(f"the checkpoints in {self.directory} are open for reading only.")
         self.wait()
         types, arrays = leaf_types(state), to_host(state)
         needed = sum(array.nbytes for array in arrays.values()) + OVERHEAD_BYTES
@@ -271,7 +271,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint {iteration} in {self.directory} contains iteration {record.iteration}: its folder "
                 f"was renamed, or copied over another. hint: rename it to {record.iteration}, or move it out of "
-                f"{self.directory}; {self._recovery_hint(iteration)}"
+                f"{self.directory}. Otherwise, {self._recovery_hint(iteration)}"
             )
         if check is not None:
             check(iteration, record.metadata)
@@ -293,7 +293,7 @@ class Checkpoints:
             raise self._other_state(iteration, record.metadata, lines)
         arrays = read_arrays(folder, record.types)
         if digest(record.types, arrays) != record.sha256:
-            raise DamageError("its content does not match its digest")
+            raise DamageError("the arrays of the checkpoint do not match their digest")
         if part is not None:
             leaves = {**part.begin(iteration, arrays), **leaves}
         fields = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}

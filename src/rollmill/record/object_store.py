@@ -131,8 +131,8 @@ def _named(url: str) -> Iterator[None]:
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise StoreError(
             f"{url}: access was denied ({_first_line(error)}). hint: set credentials in variables such as "
-            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and GOOGLE_APPLICATION_CREDENTIALS, or use those of the "
-            "instance.",
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and GOOGLE_APPLICATION_CREDENTIALS, or use the "
+            "credentials of the cloud instance.",
             is_final=True,
         ) from error
     except (BaseError, OSError, ValueError) as error:

@@ -27,7 +27,9 @@ def check_recording(path: str | Path) -> Path:
     """Returns the path of a new recording. Raises a `UsageError` if it cannot be written or already exists."""
     path = local_path("record", path)
     if path.suffix != SUFFIX:
-        raise UsageError(f"record={path} must end in {SUFFIX}, like archives of NumPy arrays.")
+        raise UsageError(
+            f"record={path} must end in {SUFFIX}, because the recording is an archive of NumPy arrays."
+        )
     check_new_file(path, force=False, way_out="name another file, or delete this one.")
     return path
 
@@ -64,7 +66,8 @@ def read_transitions(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # anything may be damaged: the archive, the compression, or an array header
         raise UsageError(
-            f"{path} is no archive of NumPy arrays. hint: rollmill evaluate RUN --record FILE writes one."
+            f"{path} is not an archive of NumPy arrays. hint: `rollmill evaluate RUN --record FILE` writes such "
+            "an archive."
         ) from error
     wanted = {**expected, **{name: jax.ShapeDtypeStruct((), kind) for name, kind in FLAGS.items()}}
     return {name: _tree(path, name, tree, arrays) for name, tree in wanted.items()}
@@ -92,14 +95,16 @@ def _tree(path: Path, name: str, expected: Any, arrays: Mapping[str, np.ndarray]
     for place, leaf in by_place(name, expected).items():
         array = arrays.get(place)
         if array is None:
-            raise UsageError(f"{path} has no {place}; there: {', '.join(sorted(arrays)) or 'nothing'}.")
+            raise UsageError(
+                f"{path} has no array {place}. It contains: {', '.join(sorted(arrays)) or 'nothing'}."
+            )
         if array.ndim == 0 or array.shape[1:] != leaf.shape or len(array) != count or not count:
             raise UsageError(
-                f"{path}: {place} has the shape {array.shape}; expected {(count or 'N', *leaf.shape)}, with one "
+                f"{path}: {place} has the shape {array.shape}, expected {(count or 'N', *leaf.shape)}, with one "
                 "row for each reward."
             )
         if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
-            raise UsageError(f"{path}: {place} has the dtype {array.dtype}; expected {np.dtype(leaf.dtype)}.")
+            raise UsageError(f"{path}: {place} has the dtype {array.dtype}, expected {np.dtype(leaf.dtype)}.")
         if np.issubdtype(array.dtype, np.inexact) and not np.isfinite(array).all():
             raise UsageError(f"{path}: {place} has numbers that are not finite.")
         leaves.append(array.astype(leaf.dtype))

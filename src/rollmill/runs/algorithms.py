@@ -142,8 +142,8 @@ def _check_config(name: str, config: type) -> None:
         raise UsageError(f"cannot register {name!r}: its config must be a dataclass, got {config!r}.")
     if not getattr(config, "__dataclass_params__").frozen:  # noqa: B009 - no type knows of it
         raise UsageError(
-            f"cannot register {name!r}: {config.__name__} is mutable, but runs compare and record configurations. "
-            "hint: @dataclass(frozen=True)."
+            f"cannot register {name!r}: {config.__name__} is mutable, but runs compare and record "
+            "configurations. hint: declare it with @dataclass(frozen=True)."
         )
     try:
         defaults = config()

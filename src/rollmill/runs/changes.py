@@ -37,7 +37,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(f"--set {text} must be NAME=VALUE. hint: --set learning_rate=1e-4")
+            raise UsageError(f"--set {text} must be NAME=VALUE. hint: use --set learning_rate=1e-4, for example.")
         if name in values:
             raise UsageError(f"--set {name} was given twice.")
         values[name.replace("-", "_")] = value
@@ -72,8 +72,9 @@ def changed_settings(
     values = {name: _value(name, hints[name], value) for name, value in changes.items()}
     if _follows_updates(config) and (counted := [name for name in COUNTED if name in values]):
         raise UsageError(
-            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or a number has a schedule: these "
-            "follow the number of updates, and would jump. hint: start a new run with it."
+            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or a hyperparameter has a "
+            "schedule, because schedules follow the number of updates and would jump. hint: start a new run "
+            "instead."
         )
     changed = replace(config, **values)
     if _rate_follows_updates(config) != _rate_follows_updates(changed):

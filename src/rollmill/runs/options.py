@@ -136,9 +136,13 @@ class RunOptions(PlacementOptions):
                 "give run_dir, or leave resume_if_exists out."
             )
         if self.clone is not None and self.start_from is not None:
-            raise UsageError("clone and start_from both give the first weights. hint: leave one of them out.")
+            raise UsageError(
+                "clone and start_from both determine the initial weights. hint: leave one of them out."
+            )
         if self.clone_updates is not None and self.clone is None:
-            raise UsageError(f"clone_updates={self.clone_updates} has no effect without clone, a recording.")
+            raise UsageError(
+                f"clone_updates={self.clone_updates} has no effect without clone, the recording to imitate."
+            )
         if self.seed + self.num_seeds > 2**32:
             raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")
 

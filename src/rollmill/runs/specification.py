@@ -131,7 +131,7 @@ def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
             if here.get(name) != there.get(name)
         ]
         if differ:
-            raise UsageError(f"the algorithm has other {what} than the run: {', '.join(differ)}.")
+            raise UsageError(f"the algorithm and the run have different {what}: {', '.join(differ)}.")
 
 
 def config_from_json(

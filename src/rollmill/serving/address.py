@@ -61,7 +61,7 @@ def _check_host(address: Address) -> None:
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"--host {address.host} is not a valid address: {reason}. hint: 127.0.0.1, or 0.0.0.0."
+            f"--host {address.host} is not a valid address: {reason}. hint: use 127.0.0.1 or 0.0.0.0."
         ) from error
 
 
@@ -116,12 +116,12 @@ def read_token(path: Path | None, address: Address) -> bytes | None:
         _check_host(address)
         raise UsageError(
             f"--host {address.host} can be reached from other machines, so clients must send a token. hint: "
-            "(umask 077; openssl rand -hex 32 > token), then --token-file token."
+            "create a token with `(umask 077; openssl rand -hex 32 > token)`, and add --token-file token."
         )
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                raise UsageError(f"--token-file {path} can be read by other users. hint: chmod 600 {path}.")
+                raise UsageError(f"--token-file {path} can be read by other users. hint: run `chmod 600 {path}`.")
             token = file.read(MAX_TOKEN_FILE + 1).strip()
     except OSError as error:
         raise UsageError(f"--token-file {path} cannot be read: {error.strerror}.") from error
@@ -129,6 +129,6 @@ def read_token(path: Path | None, address: Address) -> bytes | None:
     if not (MIN_TOKEN_CHARACTERS <= len(token) <= MAX_TOKEN_FILE and printable):
         raise UsageError(
             f"--token-file {path} must contain a single word of {MIN_TOKEN_CHARACTERS} to {MAX_TOKEN_FILE:,} "
-            "printable ASCII characters. hint: openssl rand -hex 32."
+            "printable ASCII characters. hint: create a token with `openssl rand -hex 32`."
         )
     return token

@@ -96,7 +96,7 @@ def check_rule(rule: BatchingRule) -> BatchingRule:
     if not 1 <= size <= MAX_ROWS or size & (size - 1):
         raise UsageError(
             f"--max-batch {size} must be a power of two between 1 and {MAX_ROWS:,}, because batches are padded "
-            f"to one. hint: --max-batch {min(padded_size(max(size, 1)), MAX_ROWS)}."
+            f"to powers of two. hint: use --max-batch {min(padded_size(max(size, 1)), MAX_ROWS)}."
         )
     if not 0 <= rule.max_wait <= 60:
         raise UsageError(f"--max-wait-ms {rule.max_wait * 1000.0:g} must lie between 0 and 60000.")

@@ -72,7 +72,9 @@ class Sessions:
         session = self.find(name, now)
         if session.in_flight:
             raise Refusal(
-                409, f"the session has {session.in_flight} requests in flight. hint: end it after their answers."
+                409,
+                f"the session has {session.in_flight} requests in flight. hint: end the session after they "
+                "have been answered.",
             )
         self._remove(session)
 

@@ -72,7 +72,7 @@ class _Workers:
             for worker in self.workers:
                 if (code := worker.process.poll()) is not None:
                     if code < 0 and not self.stop.requested:
-                        raise WorkersLost(f"worker {worker.index} {ending(code)} before it served.")
+                        raise WorkersLost(f"worker {worker.index} {ending(code)} before it was ready.")
                     return code
             if self.stop.requested:
                 return 0
@@ -85,7 +85,7 @@ class _Workers:
             served = time.monotonic() - worker.ready_at if worker.ready_at is not None else 0.0
             how = ending(worker.process.returncode)
             if self.losses.add("", worked_seconds=served) > MAX_LOSSES:
-                raise WorkersLost(f"worker {worker.index} {how}, after {MAX_LOSSES} others.")
+                raise WorkersLost(f"worker {worker.index} {how}, after {MAX_LOSSES} other losses.")
             print(f"rollmill: worker {worker.index} {how} and is being replaced", file=sys.stderr)
             self._forget(worker)
             self.start(worker.index)

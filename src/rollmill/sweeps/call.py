@@ -209,8 +209,8 @@ def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) ->
     for name, text in (("algorithm", algorithm), ("environment", environment)):
         if not isinstance(text, str):
             raise UsageError(
-                f"{name}={text!r:.60} must be a name, because trials are separate processes. hint: "
-                'rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(5)}).'
+                f"{name}={text!r:.60} must be a name, because trials are separate processes. hint: use "
+                'rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(5)}), for example.'
             )
     if sharing not in SHARINGS:
         raise unknown_name("gpu_sharing", str(sharing), SHARINGS)

@@ -136,7 +136,10 @@ def _typed(algorithm: str, option: str, value: str | int) -> Any:
 
 def _check_request(asked: NewSweep) -> None:
     if not asked.axes:
-        raise UsageError("a sweep needs values to try. hint: --over learning-rate=1e-4,1e-3 or --over seed=0..4.")
+        raise UsageError(
+            "a sweep needs values to try. hint: add --over learning-rate=1e-4,1e-3 or --over seed=0..4, for "
+            "example."
+        )
     for name, number in (("--random", asked.random), ("--trials", asked.trials)):
         if number is not None and number < 1:
             raise UsageError(f"{name} {number} must be at least 1.")
@@ -191,7 +194,7 @@ def _with_grouped_seeds(asked: NewSweep) -> tuple[Axis, ...]:
         )
     grouped = [axis.integers for axis in asked.axes if axis.option == "seed"]
     if not grouped or grouped[0] is None:
-        raise UsageError("--group-seeds needs consecutive seeds: --over seed=0..4.")
+        raise UsageError("--group-seeds needs consecutive seeds, such as --over seed=0..4.")
     first, last = grouped[0]
     return tuple(Axis("seed", (f"{first}..{last}",)) if axis.option == "seed" else axis for axis in asked.axes)
 
@@ -212,7 +215,7 @@ def _sampler_and_count(asked: NewSweep) -> tuple[str | None, int | None]:
         return None, None
     count = asked.random or asked.trials
     if count is None:
-        raise UsageError(f"--sampler {sampler} needs the number of trials: --trials N.")
+        raise UsageError(f"--sampler {sampler} needs the number of trials. hint: add --trials N.")
     if sampler == "random":
         _check_count(asked, count)
         return None, count
@@ -351,7 +354,8 @@ def _with_evolution(
     numbers = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
     if not numbers:
         raise UsageError(
-            "--pbt-every needs a numeric hyperparameter that varies. hint: --over learning-rate=log:1e-4..1e-2."
+            "--pbt-every needs a numeric hyperparameter that varies. hint: add one, such as --over "
+            "learning-rate=log:1e-4..1e-2."
         )
     bounds = {name: (held[name].low, held[name].high) for name in numbers if not held[name].values}
     bounds = {name: (min(each), max(each)) for name, each in numbers.items()} | bounds
@@ -380,7 +384,7 @@ def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial])
     if spec.sampler is not None:
         raise UsageError(
             f"--pbt-every needs all trials at the start, but --sampler {spec.sampler} proposes them one by one. "
-            "hint: --random N."
+            "hint: use --random N."
         )
     if asked.stop_early is not None:
         raise UsageError(
@@ -395,8 +399,8 @@ def _check_population(spec: SweepSpec, asked: NewSweep, trials: Sequence[Trial])
         raise UsageError("--pbt-every needs complete checkpoints. hint: leave --no-checkpoint-environments out.")
     if asked.request.options.keep_last < 2:
         raise UsageError(
-            "--keep-last 1 is too few for --pbt-every, which continues all trials from the same iteration. hint: "
-            "at least 2."
+            "--keep-last 1 is too few for --pbt-every, which continues all trials from the same iteration. "
+            "hint: use --keep-last 2 or more."
         )
     check_one_program(trials)
 

@@ -302,8 +302,8 @@ def _read_specification(root: Path) -> SweepSpec:
     described = read_json(Folder(root), SPECIFICATION, limit=MAX_BYTES)
     if "options" in described:
         raise CheckpointError(
-            f"{root / SPECIFICATION} was written by Rollmill 0.1, in a format that is no longer read. hint: "
-            "resume it with that version, or start the sweep anew."
+            f"{root / SPECIFICATION} was written by Rollmill 0.1, in a format that this version cannot read. "
+            "hint: resume the sweep with Rollmill 0.1, or start a new one."
         )
     spec = _read(root, SPECIFICATION, SweepSpec)
     return spec if "defaults" in described else replace(spec, request=_without_statistics(spec.request))

@@ -43,12 +43,12 @@ def check_kind(metric: str, kinds: Sequence[str]) -> None:
         return
     if len(kinds) < 2:
         raise UsageError(
-            f"--metric {metric} needs several kinds of agents, but the trials have one. hint: start the sweep "
-            f"anew with --metric {TRIAL_RESULTS[0]}."
+            f"--metric {metric} needs several kinds of agents, but the trials have one. hint: start a new sweep "
+            f"with --metric {TRIAL_RESULTS[0]}."
         )
     known = ", ".join(f"{RETURNS}{kind}" for kind in kinds)
     raise UsageError(
-        f"the trials have no metric {metric!r}, only {known}. hint: start the sweep anew with one of these."
+        f"the trials have no metric {metric!r}, only {known}. hint: start a new sweep with one of these."
     )
 
 

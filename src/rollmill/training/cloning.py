@@ -95,7 +95,7 @@ def _check(graph: Graph, learner: Any) -> None:
     if not isinstance(
         graph.action_space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
-        raise UsageError(f"clone needs actions without parts, got {graph.action_space}.")
+        raise UsageError(f"clone does not support actions with several parts, got {graph.action_space}.")
 
 
 def _check_legal(graph: Graph, file: Path, weights: PolicyWeights, shown: Demonstrations) -> None:
@@ -106,7 +106,7 @@ def _check_legal(graph: Graph, file: Path, weights: PolicyWeights, shown: Demons
     legal = np.asarray(probable) > MASKED
     if not legal.all():
         raise UsageError(
-            f"{file}: the action of transition {int(np.argmin(legal))} is illegal by its action_mask."
+            f"{file}: the action of transition {int(np.argmin(legal))} is illegal according to its action_mask."
         )
 
 
@@ -124,7 +124,9 @@ def demonstrations(graph: Graph, file: Path) -> Demonstrations:
     if not inside.all():
         place = int(np.argmin(inside))
         wrong = rows["action"][place]
-        raise UsageError(f"{file}: the action of transition {place} is {wrong}, not one of {graph.action_space}.")
+        raise UsageError(
+            f"{file}: the action of transition {place} is {wrong}, which is not in {graph.action_space}."
+        )
     target = discounted(
         rows["reward"], rows["terminated"] | rows["truncated"], graph.hyperparameters.get("gamma", 1.0)
     )

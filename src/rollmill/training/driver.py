@@ -104,7 +104,8 @@ def drive(
             summary = recorder.finish(signal_name=stop.signal_name)
             if recorder.every_episode_failed:
                 display.note(
-                    "every episode of this run failed, because its environment raised, hung or ended its process"
+                    "every episode of this run failed, because the environment raised an exception, hung or "
+                    "ended its process"
                 )
     if calls.failure is not None:
         raise calls.failure

@@ -208,4 +208,7 @@ def _refuse_unread(options: RunOptions) -> None:
     default = RunOptions()
     for name in OPTIONS:
         if (value := getattr(options, name)) != getattr(default, name):
-            raise UsageError(f"{name}={value} has no effect without evaluate_every. hint: --evaluate-every 100000")
+            raise UsageError(
+                f"{name}={value} has no effect without evaluate_every. hint: add --evaluate-every 100000, for "
+                "example."
+            )

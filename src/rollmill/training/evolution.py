@@ -52,8 +52,8 @@ class EvolutionRule:
         every = -(-self.every_steps // batch_size)
         if every >= iterations:
             raise UsageError(
-                f"every_steps={self.every_steps:,} is {every:,} iterations, but training has only {iterations:,} "
-                "iterations, so that there would be no rung. hint: lower every_steps."
+                f"every_steps={self.every_steps:,} is {every:,} iterations, but training has only "
+                f"{iterations:,} iterations, so there would be no rung. hint: lower every_steps."
             )
         return every
 

@@ -70,8 +70,8 @@ class HookCalls:
                     else ""
                 )
                 raise UsageError(
-                    f"it returned {answer!r:.60} of type {type(answer).__name__}. {hint}A hook must return None, "
-                    'rollmill.Stop("reason") or rollmill.Checkpoint().'
+                    f"the hook returned {answer!r:.60} of type {type(answer).__name__}. {hint}A hook must "
+                    'return None, rollmill.Stop("reason") or rollmill.Checkpoint().'
                 )
 
     def _fail(self, hook: Hook, event: TrainingEvent, error: Exception) -> None:
@@ -90,11 +90,12 @@ def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     """Returns the hooks if all of them are callable. Raises a `UsageError` otherwise."""
     if isinstance(hooks, str) or not isinstance(hooks, Sequence):
         raise UsageError(
-            f"hooks={hooks!r:.60} must be a list of functions that take an event. hint: hooks=[my_hook]"
+            f"hooks={hooks!r:.60} must be a list of functions that take an event. hint: pass hooks=[my_hook]."
         )
     for hook in hooks:
         if isinstance(hook, type) or not callable(hook):
             raise UsageError(
-                f"hooks contains {hook!r:.60}, which is not a function that takes an event. hint: hooks=[my_hook]"
+                f"hooks contains {hook!r:.60}, which is not a function that takes an event. hint: pass "
+                "hooks=[my_hook]."
             )
     return tuple(hooks)

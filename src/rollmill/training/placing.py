@@ -158,8 +158,8 @@ def _is_accepted(graph: Graph, options: RunOptions, place: Place, **changes: Any
 def _check_checkpoints(graph: Graph, options: RunOptions) -> None:
     if not options.checkpoint_environments and graph.replay is not None:
         raise UsageError(
-            "checkpoint_environments=False is not supported with a replay memory, whose newest step needs the "
-            "next observation of its environment. hint: leave it out."
+            "checkpoint_environments=False is not supported with a replay memory, because its newest step needs "
+            "the next observation of its environment. hint: leave it out."
         )
 
 
@@ -173,8 +173,8 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
         return
     if len(options.seeds) > 1:
         raise UsageError(
-            f"num_seeds={options.num_seeds} needs a single program, but place={plan.place} has several. hint: "
-            f"{_ways_out(graph, options, 'program')}start a run for each seed."
+            f"num_seeds={options.num_seeds} needs a single program, but place={plan.place} has several "
+            f"programs. hint: {_ways_out(graph, options, 'program')}start a run for each seed."
         )
     if options.fusion in ("rollout", "full"):
         if graph.host is not None:

@@ -228,8 +228,8 @@ def _note_broken(trained: _TrainedPopulation, blocks: Sequence[StackedRows]) -> 
         trained.broken.update(np.flatnonzero(block.of(FINITE).min(axis=(0, 1)) <= ALMOST_ONE).tolist())
     if len(trained.broken) == len(trained.lanes):
         raise NonFiniteError(
-            f"all {len(trained.lanes)} trials of the population have numbers that are not finite. hint: lower "
-            "learning rates; rollmill.check_environment examines the environment."
+            f"all {len(trained.lanes)} trials of the population have numbers that are not finite. hint: use "
+            "lower learning rates, or examine the environment with rollmill.check_environment."
         )
 
 

@@ -234,7 +234,7 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
     if not any(group.has("environment", "policy") for group in groups):
         display.note(
             f"rollouts are not fused, because {plan.partition.name} has environment and policy in different "
-            "groups. hint: distribution=single-learner-coarse"
+            "groups. hint: use distribution=single-learner-coarse"
         )
     # nodes of a Ray cluster may have other devices than this host
     if options.fusion == "auto" or plan.place == "ray":

@@ -300,7 +300,7 @@ def _check_network(config: Any, settings: Mapping[str, Any]) -> None:
     find_network(name)
     if NETWORK not in _names_in(type(config)):
         raise UsageError(
-            f"--network {name} has no effect: this algorithm has no network among its hyperparameters."
+            f"--network {name} has no effect, because this algorithm has no network among its hyperparameters."
         )
 
 

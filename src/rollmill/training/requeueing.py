@@ -35,8 +35,8 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
     saved = read_saved(run)
     if differing := _differences(algorithm, options, saved):
         raise UsageError(
-            f"{root} contains a run with another configuration: {'; '.join(differing)}. hint: give another "
-            f"run_dir, or resume this run as it is, with changes where you want them: {run.command('resume')}"
+            f"{root} contains a run with another configuration: {'; '.join(differing)}. hint: choose another "
+            f"run_dir, or resume this run, with --set for changes: {run.command('resume')}"
         )
     # The command itself names these modules, on a machine that may not have created the run.
     remember(run, sorted({*trusted_modules(run), *named_places(saved)}))

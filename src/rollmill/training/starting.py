@@ -163,7 +163,7 @@ def _filled_pool(
     if any(place.startswith(STATISTICS) for place in (*ours, *learners[-1])):
         raise UsageError(
             f"pool_from={pool_from} is not supported with normalize_observations, because networks in the pool "
-            "read observations that are normalised by the newest statistics. hint: train both runs without "
+            "would read observations normalised with newer statistics. hint: train both runs without "
             "normalize_observations."
         )
     arrays: dict[str, np.ndarray] = {}

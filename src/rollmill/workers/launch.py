@@ -195,7 +195,7 @@ def _first_of(plan: Plan) -> Membership:
     if member.count != replicas:
         raise UsageError(
             f"cluster={HOSTS}: the job has {member.count} processes, but the run has {replicas} replicas. hint: "
-            f"start as many processes, or resume with --learners {member.count}."
+            f"start {replicas} processes, or resume with --learners {member.count}."
         )
     return member
 

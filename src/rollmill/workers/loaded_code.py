@@ -71,6 +71,6 @@ class LoadedCode:
             differences.append(f"fingerprint of the graph {here} here, {there} there")
         if differences:
             raise UnfitHost(
-                f"{worker} on {loaded.host} has other code than the driver: {'; '.join(differences)}. hint: "
-                "install the same version on all hosts"
+                f"{worker} on {loaded.host} runs different code from the driver: {'; '.join(differences)}. "
+                "hint: install the same version on all hosts"
             )

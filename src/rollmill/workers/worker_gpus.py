@@ -44,7 +44,7 @@ def gpus_of_workers(
     names = visible_gpus()
     if reduction == "one-shot" and not (workers and names):
         raise UsageError(
-            "reduction=one-shot reads the memory of other GPUs, but no worker has a GPU. hint: reduction=auto."
+            "reduction=one-shot reads the memory of other GPUs, but no worker has a GPU. hint: use reduction=auto."
         )
     if workers <= len(names) or not names:
         # A process is slower if it also sees GPUs that it does not use.
@@ -94,7 +94,7 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
     if wanted == "one-shot":
         raise UsageError(
             f"reduction=one-shot with {workers} processes on {gpus} GPUs: processes on the same GPU would wait "
-            f"for each other. hint: reduction=auto, or learners={gpus}."
+            f"for each other. hint: use reduction=auto, or learners={gpus}."
         )
     version = nccl_version()
     if version is None or version < MIN_NCCL:
@@ -102,8 +102,8 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
         needed = f"NCCL {MIN_NCCL[0]}.{MIN_NCCL[1]} or newer is needed for several processes on one GPU, but {had}"
         if wanted in ("flat", "hierarchical"):
             raise UsageError(
-                f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: reduction=host, or "
-                f"learners={gpus}."
+                f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: use "
+                f"reduction=host, or learners={gpus}."
             )
         return "host", "" if wanted == "host" else f"means are computed in host memory: {needed}"
     if wanted == "auto" and workers % gpus:

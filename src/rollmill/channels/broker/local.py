@@ -61,8 +61,8 @@ class LocalBroker:
             known = self._digests.setdefault(name, digest)
         if known != digest:
             raise UsageError(
-                f"{name} was first opened as {known} and now as {digest}. Both ends of a channel must have the "
-                "same layout, capacity and number of ends."
+                f"{name} was first opened with the digest {known} and now with {digest}. Both ends of a channel "
+                "must have the same layout, capacity and number of ends."
             )
 
     def doorbell(self, name: str) -> Doorbell:
@@ -120,7 +120,9 @@ class LocalBroker:
 
     def _publish(self, segment: str, word: int, incarnation: int) -> None:
         if segment not in self._segments:
-            raise UsageError(f"the segment {segment}, in which to publish the holder of an end, does not exist.")
+            raise UsageError(
+                f"the segment {segment}, which should record the holder of a channel's end, does not exist."
+            )
         if not 0 <= word < self._segments[segment].nbytes // WORD.size:
             raise UsageError(f"{segment} has no word {word}.")
         os.pwrite(self._segments[segment].fd, WORD.pack(incarnation), word * WORD.size)

@@ -48,7 +48,9 @@ def spans(layout: Layout) -> list[Span]:
     ends = [leaf.offset for leaf in layout.leaves[1:]] + [layout.nbytes]
     for leaf, end in zip(layout.leaves, ends, strict=True):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise UsageError(f"{leaf} has a type without a mean. hint: reduce floating-point arrays.")
+            raise UsageError(
+                f"{leaf} has a dtype for which no mean is defined. hint: reduce floating-point arrays."
+            )
         if merged and merged[-1].dtype == leaf.dtype:
             merged[-1] = merged[-1]._replace(stop=end)
         else:

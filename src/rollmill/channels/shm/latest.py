@@ -82,7 +82,7 @@ class BoardWriter:
         Raises `ChannelClosed` if this writer was replaced.
         """
         if self._words[WRITER] != self._owner:
-            raise ChannelClosed(f"{self._name}: another writer replaced this one.")
+            raise ChannelClosed(f"{self._name}: another writer has replaced this one.")
         self._board.stamps[self._slot()][STAMP] = 2 * self._words[LATEST] + 1
         self._fence()
         return self._board.payloads[self._slot()]

@@ -329,7 +329,7 @@ class RingWriter:
 
     def _check_owner(self) -> None:
         if self._ring.root[PRODUCER] != self._owner:
-            raise ChannelClosed(f"{self._name}: another producer replaced this one.")
+            raise ChannelClosed(f"{self._name}: another producer has replaced this one.")
 
 
 class RingMessage:
@@ -456,7 +456,7 @@ class RingReader:
         """Raises `ChannelClosed` if this consumer was replaced, since its slots may have been overwritten."""
         self._fence()
         if self._ring.root[CONSUMER] != self._owner:
-            raise ChannelClosed(f"{self._name}: another receiver replaced this one.")
+            raise ChannelClosed(f"{self._name}: another receiver has replaced this one.")
 
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
         """Returns the consumer's message counts. `earlier` messages were taken before this ring existed."""

@@ -170,4 +170,6 @@ def check_rank(rank: int, count: int, name: str, what: str) -> None:
 def check_ranks(ranks: Sequence[int], name: str, what: str) -> None:
     """Raises a `UsageError` if `ranks` is empty or has duplicates."""
     if not ranks or len(set(ranks)) < len(ranks):
-        raise UsageError(f"{name}: {what}={list(ranks)} must contain at least one rank, and no rank twice.")
+        raise UsageError(
+            f"{name}: {what}={list(ranks)} must contain at least one rank, and no rank more than once."
+        )

@@ -173,4 +173,4 @@ def naming_rank(rank: int, name: str) -> Iterator[None]:
     except ConnectionLost as error:
         raise ChannelClosed(f"{name}: rank {rank} left the reduction.") from error
     except TimedOut as error:
-        raise TimedOut(f"{name}: rank {rank} did not arrive in time ({error})") from error
+        raise TimedOut(f"{name}: rank {rank} did not join the reduction in time ({error})") from error

@@ -114,7 +114,7 @@ class ReceiverEndpoint:
         while (header := stream.header()) is not None:
             number, _, _, size, rank, *_ = HEADER.unpack(header)
             if (number, size, rank) != (earlier.sequence + writer.published, ring.layout.nbytes, source):
-                raise Refused(f"{self._name}: the data from {source} is not the next message of this channel.")
+                raise Refused(f"{self._name}: {source} sent data that is not the next message of this channel.")
             if not writer.has_room():
                 raise Refused(f"{self._name}: {source} sent more messages than this channel has free slots.")
             stream.receive_into(writer.payload())

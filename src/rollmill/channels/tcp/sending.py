@@ -112,7 +112,7 @@ class SenderThread:
             positions = self._positions = PositionMap(receiver, self._consumer[TAKEN])
             self._release(self._consumer[TAKEN])  # rule 1: messages sent to the previous receiver are not resent
         if receiver < positions.receiver or not 0 <= arrived <= self._consumer[TAKEN] - positions.start:
-            raise Refused(f"{self._ends.receiver}: the answer came from a receiver that was already replaced.")
+            raise Refused(f"{self._ends.receiver}: the answer came from a receiver that has been replaced.")
         self._consumer[TAKEN] = positions.start + arrived  # messages lost in transit still occupy their slots
         self.earlier.learn(int(answer["sequence"]) - self._consumer[TAKEN])
         return int(answer["released"])

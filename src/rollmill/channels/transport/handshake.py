@@ -67,11 +67,13 @@ def admit(token: bytes) -> Dialogue[Admission]:
     peer_nonce, proof = head[:NONCE_BYTES], head[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
     (length,) = LENGTH.unpack(head[-LENGTH.size :])
     if length > MAX_CLAIM:
-        raise Refused(f"its claim has {length:,} bytes, more than the limit of {MAX_CLAIM:,}.")
+        raise Refused(
+            f"the claim of the connecting process has {length:,} bytes, more than the limit of {MAX_CLAIM:,}."
+        )
     claim = (yield b"", length) if length else b""
     if not hmac.compare_digest(proof, _proof(token, b"dialler", nonce + peer_nonce, claim)):
         yield REFUSED + bytes(PROOF_BYTES), 0
-        raise Refused("it does not know the run's token.")
+        raise Refused("the connecting process does not have the run's token.")
     return Admission(claim, ACCEPTED + _proof(token, b"acceptor", nonce + peer_nonce))
 
 
@@ -90,7 +92,7 @@ def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
     if not answer.startswith(ACCEPTED):
         raise Refused("the listener rejected the connection, because its token differs from the run's.")
     if not hmac.compare_digest(answer[1:], _proof(token, b"acceptor", nonces)):
-        raise Refused("the listener at this address does not know the run's token.")
+        raise Refused("the listener at this address does not have the run's token.")
 
 
 def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T:

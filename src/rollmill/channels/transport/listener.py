@@ -74,7 +74,7 @@ class Handshake:
         while len(self._received) < self._wanted:
             chunk = self.sock.recv(self._wanted - len(self._received))
             if not chunk:
-                raise ConnectionLost("it closed the connection before it had authenticated.")
+                raise ConnectionLost("the connecting process closed the connection before authentication.")
             self._received += chunk
             self.silent = False
         return self._dialogue.send(bytes(self._received))

@@ -59,7 +59,10 @@ def checked_ratio(reset_ratio: Any) -> int:
     """Returns an adapter's option `reset_ratio`, or raises a `UsageError` if it is below 1."""
     ratio = coerce("reset_ratio", int, reset_ratio)
     if ratio < 1:
-        raise UsageError(f"reset_ratio={ratio} must be at least 1, which resets every environment in every step.")
+        raise UsageError(
+            f"reset_ratio={ratio} must be at least 1. With reset_ratio=1, every step computes a reset of every "
+            "environment."
+        )
     return ratio
 
 

@@ -54,8 +54,8 @@ def make(
     if vectorization_mode is None:
         if autoreset_mode is not None:
             raise UsageError(
-                f"{full_name}: autoreset_mode has no effect without vectorization_mode. hint: add one, such as "
-                "sync."
+                f"{full_name}: autoreset_mode has no effect without vectorization_mode. hint: add a "
+                "vectorization_mode, such as sync."
             )
         options = {"disable_env_checker": True, **options}
         single = functools.partial(_make_one, name, spec, options)
@@ -80,15 +80,15 @@ def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
     if spec is None:
         raise UsageError(
             f"{type(env.unwrapped).__name__} has no id from which copies could be created. hint: call "
-            "gymnasium.register for it and use gymnasium:MODULE:ID, or pass a function that creates it to "
+            "gymnasium.register and use gymnasium:MODULE:ID, or pass a function that creates the environment to "
             "rollmill.from_gymnasium."
         )
     if spec.additional_wrappers:
         wrappers = ", ".join(wrapper.name for wrapper in spec.additional_wrappers)
         raise UsageError(
             f"{spec.id} was wrapped after it was created ({wrappers}), and its id does not include these "
-            "wrappers. hint: pass a function that creates and wraps it to rollmill.from_gymnasium, or register "
-            "that function with Gymnasium and use gymnasium:MODULE:ID, or use Rollmill's transforms."
+            "wrappers. hint: pass rollmill.from_gymnasium a function that creates and wraps the environment, or "
+            "register that function with Gymnasium and use gymnasium:MODULE:ID, or use Rollmill's transforms."
         )
     options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     registered = gymnasium.registry.get(spec.id)
@@ -102,15 +102,15 @@ def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
     spec = batch.spec
     if spec is None or isinstance(batch, VectorWrapper):
         raise UsageError(
-            f"{type(batch).__name__} cannot be created again, which workers and evaluations need. hint: pass a "
-            "function of num_envs that creates and wraps a VectorEnv to rollmill.from_gymnasium. The class "
+            f"{type(batch).__name__} cannot be created again, as workers and evaluations require. hint: pass "
+            "rollmill.from_gymnasium a function of num_envs that creates and wraps a VectorEnv. The class "
             "itself is such a function."
         )
     options = {name: value for name, value in spec.kwargs.items() if name not in ("num_envs", "render_mode")}
     if options.get("wrappers"):
         raise UsageError(
-            f"{spec.id}: its single environments were wrapped, and its id does not include these wrappers. hint: "
-            "pass a function that creates and wraps a single environment to rollmill.from_gymnasium."
+            f"{spec.id}: its single environments were wrapped, and its id does not include these wrappers. "
+            "hint: pass rollmill.from_gymnasium a function that creates and wraps a single environment."
         )
     chosen = dict(options.pop("vector_kwargs", {}))
     mode = chosen.pop("autoreset_mode", None)

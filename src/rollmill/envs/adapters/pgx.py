@@ -91,8 +91,8 @@ def _source(pgx: ModuleType, name: str, options: dict[str, Any]) -> Any:
     fitting = [known for known in pgx.available_envs() if known not in TOO_MANY_PLAYERS]
     if name in TOO_MANY_PLAYERS:
         raise UsageError(
-            f"pgx:{name} is a game for {TOO_MANY_PLAYERS[name]} players, but only games for one or two are "
-            f"supported: {', '.join(sorted(fitting))}."
+            f"pgx:{name} is a game for {TOO_MANY_PLAYERS[name]} players, but only games for one or two players "
+            f"are supported: {', '.join(sorted(fitting))}."
         )
     if name not in fitting:
         raise unknown_name("pgx environment", name, fitting)

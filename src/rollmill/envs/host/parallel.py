@@ -94,8 +94,8 @@ def _agents(name: str, single: Any) -> list[Agent]:
     possible: list[Agent] = list(getattr(single, "possible_agents", ()))
     if not possible:
         raise UsageError(
-            f"{name} does not list its agents: possible_agents is missing or empty. An environment that creates "
-            "new agents as it goes cannot have arrays of fixed shape."
+            f"{name} does not list its agents: possible_agents is missing or empty. If an environment creates "
+            "new agents during an episode, its arrays cannot have a fixed shape."
         )
     return possible
 

@@ -40,8 +40,8 @@ def transform(env: Environment | HostEnvironment, *names: str) -> Environment | 
     """
     if not isinstance(env, Environment | HostEnvironment):
         raise UsageError(
-            f"transform needs an environment, got a {type(env).__name__}. hint: rollmill.make creates one from "
-            "an id."
+            f"transform needs an environment, got a {type(env).__name__}. hint: rollmill.make creates an "
+            "environment from an id."
         )
     before = list(env.options.get(OPTION, ()))
     for number, name in enumerate(parse_transforms(names), start=len(before)):
@@ -62,9 +62,9 @@ def _on_host(
     start = env.start.start if isinstance(env.start, StartByName) else env.start
     if not isinstance(start, StartPython):
         raise UsageError(
-            f"the transform {name} supports environments written in JAX and Python objects, but {env.name} steps "
-            "its environments in another way. hint: use its own options, such as EnvPool's stack_num, frame_skip "
-            "and reward_clip (--env-option)."
+            f"the transform {name} supports environments written in JAX and Python objects, but {env.name} "
+            "steps its environments in another way. hint: use the options of its package, such as EnvPool's "
+            "stack_num, frame_skip and reward_clip (--env-option)."
         )
     spaces = {"observation_space": chosen.observation_space, "action_space": chosen.action_space}
     start = replace(start, make=partial(_make, start.make, chosen, number), **spaces)
@@ -80,8 +80,8 @@ def _check_players(env: Environment | HostEnvironment, name: TransformName) -> N
     """Raises a `UsageError` if a transform does not fit the number of players and agents."""
     if isinstance(env, Environment) and env.num_players > 1:
         raise UsageError(
-            f"the transform {name} does not support {env.name}, a two-player game, whose rewards and positions "
-            "belong to the player to move."
+            f"the transform {name} does not support {env.name}, because the rewards and positions of a "
+            "two-player game belong to the player to move."
         )
     if isinstance(env, HostEnvironment) and env.agents:
         raise UsageError(
@@ -100,6 +100,6 @@ def _check_actions(env: Environment | HostEnvironment, name: TransformName, chos
     masked = env.has_action_mask if isinstance(env, HostEnvironment) else env.action_mask is not None
     if masked and chosen.takes_other_actions:
         raise UsageError(
-            f"the transform {name} does not support {env.name}, which has an action mask: a repeated action may "
-            "no longer be legal."
+            f"the transform {name} does not support {env.name}, because a repeated action may violate its "
+            "action mask."
         )

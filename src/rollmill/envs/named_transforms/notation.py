@@ -64,7 +64,7 @@ def parse_transforms(texts: Any) -> list[TransformName]:
     given = [texts] if isinstance(texts, str) else texts
     if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
         raise UsageError(
-            f'transforms={texts!r:.80} must be a list of strings. hint: transforms=["frame-stack:4"].'
+            f'transforms={texts!r:.80} must be a list of strings. hint: use transforms=["frame-stack:4"].'
         )
     return [_parse(text) for text in given]
 

@@ -60,7 +60,7 @@ class TransformedObject(gymnasium.Wrapper):
         for array, like in zip(arrays, self._kinds, strict=True):
             if array.shape != like.shape:
                 raise ValueError(
-                    f"an observation has the shape {array.shape}, expected {like.shape} by the observation space."
+                    f"an observation has the shape {array.shape}, but the observation space declares {like.shape}."
                 )
         return _assembled(self._inner_observations, iter(arrays))
 

@@ -88,8 +88,8 @@ def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | Ho
 def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
     if physics not in PHYSICS:
         raise UsageError(
-            f"robots:{name} has no physics {physics!r}: it is 'jax', this package's physics, by XLA or in "
-            "kernels, 'warp', MuJoCo Warp, or 'mujoco', C MuJoCo on the host's cores."
+            f"robots:{name} does not support physics={physics!r}. Supported: 'jax' (Rollmill's physics, by XLA "
+            "or in kernels), 'warp' (MuJoCo Warp) and 'mujoco' (C MuJoCo on the host)."
         )
     for option in SOLVER:
         if physics == "mujoco" and option in options:
@@ -100,6 +100,6 @@ def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
     for option in ROOM:
         if physics != "warp" and option in options:
             raise UsageError(
-                f"robots:{name}: {option}={options[option]} sets the size of a buffer of MuJoCo Warp, which "
-                f"physics={physics!r} does not have. hint: leave it out."
+                f"robots:{name}: {option}={options[option]} sets the size of a MuJoCo Warp buffer, but "
+                f"physics={physics!r} has no such buffer. hint: leave it out."
             )

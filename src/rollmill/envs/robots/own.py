@@ -137,7 +137,9 @@ def _check_sizes(
     """Raises a `UsageError` for a robot that nothing moves, for a bound of 0, and for sizes that are not used."""
     for option, size in (("contacts", contacts), ("rows", rows)):
         if physics != "warp" and size is not None:
-            raise UsageError(f"{option}={size} needs physics='warp', because it is the size of its buffers.")
+            raise UsageError(
+                f"{option}={size} needs physics='warp', because it is the size of a buffer of MuJoCo Warp."
+            )
     if not structure.actuators:
         raise UsageError(f"{name} has no actuators. hint: add some to its model, such as <motor joint=...>.")
     if not max_speed > 0:
@@ -148,8 +150,7 @@ def _loaded(model: Any, physics: str, iterations: int) -> Model:
     """Returns a robot, or its outline for other physics."""
     if physics not in PHYSICS:
         raise UsageError(
-            f"physics={physics!r}: it is 'jax', this package's physics, 'warp', MuJoCo Warp, or 'mujoco', C "
-            "MuJoCo."
+            f"physics={physics!r} must be 'jax' (Rollmill's physics), 'warp' (MuJoCo Warp) or 'mujoco' (C MuJoCo)."
         )
     if physics != "jax":
         if isinstance(model, Model):
@@ -161,8 +162,8 @@ def _loaded(model: Any, physics: str, iterations: int) -> Model:
         return model if isinstance(model, Model) else load(model, iterations=iterations)
     except NotCovered as error:
         raise NotCovered(
-            f"{error} hint: physics='mujoco' steps such a robot by C MuJoCo on the host, and physics='warp' by "
-            "MuJoCo Warp."
+            f"{error} hint: use physics='mujoco' (C MuJoCo on the host) or physics='warp' (MuJoCo Warp) for "
+            "such a robot."
         ) from None
 
 

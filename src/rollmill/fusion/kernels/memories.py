@@ -33,7 +33,7 @@ def in_order_of_writes(leaves: Sequence[Leaf]) -> list[Leaf]:
         if not free:
             shapes = ", ".join(str(leaf.shape) for leaf in waiting)
             raise CannotFuse(
-                f"a step replaces several arrays, of shapes {shapes}, by elements of each other.",
+                f"a step replaces several arrays, of shapes {shapes}, with elements of each other.",
                 advice="write to another array, and read it in the next step",
             )
         ordered += free[:1]

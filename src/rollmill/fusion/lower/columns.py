@@ -49,5 +49,6 @@ def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) 
         case "splat":
             return region.emit("splat", *node.operands, dtype=node.dtype, width=width)
     raise LoweringError(
-        f"{width} of the {node.width} columns of an input row are sliced. Pass the parts as separate arrays"
+        f"a slice takes {width} of the {node.width} columns of an input row, which is not supported. Pass the "
+        "parts as separate arrays"
     )

@@ -134,7 +134,9 @@ def _results_by_rule(equation: core.JaxprEqn, values: list[Operand]) -> Sequence
     if name in BY_PARTS:
         return _by_parts(equation, values)
     if (rule := RULES.get(name)) is None:
-        raise LoweringError("kernels do not support this function of complex numbers. Write it with two floats")
+        raise LoweringError(
+            "kernels do not support this function of complex numbers. Write it with pairs of floats"
+        )
     return [rule(equation.params, *values)]
 
 

@@ -110,7 +110,7 @@ class Lowering(NamedTuple):
                 )
             case ComputedArray() | MemoryArray():
                 check_size(value.shape)
-        raise TypeError(f"{type(value).__name__} is written out first")
+        raise TypeError(f"expected a value that was expanded before, got {type(value).__name__}")
 
     def scalar(self, value: Value) -> Node:
         """Returns the scalar node of a value with one element."""

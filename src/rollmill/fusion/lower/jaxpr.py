@@ -127,14 +127,14 @@ def _results(
         # uniform.
         alike = name not in calls.RULES and all(map(is_shared, values))
         if equation.effects and (alike or name not in RULES):
-            raise LoweringError("it has side effects")
+            raise LoweringError("kernels do not support side effects")
         if alike and not _is_moved(name, values):
             return _beside(equation, values, ctx)
         outputs = tuple(map(_struct, equation.outvars))
         if name not in calls.RULES:
             _check_types(outputs)
         if name not in RULES:
-            raise LoweringError("kernels do not support it")
+            raise LoweringError("kernels do not support this primitive")
         operands = [_operand(ctx, name, value) for value in values]
         results = RULES[name](ctx, Equation(name, _plain_params(equation), outputs, needed), operands)
         return [settled(value) for value in results]

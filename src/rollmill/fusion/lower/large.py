@@ -78,7 +78,7 @@ def computed(
     count = int(np.prod(shape))
     if by_loops and count > MAX_TURNS:
         raise LoweringError(
-            f"{count} numbers of each environment need a loop over a large array each, more than the limit of "
+            f"{count} values of each environment each need a loop over a large array, more than the limit of "
             f"{MAX_TURNS}"
         )
     may_loop = everywhere is None and MIN_TURNS <= count <= MAX_TURNS and not is_key(dtype)
@@ -177,7 +177,7 @@ def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
         case Const() | Uniform() if not is_key(value.dtype):
             return _shared_element(ctx, value, index)
         case OuterProducts():
-            raise LoweringError("a product of vectors is read element by element")
+            raise LoweringError("kernels cannot read a product of vectors element by element")
     scalars = ctx.scalars(value).nodes
     return dynamic_slice_by_select(ctx, scalars, index.axes(ctx), [1] * scalars.ndim).reshape(-1)[0]
 
@@ -375,8 +375,8 @@ def _fill(ctx: Lowering, memory: int, write: WholeWrite, shape: tuple[int, ...])
     for node in program.nodes():
         if memory in memories_read([node]) and not (node.op == "cell" and node.operands[0] is place):
             raise LoweringError(
-                f"a step replaces a whole array of shape {shape} by its own elements at other positions. Write "
-                "only the elements that change, or write to two arrays in turn"
+                f"a step replaces a whole array of shape {shape} with its own elements from other positions. "
+                "Write only the elements that change, or alternate between two arrays"
             )
     return FillWrite(program, tuple(inside.region.captures), write.condition)
 

@@ -62,7 +62,7 @@ def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], p
     if primitive in IN_ORDER or (primitive == "reshape" and params["dimensions"] is None):
         return reshaped_elements(ctx, value, shape)
     if primitive not in SOURCES:
-        raise LoweringError(f"an array of shape {value.shape} is too large for it")
+        raise LoweringError(f"this operation does not support arrays as large as {value.shape}")
     source = SOURCES[primitive]
 
     def element(at: Lowering, index: ElementIndex) -> Any:

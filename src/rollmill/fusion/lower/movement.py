@@ -54,7 +54,7 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
             return Uniform(array, pick(positions(value.shape) if before is None else before))
         case ScalarArray(nodes, dtype):
             return ScalarArray(pick(nodes), dtype)
-    raise TypeError(f"{type(value).__name__} is written out first")
+    raise TypeError(f"expected a value that was expanded before, got {type(value).__name__}")
 
 
 def _of_large(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None) -> ScalarArray:

@@ -211,7 +211,7 @@ def _fastest_right(search: Search, runs: dict[Any, "_Timed"], given: Sequence[An
         if is_right:
             return best
         del runs[best]
-    raise CannotFuse("no launch of the kernel computes the same as the reference on this device")
+    raise CannotFuse("no launch of the kernel gives the same results as the reference on this device")
 
 
 def _fastest_of(runs: Mapping[Any, "_Timed"]) -> Any:

@@ -59,7 +59,9 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
     for name, wanted, got, single in zip(names, expected, found, alone, strict=True):
         if got.shape != wanted.shape or got.dtype != wanted.dtype:
             raise _differs(
-                name, f"it is {got.dtype} {list(got.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
+                name,
+                f"the exported result is {got.dtype} {list(got.shape)}, expected {wanted.dtype} "
+                f"{list(wanted.shape)}",
             )
         if name.partition(".")[0] != ACTION:
             _check_close(name, wanted, got, OUTPUT_TOLERANCE)
@@ -88,7 +90,9 @@ def _check_close(
     difference = np.where(wanted == got, 0, np.abs(wanted - got))
     allowed = tolerance * np.maximum(np.abs(wanted), scale)
     if not (difference <= allowed).all():  # also fails for NaN
-        raise _differs(name, f"by {np.max(difference):.3g}, where at most {tolerance * scale:.3g} is allowed")
+        raise _differs(
+            name, f"the difference is {np.max(difference):.3g}, more than the limit of {tolerance * scale:.3g}"
+        )
     return float(np.max(difference / np.maximum(np.abs(wanted), scale), initial=0))
 
 
@@ -102,7 +106,7 @@ def _check_equal(name: str, wanted: np.ndarray, got: np.ndarray, outputs: dict[s
     is_tie = np.zeros_like(differs) if logits is None else _ties(logits, wanted.shape)
     rows = lambda flags: int(flags.reshape(len(wanted), -1).any(-1).sum())
     if (wrong := rows(differs & ~is_tie)) > 0:
-        raise _differs(name, f"for {wrong} of {len(wanted)} observations")
+        raise _differs(name, f"{wrong} of {len(wanted)} observations give another result")
     return rows(differs)
 
 

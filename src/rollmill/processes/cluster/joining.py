@@ -300,6 +300,8 @@ def _keeping_signals() -> Iterator[None]:
     except SystemExit:  # the SIGTERM handler of Ray exits with code 1
         signal.signal(signal.SIGTERM, before)
         signal.raise_signal(signal.SIGTERM)
-        raise StoppedJoining("SIGTERM arrived while Ray was being joined, before training began.") from None
+        raise StoppedJoining(
+            "SIGTERM arrived while this process was joining Ray, before training began."
+        ) from None
     finally:
         signal.signal(signal.SIGTERM, before)

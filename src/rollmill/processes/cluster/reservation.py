@@ -68,8 +68,9 @@ class RoomReservation:
         self.release()
         raise NoRoom(
             f"the cluster had no room for all {len(self._places)} workers at once within {self._seconds:.0f} s: "
-            f"they ask for {self._total}, {self.free()}. Nothing is held there. hint: fewer workers (--actors, "
-            "--workers, --learners), more nodes, or another time; `ray status` tells who holds what."
+            f"they need {self._total}, {self.free()}. No resources are reserved there. hint: use fewer workers "
+            "(--actors, --workers, --learners) or more nodes, or try again later. `ray status` shows how the "
+            "resources are used."
         )
 
     def free(self) -> str:

@@ -109,8 +109,8 @@ def _play_all(
         if not np.isfinite(returns).all():
             raise NonFiniteError(
                 f"the return of episode {first + int(np.argmin(np.isfinite(returns)))} of the evaluation is "
-                f"{returns[~np.isfinite(returns)][0]}, because the environment returned such a reward. hint: "
-                "rollmill.check_environment finds the step."
+                f"{returns[~np.isfinite(returns)][0]}, because the environment returned a reward that is not "
+                "finite. hint: rollmill.check_environment finds the step."
             )
         played.append(EvaluationEpisodes(*outcome))
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:episodes], *played)

@@ -94,7 +94,7 @@ def record_on_host(
 def check_size(parts: Any) -> None:
     """Raises a `UsageError` if the arrays in `parts` exceed `MAX_BYTES`."""
     if sum(leaf.nbytes for leaf in jax.tree.leaves(parts)) > MAX_BYTES:
-        raise UsageError(f"the recording has more than {MAX_BYTES:,} bytes. hint: fewer --episodes.")
+        raise UsageError(f"the recording has more than {MAX_BYTES:,} bytes. hint: use fewer --episodes.")
 
 
 def _played(advance: Any, weights: Weights, now: Playing, key: Key, count: int) -> Recording:

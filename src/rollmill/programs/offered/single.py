@@ -90,7 +90,7 @@ def refuse_options(name: str, options: dict[str, Any] | None) -> None:
     """Raises a `UsageError` if `options` of a reset are given, because JAX environments have none."""
     if options:
         raise UsageError(
-            f"{name}: reset does not support options, got {', '.join(options)}. hint: give them to rollmill.make."
+            f"{name}: reset does not support options, got {', '.join(options)}. hint: pass them to rollmill.make."
         )
 
 

@@ -71,7 +71,7 @@ def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
     if other != mine:
         raise UsageError(
             f"fusion={fusion}: the hosts of group {context.group.name} have different devices, {other} and "
-            f"{mine}, but must all run the same kernels. hint: fusion=off, or hosts with equal devices."
+            f"{mine}, but must all run the same kernels. hint: use fusion=off, or hosts with equal devices."
         )
     return _find(context, unroll, launches)
 

@@ -167,7 +167,7 @@ def _check_device(first: str, spec: RunSpec) -> None:
     if (mine := backend_of(device, spec.kernels.numerics).device_name(device)) != first:
         raise UsageError(
             f"fusion={spec.kernels.fusion}: the processes of a mesh have different devices, {first} and {mine}, "
-            "but must all run the same kernels. hint: fusion=off, or equal devices (CUDA_VISIBLE_DEVICES)."
+            "but must all run the same kernels. hint: use fusion=off, or equal devices (CUDA_VISIBLE_DEVICES)."
         )
 
 

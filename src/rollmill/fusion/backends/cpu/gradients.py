@@ -64,7 +64,7 @@ def gradient_code(
     own = processor()
     table = minibatch.packed.table
     if table.size >= 2**31:
-        raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
+        raise CannotFuse(f"a batch of {table.size:,} words exceeds the limit of 2^31.")
     if len(samples) % block or not 0 < programs <= len(samples) // block:
         raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {len(samples)} samples.")
     given = KernelArguments([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])

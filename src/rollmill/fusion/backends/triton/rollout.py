@@ -186,7 +186,10 @@ def _program_of(step: RolloutStep, tile: int) -> Program:
         return step.program
     found = tiled(step.program, tile)
     if found is None or any(len(places) > 1 for places in found.outputs):
-        raise CannotFuse(f"the step hands on rows of more than {tile} columns.")
+        raise CannotFuse(
+            f"the step passes rows of more than {tile} columns to the next step, which tiled kernels do not "
+            "support."
+        )
     return found.program
 
 

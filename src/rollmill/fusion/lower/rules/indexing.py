@@ -67,7 +67,7 @@ def _dynamic_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -
     value, *indices = values
     sizes = equation.params["slice_sizes"]
     if len(indices) != len(sizes):
-        raise LoweringError("a shape is not known during tracing")
+        raise LoweringError("kernels do not support shapes that are unknown during tracing")
     return [block_at(ctx, value, [ctx.scalar(index) for index in indices], sizes)]
 
 

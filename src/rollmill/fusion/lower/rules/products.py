@@ -194,7 +194,7 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
         vector = gather_static(ctx, vectors, positions(vectors.shape)[(*at, ...)])
         products.append(vector_matrix(ctx, vector, matrix, dtype))
     if not products:
-        raise LoweringError("a product without any vectors")
+        raise LoweringError("kernels do not support a product without vectors")
     whole = gathered(ctx, products, lead, products[0].shape[-1])
     return reshaped(ctx, whole, (*lead, *columns)) if len(columns) != 1 else whole
 

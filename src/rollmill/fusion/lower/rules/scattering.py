@@ -202,7 +202,7 @@ def _scattered_in_large(ctx: Lowering, equation: Equation, values: Sequence[Valu
     count = int(np.prod(indices.shape[:-1]))
     if count > MAX_WRITES:
         raise LoweringError(
-            f"it writes {count} blocks of a large array of shape {value.shape}, more than the limit of "
+            f"a scatter writes {count} blocks of a large array of shape {value.shape}, more than the limit of "
             f"{MAX_WRITES}"
         )
     reading = _Reading(

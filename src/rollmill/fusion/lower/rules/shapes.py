@@ -73,7 +73,7 @@ MOVES: dict[str, Move] = {
 def _by_move(move: Move) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         if len(values) != 1:
-            raise LoweringError("a shape is not known during tracing")
+            raise LoweringError("kernels do not support shapes that are unknown during tracing")
         (value,) = values
         if is_large(value) or (is_too_large(equation.shape) and not isinstance(value, SHARED_OR_ROWS)):
             return [moved(ctx, equation.primitive, value, equation.shape, equation.params)]
