@@ -44,9 +44,9 @@ def check_rates(config: Any, *, is_function: bool) -> None:
     """Raises a `UsageError` if `learning_rates` is set although `learning_rate` is a schedule."""
     if config.learning_rates and (is_function or isinstance(config.learning_rate, str)):
         raise UsageError(
-            f"learning_rates={config.learning_rates} cannot be combined with a schedule, "
+            f"learning_rates={config.learning_rates} cannot be combined with the schedule "
             f"learning_rate={'a function' if is_function else config.learning_rate}, because they are annealed "
-            "in the same way. hint: give a number as learning_rate, with or without anneal_lr."
+            "in the same way. hint: use a number as learning_rate, with or without anneal_lr."
         )
 
 

@@ -84,8 +84,8 @@ class ConfigFile:
         if clusters := sorted(named.clusters - trusted):
             address = clusters[0].removeprefix(CLUSTER)
             raise UsageError(
-                f"{self.path} was created elsewhere and names a cluster that would run its code: {address!r}. "
-                f"hint: if you trust it, add --cluster {address}."
+                f"{self.path} was created elsewhere and names the cluster {address}, through which others can "
+                f"run code on this machine. hint: if you trust it, add --cluster {address}."
             )
 
     def _request(self, given: Mapping[str, Any], *, with_environment: bool) -> TrainingRequest:

@@ -200,7 +200,7 @@ def _resumed(arguments: list[str]) -> int:
     if sweep.spec.sampler is not None:
         check_sampler(sweep.spec.sampler)
     if own.all and sweep.spec.early_stopping is None:
-        raise UsageError(f"--all has no effect: {sweep.root} does not stop trials early.")
+        raise UsageError(f"--all has no effect, because {sweep.root} does not stop trials early.")
     metric = check_metric(own.metric or sweep.spec.metric)
     return _run(
         sweep,

@@ -280,7 +280,7 @@ def residual_mlp(
     """
     if len(set(hidden_sizes)) != 1:
         raise UsageError(
-            f"hidden_sizes={hidden_sizes}: residual blocks need at least one width, all of them equal. hint: "
+            f"hidden_sizes={hidden_sizes}: residual blocks need one or more widths that are all equal. hint: "
             "hidden_sizes=(128, 128) gives two blocks of width 128."
         )
     width = hidden_sizes[0]

@@ -140,9 +140,10 @@ def check_cluster(run: RunDirectory, saved: SavedConfig, *, trust: bool) -> None
     known = trusted_modules(run) if addresses else set()
     if refused := [address for address in addresses if not trust and cluster_name(address) not in known]:
         raise CheckpointError(
-            f"{run.root} was created elsewhere and names a cluster that would run its code: {refused[0]!r}. "
-            f"hint: if you trust it, add --cluster {refused[0]} (cluster= in Python), or --trust (trust=True), "
-            "which is remembered for this directory. --place processes trains on this machine alone."
+            f"{run.root} was created elsewhere and names the cluster {refused[0]}, through which others can run "
+            f"code on this machine. hint: if you trust it, add --cluster {refused[0]} (cluster= in Python), or "
+            "--trust (trust=True), which is remembered for this directory. --place processes trains on this "
+            "machine alone."
         )
 
 

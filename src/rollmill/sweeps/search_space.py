@@ -124,14 +124,14 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
         return _random_points(axes, draws, random.Random(seed))
     if continuous := [axis.option for axis in axes if not axis.values]:
         raise UsageError(
-            f"--over {continuous[0]} is a continuous range, which a grid cannot list. hint: --random N draws N "
-            "combinations."
+            f"--over {continuous[0]} is a continuous range, which a grid cannot list. hint: use --random N to "
+            "draw N combinations."
         )
     number = math.prod(len(axis.values) for axis in axes)
     if number > MAX_TRIALS:
         raise UsageError(
-            f"these axes have {number:,} combinations, more than the limit of {MAX_TRIALS:,}. hint: --random N "
-            "draws N combinations."
+            f"these axes have {number:,} combinations, more than the limit of {MAX_TRIALS:,}. hint: use "
+            "--random N to draw N combinations."
         )
     return [
         dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.choices for axis in axes))

@@ -260,6 +260,6 @@ def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory)
         reason = f"these workers are still busy: {workers}"
     if reason:
         raise StopOverdue(
-            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and {reason}\nThe run ends with its newest "
+            f"{stop.signal_name} arrived {stop.seconds:.0f} s ago, and {reason}\nThe run ends with its newest "
             f"checkpoint. Resume with\n  {run.command('resume')}"
         )

@@ -145,8 +145,8 @@ def _pool_of(graph: Graph, options: RunOptions, imports: Sequence[str]) -> Given
     if options.pool_from is None:
         if still := [name for name in sets if name in config["frozen"]]:
             raise UsageError(
-                f"{still[0]} is frozen, so all of its weights in the pool would be equal. hint: --pool-from RUN "
-                f"fills the pool with checkpoints of another run; or leave {still[0]} out of frozen."
+                f"{still[0]} is frozen, so all of its weights in the pool would be equal. hint: use --pool-from "
+                f"RUN to fill the pool with checkpoints of another run, or leave {still[0]} out of frozen."
             )
         return None
     return _filled_pool(graph, ours, sets, options.pool_from, size, imports)
