@@ -94,7 +94,7 @@ def test_learning_goes_on_where_an_environment_has_made_many_steps():
         ({"target_interval": 2**31}, f"target_interval={2**31} exceeds the limit of"),
         (
             {"num_envs": 1, "buffer_size": 2**30, "batch_size": 8, "total_timesteps": 2**30},
-            f"{2**30} steps of each of num_envs=1 .*exceeds the limit of {2**29}",
+            f"{2**30} steps in each of num_envs=1 .*more than the limit of {2**29}",
         ),
         (
             {"num_envs": 2, "num_steps": 4, "learning_starts": 2**31, "batch_size": 8, "total_timesteps": 2**32},

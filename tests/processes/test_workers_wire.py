@@ -115,7 +115,7 @@ def test_strangers_are_refused(refused):
         socket.create_connection((host, int(port))) as loud,
     ):
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(66))
-        wait_for(lines, "its claim has 8,224 bytes")
+        wait_for(lines, "the claim of the connecting process has 8,224 bytes")
         with raises("connection-was-refused-token-is"):
             connect_as(supervisor.address, b"guess", job(obeys))
         wait_for(lines, "does not have the run's token")
