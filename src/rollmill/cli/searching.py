@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.temporary import temporary_folder
 from rollmill.plan_search.search.machine import DECIDED, DEFAULT_BUDGET, Objective
+from rollmill.record.display import Lines
 from rollmill.training.request import TrainingRequest
 
 OWN = ("budget", "objective", "fresh")
@@ -85,3 +86,24 @@ def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[Trai
             raise PlanSearchFailed(code or 1)
         grows = ("num_envs",) if searching.objective == "grow-batch" else ()
         yield request.without((*DECIDED, *grows)).changed({"plan": str(file)})
+
+
+def with_physics(request: TrainingRequest, searching: SearchOptions) -> TrainingRequest:
+    """Returns the request, with physics chosen by short trainings if it says `physics=auto`.
+
+    Raises a `UsageError` if a plan is to be searched or given, too.
+    """
+    if request.environment_options.get("physics") != "auto":
+        return request
+    from rollmill.plan_search.physics import choose_physics, leaves_physics_open
+
+    if not leaves_physics_open(request):
+        return request
+    for name in ("search_plan", *ELSEWHERE):
+        if getattr(searching, name, False) or name in request.settings:
+            raise UsageError(
+                f"physics=auto cannot be combined with {name}, because its short trainings are for this machine "
+                "and the placement that the options name. hint: give physics=jax or physics=warp."
+            )
+    quiet = request.settings.get("quiet", False)
+    return choose_physics(request, (lambda line: None) if quiet else Lines().note)

@@ -166,7 +166,7 @@ def find_plan(
             request.options,
             machine,
             workload,
-            lambda: _check_stop(stop),
+            lambda: check_stop(stop),
             environment,
             ends_at=time.monotonic() + _measuring_seconds(request),
         )
@@ -201,7 +201,8 @@ def _measuring_seconds(request: SearchRequest) -> float:
     return request.budget - min(END_SECONDS, request.budget / 10)
 
 
-def _check_stop(stop: StopRequest) -> None:
+def check_stop(stop: StopRequest) -> None:
+    """Raises `SearchStopped` if a signal has arrived."""
     if stop.signal_name is not None:
         raise SearchStopped(stop.signal_name, stop.exit_code)
 

@@ -36,10 +36,10 @@ EARLY_MARGIN = 1.2
 
 
 class SearchStopped(RollmillError):
-    """Error: a signal has ended the search for a plan."""
+    """Error: a signal has ended the search for a plan or for physics."""
 
     def __init__(self, name: str, exit_code: int) -> None:
-        super().__init__(f"the search for a plan was stopped by {name}. Nothing was written.")
+        super().__init__(f"the search was stopped by {name}. Nothing was written.")
         self.exit_code = exit_code
 
 

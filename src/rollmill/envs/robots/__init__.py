@@ -86,6 +86,11 @@ def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | Ho
 
 
 def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
+    if physics == "auto":
+        raise UsageError(
+            f"robots:{name}: physics='auto' is for `rollmill train`, which chooses between jax and warp by short "
+            "trainings. hint: give physics='jax' or physics='warp'."
+        )
     if physics not in PHYSICS:
         raise UsageError(
             f"robots:{name} does not support physics={physics!r}. Supported: 'jax' (Rollmill's physics, by XLA "
