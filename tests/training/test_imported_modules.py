@@ -6,6 +6,7 @@ import sys
 import pytest
 
 TRAINS = """
+import functools
 import sys
 from rollmill.cli.main import main
 from rollmill.envs import cartpole
@@ -13,9 +14,10 @@ from rollmill.workers.program_training import ProgramTraining
 
 def counted(name):
     function = getattr(cartpole, name)
-    def call(*args):
+    @functools.wraps(function)
+    def call(*args, **options):
         calls.append(name)
-        return function(*args)
+        return function(*args, **options)
     return call
 
 def run(self, stopping):
@@ -24,7 +26,7 @@ def run(self, stopping):
 
 calls, modules = [], {}
 reports, ProgramTraining.run = ProgramTraining.run, run
-cartpole.reset, cartpole.step = counted("reset"), counted("step")
+cartpole.cartpole, cartpole.reset, cartpole.step = map(counted, ("cartpole", "reset", "step"))
 try:
     sizes = "--num-envs 2 --num-steps 4 --total-timesteps 8 --num-minibatches 1 --update-epochs 1"
     main(["train", "ppo", "CartPole-v1", *sizes.split(), "--run-dir", "run", "--quiet"])
@@ -72,5 +74,5 @@ def test_nothing_is_imported_once_a_training_has_begun(printed):
     assert printed["later"] == []
 
 
-def test_a_start_calls_the_functions_of_its_environment_once(printed):
-    assert sorted(printed["calls"]) == ["reset", "step"]
+def test_a_start_builds_its_environment_and_calls_its_functions_once(printed):
+    assert sorted(printed["calls"]) == ["cartpole", "reset", "step"]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
@@ -14,9 +15,14 @@ from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Option
 from rollmill.core.user_frame import failed_import
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
+from rollmill.envs.registry import ENVIRONMENTS
+from rollmill.networks.registry import NETWORKS
 from rollmill.record.json_files import plain
-from rollmill.runs.algorithms import find_algorithm
+from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.recalled_digests import recall_digests
+
+_newest: Graph | None = None
+"""The last graph that was built from names, which need not be built again to be described."""
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -32,7 +38,9 @@ def import_modules(names: Sequence[str]) -> None:
 
 def build_graph(algorithm: str, environment: str, config: Any, *, options: Options = NO_OPTIONS) -> Graph:
     """Builds a graph from the names of an algorithm and an environment, and the options of the environment."""
-    return find_algorithm(algorithm).build(make(environment, **options), config)
+    global _newest
+    _newest = find_algorithm(algorithm).build(make(environment, **options), config)
+    return _newest
 
 
 def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
@@ -77,7 +85,8 @@ def describe(graph: Graph) -> dict[str, Any]:
 
     To find parts that were changed in Python or have no name, the graph is built again from its settings, and both
     graphs are compared, by their parts or, if necessary, by what they compute. This traces at least one of them,
-    so describe a graph once and pass the description on.
+    so describe a graph once and pass the description on. A graph of built-in parts is not built again if
+    `build_graph` has just built it.
     """
     settings = writable(graph.settings)
     try:
@@ -96,6 +105,14 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
     except UsageError:
         return ["algorithm"]
     saved = parse_json(json.dumps(plain(settings)), where="settings")
+    if graph is _newest and _has_built_in_parts(saved) and _config_of(saved) == graph.settings["config"]:
+        recall_digests(graph, saved)
+        return []
+    return _differences(graph, saved)
+
+
+def _differences(graph: Graph, saved: dict[str, Any]) -> list[str]:
+    """Returns the parts in which a graph differs from the graph that its settings build."""
     try:
         env = _environment_of(saved)
     except RollmillError:
@@ -116,6 +133,20 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
         return ["hyperparameters"]
     mine, named = fragment_fingerprints(graph), fragment_fingerprints(rebuilt)
     return [part for part in mine if mine[part] != named[part]] or ["algorithm"]
+
+
+def _has_built_in_parts(settings: dict[str, Any]) -> bool:
+    """Returns whether the algorithm and the environment are built in, and no network is registered."""
+    is_built_in = ALGORITHMS.is_built_in(settings["algorithm"]) and ENVIRONMENTS.is_built_in(
+        settings["environment"]
+    )
+    return is_built_in and not NETWORKS
+
+
+def _config_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the hyperparameters that a graph has when it is built again from its settings."""
+    config = find_algorithm(settings["algorithm"]).config
+    return asdict(config_from_json(config, settings["config"], field="graph.config"))
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
