@@ -132,7 +132,7 @@ def test_what_a_replica_has_loaded_is_recorded_and_compared(tmp_path, mine):
     assert (record["host"], record["modules"]) == ("far", digests_of(["my_parts"]))
     assert record["code"]["versions"]["jax"] == own_code().versions["jax"]
     ours = digests_of(["my_parts"])["my_parts"][:16]
-    message = rf"actor/1 on far has other code than the driver: source of my_parts {ours} here, 0{{16}} there"
+    message = rf"actor/1 on far runs different code from the driver: source of my_parts {ours} here, 0{{16}} there"
     with pytest.raises(UnfitHost, match=message):
         check(run, modules={"my_parts": "0" * 64})
     with raises(

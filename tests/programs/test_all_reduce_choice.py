@@ -59,7 +59,7 @@ def test_a_way_whose_means_are_wrong_is_named(times, monkeypatch):
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("one-shot", ("reduction-was-asked-for-or", "one-shot", "it needs GPUs")),
+        ("one-shot", ("reduction-was-asked-for-or", "one-shot", "needs GPUs")),
         ("host", ("reduction-host-is-for-several",)),
     ],
 )

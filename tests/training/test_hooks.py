@@ -183,10 +183,10 @@ def test_a_hook_that_exits_leaves_the_state_and_the_summary(tmp_path):
             "stop",
             (
                 "hook-failed-at",
-                "it returned 'stop' of type str. A hook must return None, rollmill.Stop(\"reason\") or",
+                "the hook returned 'stop' of type str. A hook must return None, rollmill.Stop(\"reason\") or",
             ),
         ),
-        (True, ("hook-failed-at", "it returned True of type bool")),
+        (True, ("hook-failed-at", "the hook returned True of type bool")),
         (
             len,
             (
