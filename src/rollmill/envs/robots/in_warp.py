@@ -31,7 +31,8 @@ def in_warp(
         source: MJCF model of the robot.
         iterations: number of iterations of the constraint solver in every step.
         line_search_iterations: maximum number of points tried along each search direction.
-        contacts: number of contacts per robot that there is room for. Default: twice as many as in a test.
+        contacts: number of contacts per robot that there is room for. Default: three times as many as in
+            rollouts of C MuJoCo.
         rows: number of constraint rows per robot that there is room for. Default: likewise.
     """
     robots = WarpRobots(
