@@ -124,12 +124,12 @@ class SetNetwork(NamedTuple):
     def policy(
         self, weights: PyTree[Array], observation: Observation, memory: Memory, mask: PyTree
     ) -> tuple[Distribution, Memory]:
-        """Returns the action distribution of ONE agent, and its memory after the actor's part has advanced."""
+        """Returns the action distribution of ONE agent, and its memory after a step of the actor."""
         network: AgentNetwork = eqx.combine(weights, self.static)
         return network.policy(observation, memory, None if isinstance(mask, tuple) else mask)
 
     def value(self, weights: PyTree[Array], observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """Returns the value for ONE agent, given the observation of its critic."""
+        """Returns the critic's value for ONE agent. `observation` is the input of the critic."""
         network: AgentNetwork = eqx.combine(weights, self.static)
         return network.value(observation, memory)
 
@@ -288,9 +288,9 @@ class AgentPolicy(NamedTuple):
 
     @property
     def condensation(self) -> Callable[[AgentWeights, Step], Step] | None:
-        """Returns `condense` if observations are large, because final observations would double a trajectory.
+        """Returns `condense` if observations are large, and otherwise None.
 
-        Otherwise returns None.
+        Without `condense`, final observations would double the size of a trajectory.
         """
         return self.condense if self.is_large else None
 
@@ -442,8 +442,8 @@ def central_features(
 ) -> Float[Array, " features"]:
     """Returns the central features of the environment.
 
-    If it has none, they are all observations in one vector, zeros for inactive agents, and with `shows_active` the
-    flags of active agents.
+    If the environment has none, all observations are joined to one vector, with zeros for inactive agents. With
+    `shows_active`, the vector also contains the flags of active agents.
     """
     if not isinstance(view.central, tuple):
         return view.central

@@ -395,7 +395,7 @@ def search(
     """Runs a tree search from a position of ONE environment, and returns the search's result.
 
     `root` is the network's evaluation of the position. `now` is the position with its legal actions and the
-    environment's parameters. If `explores`, the noise of self-play is drawn from `key` and added.
+    environment's parameters. If `explores`, the search adds the exploration noise of self-play, drawn from `key`.
     """
     config = planner.config
     if config.num_simulations == 0:

@@ -54,7 +54,7 @@ NOT_HERE = "Options of the run, such as seed and run_dir, belong to rollmill.tra
 
 
 class Choices(NamedTuple):
-    """Hyperparameters of a user, and the parts that the user gave as Python functions."""
+    """A user's hyperparameters, and the parts that the user passed as Python functions."""
 
     config: Any
     network: Callable[..., Any] | None
@@ -320,9 +320,10 @@ def refuse_params(env: HostEnvironment, params: Params | None) -> None:
 
 
 def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches: int = 1) -> Loops:
-    """Returns the loop sizes of a run. Missing arguments are taken from `config`.
+    """Returns the loop sizes of a run: `epochs` and `num_minibatches`, and the other sizes from `config`.
 
-    Raises a `UsageError` if sizes are not positive, or do not divide evenly.
+    With `by_sequence`, a minibatch contains whole sequences. Raises a `UsageError` if sizes are not positive, or
+    do not divide evenly.
     """
     check_positive({name: getattr(config, name) for name in ("total_timesteps", "num_envs", "num_steps")})
     check_positive({"update_epochs": epochs, "num_minibatches": num_minibatches})

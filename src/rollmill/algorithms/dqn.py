@@ -349,7 +349,7 @@ def _update(
     *,
     share: float = 1.0,
 ) -> DQNLearner:
-    """Returns the learner after a step of the optimiser, and a move of the target network if one is due."""
+    """Makes one optimiser step, and updates the target network if it is due. Returns the new learner."""
     held = numbers_now(learner)
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
     progress = counted(learner.progress, interval=config.target_interval)

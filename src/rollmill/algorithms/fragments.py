@@ -365,7 +365,7 @@ class NetworkPolicy(NamedTuple):
     def forward(
         self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Output:
-        """Returns the output for a normalised observation. Its value is normalised if `normalise_values`."""
+        """Returns the output for a normalised observation, with a normalised value if `normalise_values`."""
         network = eqx.combine(weights.network, self.static)
         return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 
@@ -382,7 +382,7 @@ class NetworkPolicy(NamedTuple):
 
     @property
     def outputs(self) -> PolicyOutputs:
-        """Returns the action distribution and the value for a raw observation."""
+        """The policy's functions for the action distribution and the value of a raw observation."""
         return PolicyOutputs(distribution=self.distribution, value=self.value)
 
     @property

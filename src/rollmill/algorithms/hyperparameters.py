@@ -69,7 +69,7 @@ def numbers_of(config: object, **further: float | int) -> dict[str, float]:
 
 
 def numbers_for(held: Mapping[str, float], config: object, other: object) -> dict[str, float] | None:
-    """Returns a learner's hyperparameters for another configuration that differs only in such values.
+    """Returns a learner's hyperparameters for another configuration, if its programs are the same.
 
     Args:
         held: hyperparameters for `config`.
@@ -123,7 +123,7 @@ def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedu
 
 
 class Settled(dict[str, Any]):
-    """Hyperparameters of a learner within one iteration. Schedules have their value at its beginning."""
+    """Hyperparameters of a learner within one iteration, with schedules evaluated at its beginning."""
 
 
 jax.tree_util.register_pytree_with_keys(

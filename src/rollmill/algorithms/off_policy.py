@@ -220,7 +220,7 @@ def check_replay(config: Any, replay: Replay, loops: Loops) -> None:
 def check_stored(config: Any, loops: Loops, *, steps_each: int, steps_before: int) -> None:
     """Checks that a replay memory is not too large, and that learning begins before training ends.
 
-    Raises a `UsageError` with the sizes, and those that would fit.
+    Raises a `UsageError` that names the invalid sizes, and sizes that would fit.
     """
     if config.buffer_size > MAX_STORED:
         raise UsageError(
@@ -380,7 +380,7 @@ def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) 
 
 
 def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
-    """Returns the current learning rate as a metric, given the learner and the state of its optimiser (`adam`)."""
+    """Returns a function from a learner and the state of its optimiser (`adam`) to the metric `learning_rate`."""
     schedule = partial(schedule_of, parts.choices, _learning(parts), every=every)
     return lambda learner, state: {"learning_rate": rate_now(schedule(learner.hyperparameters), state)}
 
@@ -425,7 +425,8 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
 def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
     """Returns the counts after one more update.
 
-    The caller passes `updates` modulo `interval`, because the count restarts at multiples of the interval.
+    Before the number of updates overflows, it restarts at 0 in place of a multiple of `interval`, so that
+    `updates % interval` remains correct.
     """
     updates = progress.updates.astype(jnp.uint32) + 1
     end = _WORD // interval * interval

@@ -141,7 +141,7 @@ def next_opponents(
         pool: the pool before the iteration.
         networks: weights of all parameter sets after the iteration.
         played: opponents of the iteration.
-        kinds: the kinds that may act by earlier weights.
+        kinds: the kinds that may act with earlier weights.
         every: number of iterations between two weights that are kept. New weights replace the oldest.
         share: share of the iterations with an opponent.
     """

@@ -26,7 +26,7 @@ LOOKAHEAD = "lookahead-"
 
 
 def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment, State, Params], Position]]:
-    """Returns the policy of a fixed opponent, and the function that gives it the position to move in.
+    """Returns the policy of a fixed opponent, and the function that returns the position in which it must move.
 
     Args:
         env: a game for two players.

@@ -256,7 +256,7 @@ def team_parts(
 
 
 def team_of(parts: OffPolicyParts, mix: Mix, start_mixer: Callable[[Key], PyTree[Array]]) -> Team:
-    """Returns the team of an environment, whose values a function mixes to the value of the team."""
+    """Creates the team of an environment. The function `mix` computes the team's value from its agents' values."""
     config: Any = parts.config
     sets = parameter_sets(parts.env.agents, config.sharing)
 
@@ -290,7 +290,7 @@ def team_graph(name: str, parts: OffPolicyParts, team: Team) -> Graph:
 
 
 def state_features(env: Environment | HostEnvironment, view: AgentView) -> Float[Array, " features"]:
-    """Returns the state of the environment that mixing functions read: the input of MAPPO's critics."""
+    """Returns the features of the environment's state that mixing functions read, as the critics of MAPPO do."""
     return central_features(env.agents, view, shows_active=may_become_inactive(env))
 
 

@@ -54,7 +54,7 @@ class ValueHead(Protocol):
         discount: Float[Array, ""],
         /,
     ) -> ValueLoss:
-        """Compares the outputs for the action taken with the target network's for the next action."""
+        """Compares an action's outputs with a target, given the target network's outputs for the next action."""
         ...
 
 
@@ -114,7 +114,7 @@ class CategoricalReturns(NamedTuple):
     ) -> Float[Array, " K"]:
         """Returns the distribution of `reward + discount * return` on the atoms (algorithm 1 of the C51 paper).
 
-        Each atom shares its probability between the two atoms next to its new place.
+        The probability of each shifted atom is divided between the two atoms nearest to it.
         """
         gap = (self.high - self.low) / (self.size - 1)
         moved = jnp.clip(reward + discount * self.support, self.low, self.high)

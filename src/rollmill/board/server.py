@@ -65,7 +65,7 @@ class BoardServer(ThreadingHTTPServer):
 
     @property
     def answers(self) -> "Answers":
-        """The answers to requests. Their modules are imported at the first request."""
+        """The object that answers requests. Its modules are imported at the first request."""
         with self._lock:
             if self._answers is None:
                 from rollmill.board.answers import Answers

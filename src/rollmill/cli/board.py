@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
 def leading_page(url: str) -> Iterator[Path]:
     """Context manager that writes a file that redirects a browser to `url`, and yields its path.
 
-    Only this user can read the file, whereas all users can see the arguments of a browser's command.
+    The file hides the token in `url` from other users, who can see the arguments of a browser's command.
     """
     with _folder_for_browsers() as folder:  # only this user can access the folder
         page = Path(folder, "board.html")

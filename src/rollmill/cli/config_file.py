@@ -61,9 +61,9 @@ class ConfigFile:
     def check_code(self, given: Mapping[str, Any], *, with_environment: bool) -> None:
         """Raises a `UsageError` if a run's file names code that the user has neither allowed nor named.
 
-        Code is a module or a cluster. A store counts too, since the user's credentials would open it. `given` has
-        the values of the command's own options, by name. `with_environment` says that the environment comes from
-        the run.
+        A module and a cluster count as code, and so does a store, which is opened with the user's credentials.
+        `given` has the values of the command's own options, by name. `with_environment` says that the
+        environment comes from the run.
         """
         if not self.is_of_run:
             return

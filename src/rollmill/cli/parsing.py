@@ -40,8 +40,8 @@ def parse_given(
 ) -> Parsed:
     """Parses the arguments of a command, and also returns which options were given. Raises the errors of `parse`.
 
-    The arguments override the values in `under`, by name. Messages refer to the command as `prog`, and name
-    `algorithms_with` an option that the command does not have.
+    The arguments override the values in `under`, by name. Messages refer to the command as `prog`. For an option
+    that the command does not have, they name the algorithms that have it, which `algorithms_with` returns.
     """
     options = options_of(kind)
     if HELP & set(arguments):

@@ -23,7 +23,7 @@ class CodeIdentity(NamedTuple):
     versions: Mapping[str, str | None]
 
     def differences(self, other: "CodeIdentity") -> list[str]:
-        """Returns one line per difference to another process's code: "what: mine here, theirs there"."""
+        """Returns one line per difference from another process's code, such as "jax 0.10.2 here, 0.10.1 there"."""
         names = [name for name in self.versions if not _same_version(name, self.versions, other.versions)]
         told = [f"{name} {self.versions[name]} here, {other.versions.get(name)} there" for name in names]
         if self.source != other.source:
@@ -43,7 +43,7 @@ def _same_version(name: str, ours: Mapping[str, str | None], theirs: Mapping[str
 
 @functools.cache
 def own_code() -> CodeIdentity:
-    """Returns the identity of this process's code at the time of the first call, in this process."""
+    """Returns the identity of this process's code, as it was at the first call of this function."""
     return CodeIdentity(digest_of(PACKAGE), versions())
 
 

@@ -28,7 +28,7 @@ result, or to None to leave the convolution to XLA."""
 
 
 def by_xla(lhs: Any, rhs: Any, params: dict[str, Any]) -> None:
-    """Leaves every convolution to XLA. This is the `OwnCode` that replaces nothing."""
+    """Leaves every convolution to XLA. This is the default `OwnCode`."""
 
 
 _ordered = core.Primitive("ordered_convolution")

@@ -61,7 +61,7 @@ class UnfitHost(RollmillError):
 
 
 class ContractError(RollmillError):
-    """Error: an environment violates the contract of `rollmill.Environment`, or raises an exception."""
+    """Raised if a user's environment or function violates its contract, or raises an exception."""
 
 
 class DataError(RollmillError):
@@ -69,7 +69,7 @@ class DataError(RollmillError):
 
 
 class CheckpointError(RollmillError):
-    """Raised if a run directory or a checkpoint is missing, damaged, or belongs to something else."""
+    """Raised if a run directory or a checkpoint is missing, is damaged, or does not match the run."""
 
 
 class StorageError(RollmillError):
@@ -116,7 +116,7 @@ def suggestion(name: str, known: Iterable[str], *, meant: str | None = None) -> 
 def nearest(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
     """Returns up to `limit` known names that resemble `name`, the nearest first.
 
-    Upper and lower case are the same. Names that differ in nothing else are returned alone.
+    Case is ignored. If known names differ from `name` only in case, only these names are returned.
     """
     by_lower: dict[str, list[str]] = {}
     for each in sorted(known):

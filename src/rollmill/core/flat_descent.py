@@ -63,7 +63,7 @@ def _descended(operands: Sequence[Array], program: core.ClosedJaxpr, count: int)
 
 @contextmanager
 def descending_by(descend: Descend) -> Iterator[None]:
-    """Computes optimiser steps that are traced within this context by `descend`, if it returns a result."""
+    """Context manager in which `descend` computes traced optimiser steps, unless it returns None."""
     token = _descend.set(descend)
     try:
         yield

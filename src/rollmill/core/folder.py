@@ -46,7 +46,7 @@ class Folder:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Opens a file descriptor of the folder.
+        """Context manager that opens a file descriptor of the folder.
 
         Raises a `ForeignFileError` if a component below the root is a link.
         """

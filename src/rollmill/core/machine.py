@@ -110,7 +110,7 @@ def usable_cores() -> int:
 
 
 def thread_share() -> int:
-    """Returns the number of threads that this process computes with, besides other workers on its host."""
+    """Returns how many threads this process computes with, as its share of the cores of its host."""
     share = os.environ.get(THREADS, "")
     return min(usable_cores(), int(share)) if share.isdecimal() and int(share) > 0 else usable_cores()
 

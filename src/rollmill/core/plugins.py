@@ -29,7 +29,7 @@ class Plugin(NamedTuple):
 
 
 def plugins(kind: Kind) -> list[Plugin]:
-    """Returns all parts of a kind that installed packages offer, sorted, without importing anything."""
+    """Returns all plug-ins of a kind that installed packages offer, sorted, without importing anything."""
     return sorted(
         Plugin(kind, point.name, _module(point), _package(distribution))
         for distribution in _distributions()

@@ -14,7 +14,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class ProcessorTime(NamedTuple):
-    """Readings of processor clocks in seconds, which count from an unknown beginning."""
+    """Readings of processor clocks, in seconds since an arbitrary time."""
 
     wall: float
     computed: float

@@ -14,7 +14,7 @@ WITH_ARTICLE = {"environment": "an environment", "algorithm": "an algorithm", "n
 
 
 class Registry(dict[str, T]):
-    """All parts of one kind by name. As a dictionary, it contains the built-in and registered parts."""
+    """All environments, algorithms or networks by name. Iterating yields those that are built in or registered."""
 
     def __init__(self, kind: Kind, built_in: Mapping[str, T]) -> None:
         super().__init__(built_in)

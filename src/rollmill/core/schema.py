@@ -40,7 +40,7 @@ class Mismatch(UsageError):
     """Raised if a value does not match its annotation. The message names the value, and the types or bounds that
     it must have.
 
-    The mismatch `is_final` if the value's own type matches, and a bound or a part of the value does not.
+    `is_final` is True if the type of the value itself matches, but a bound or a part of the value does not.
     """
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:

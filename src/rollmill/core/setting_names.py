@@ -60,7 +60,7 @@ NOTES = {
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
-    """Returns the setting in `known` that other libraries call `name`, or None. Dashes equal underscores."""
+    """Returns the setting in `known` that other libraries call `name`, or None. Dashes count as underscores."""
     meant = ALIASES.get(_plain(name))
     return next((option for option in known if option.replace("-", "_") == meant), None)
 

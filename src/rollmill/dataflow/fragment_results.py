@@ -30,7 +30,7 @@ def check_loss(returned: Any) -> None:
 def value_and_gradients(
     loss: Callable[[PyTree[Array]], tuple[Float[Array, ""], Any]], network: PyTree[Array]
 ) -> tuple[tuple[Float[Array, ""], Any], PyTree[Array]]:
-    """Returns the value and the metrics of a loss for the weights of a network, and the gradients.
+    """Returns the value and the metrics of a loss, and its gradients with respect to a network's weights.
 
     Raises a `ContractError` if the loss does not depend on any weight, so that all gradients would be zero.
     """

@@ -94,7 +94,7 @@ class Role(NamedTuple):
 
     @property
     def learns(self) -> bool:
-        """Whether the group's replicas hold a learner, which they need from the beginning."""
+        """Whether the group's replicas hold a learner from the start of the run."""
         return not {Stage.LEARN, Stage.APPLY, Stage.ITERATE}.isdisjoint(self.stages)
 
     @property

@@ -72,9 +72,9 @@ def random_opening(
 ) -> State:
     """Plays random moves from a position, each drawn uniformly from the moves that do not end the game.
 
-    `num_plies` is the number of moves of both players together. With `fewest_plies`, the number is drawn uniformly
-    between the two. Fewer moves are played if every further move would end the game. `move` maps a position and an
-    action to the timestep after that move.
+    `num_plies` is the number of moves of both players together. With `fewest_plies`, the number is drawn
+    uniformly from `fewest_plies` to `num_plies`. Fewer moves are played if every further move would end the
+    game. `move` maps a position and an action to the timestep after that move.
     """
     drawn = jnp.int32(num_plies)
     if fewest_plies is not None:

@@ -137,7 +137,7 @@ def _check_declared_shapes(env: Environment, traced: Traced) -> None:
 
 
 def reshaping(actual: Any, expected: Any) -> str:
-    """Returns advice for an array that has another shape or dtype than it should."""
+    """Returns advice on converting an array with a wrong shape or dtype."""
     if actual.shape == expected.shape:
         return f"cast it with .astype(jnp.{expected.dtype})"
     if math.prod(actual.shape) == math.prod(expected.shape):

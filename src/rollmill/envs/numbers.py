@@ -85,7 +85,7 @@ def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
 
 
 def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
-    """Returns the ends of schedules and distributions by name: first as `NAME`, last as `NAME:SHAPE`."""
+    """Returns the first and the last value of each schedule or distribution, as `NAME` and `NAME:SHAPE`."""
     firsts = {name: float(course.first) for name, course in inputs.items()}
     lasts = {
         f"{name}:{course.shape}": float(course.last)
@@ -96,7 +96,7 @@ def held_numbers(inputs: Mapping[str, NumberSchedule]) -> dict[str, float]:
 
 
 def with_ends(inputs: Mapping[str, NumberSchedule], held: Mapping[str, Any]) -> dict[str, NumberSchedule]:
-    """Replaces schedule ends among an environment's inputs by a learner's values, which may be traced."""
+    """Replaces the ends of schedules in an environment's inputs with a learner's values, which may be traced."""
     return {
         name: NumberSchedule(shape, held[name], held.get(f"{name}:{shape}", held[name]))
         for name, (shape, _, _) in inputs.items()

@@ -1,4 +1,4 @@
-"""Helpers of environments with physics: the type of a constant, and wrapped angles."""
+"""Helpers for environments with physics: the type of a constant, and wrapped angles."""
 
 import math
 from typing import TypeAlias

@@ -1,10 +1,9 @@
 """Probe environments: tiny tasks with known values, each of which reveals one kind of mistake in an algorithm.
 
-Use them in order. An algorithm that fails the first probe has a broken value loss. If it fails the second, the
-network or the path of observations is broken, if the third, discounting, if the fourth, the policy loss, if the
-fifth, credit assignment by observation, and if the sixth, bootstrapping. The idea comes from Andy L. Jones
-("Debugging reinforcement learning systems without the agonizing pain", 2021). `gamma` is the algorithm's discount
-factor throughout.
+Use them in order. The first probe that an algorithm fails shows which part is wrong: the value loss, the network
+or its observations, discounting, the policy loss, credit assignment by observation, or bootstrapping. The idea
+comes from Andy L. Jones ("Debugging reinforcement learning systems without the agonizing pain", 2021). `gamma`
+is the algorithm's discount factor throughout.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """TagContinuous-v0: taggers hunt runners on a continuous square.
 
-Lan, Srinivasa, Wang and Zheng, "WarpDrive: extremely fast end-to-end deep multi-agent reinforcement
-learning on a GPU" (JMLR 2022); the same positions, speeds, observations, rewards and ends of episodes, step by
-step, as the NumPy environment `TagContinuous` of rl-warp-drive 2.7.1. Its peculiarities are kept:
+Positions, speeds, observations, rewards and ends of episodes equal, step by step, the NumPy environment
+`TagContinuous` of rl-warp-drive 2.7.1 (Lan, Srinivasa, Wang and Zheng, "WarpDrive: extremely fast end-to-end deep
+multi-agent reinforcement learning on a GPU", JMLR 2022). Its peculiarities are kept:
 
 - Observations are made before tags are applied: a runner that is tagged in a step is still visible in it,
   still gets an observation, and leaves the game only then.
@@ -14,8 +14,8 @@ step, as the NumPy environment `TagContinuous` of rl-warp-drive 2.7.1. Its pecul
   direction.
 - The clock is part of the observation, and the last step terminates the episode: nothing is bootstrapped.
 
-That environment draws initial places and directions once, for all episodes. Here each episode draws its own. Its
-CUDA kernels differ from it in one point: there a runner that is tagged in the last step still gets the end-of-game
+WarpDrive draws initial places and directions once, for all episodes. Here, each episode draws its own. The CUDA
+kernels of WarpDrive differ in one point: a runner that is tagged in the last step still gets the end-of-game
 reward.
 
 Shape letters: `A` agents, `G` taggers before `R` runners, and `F` features of an observation.

@@ -1,16 +1,17 @@
 """TagGridWorld-v0: taggers hunt runners on a square grid.
 
-Lan, Srinivasa, Wang and Zheng, "WarpDrive: extremely fast end-to-end deep multi-agent reinforcement
-learning on a GPU" (JMLR 2022); with one runner, the same positions, observations, rewards and ends of episodes,
-step by step, as the NumPy environment `TagGridWorld` of rl-warp-drive 2.7.1. Its peculiarities are kept:
+With one runner, positions, observations, rewards and ends of episodes equal, step by step, the NumPy environment
+`TagGridWorld` of rl-warp-drive 2.7.1 (Lan, Srinivasa, Wang and Zheng, "WarpDrive: extremely fast end-to-end deep
+multi-agent reinforcement learning on a GPU", JMLR 2022). Its peculiarities are kept:
 
 - Coordinates run from 0 to `grid_length` inclusive.
 - All taggers are rewarded for a tag, not only the one on the runner's cell.
 - In every step, a free runner is rewarded with the step cost of a tagger.
 - The clock is part of the observation, and the last step terminates the episode: nothing is bootstrapped.
 
-That environment has a single runner and ends when it is tagged. With several, each leaves the game when it is
-tagged, the taggers are rewarded for every tag of a step, and the episode ends when the last runner is tagged.
+WarpDrive has a single runner, and the episode ends when it is tagged. With several runners, each leaves the game
+when it is tagged, the taggers are rewarded for every tag of a step, and the episode ends when the last runner is
+tagged.
 
 Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners, and `F` features of an observation.
 """

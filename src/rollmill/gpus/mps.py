@@ -31,7 +31,7 @@ STARTING = "starting"
 
 
 class MpsUnavailable(RollmillError):
-    """Error: no MPS daemon is running, and none can be started."""
+    """Raised if no MPS daemon is running and none can be started."""
 
     exit_code = 2
 

@@ -17,7 +17,7 @@ FailureKind: TypeAlias = Literal["worker", "environment", "number", "hook", "oth
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """An event of a run."""
+    """Base class of the events of a run, which hooks receive."""
 
     iteration: int
     """Number of iterations completed when the event happened."""
@@ -75,7 +75,7 @@ class CheckpointSaved(TrainingEvent):
 
 @dataclass(frozen=True)
 class TrainingRewound(TrainingEvent):
-    """All workers restart from this iteration, as one was lost. Metrics of later iterations are void."""
+    """All workers restart from this iteration, because one was lost. Metrics of later iterations are void."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,10 @@ class SharedActorCritic(eqx.Module):
         memory: Memory,
         action_mask: Bool[Array, "..."] | None = None,
     ) -> Output:
-        """Runs the torso once for both heads. Both observations must be equal."""
+        """Returns the distribution, the value and the next memory, running the shared torso once.
+
+        Both observations must be equal.
+        """
         return self(observation, memory, action_mask)
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
@@ -189,7 +192,7 @@ class SeparateActorCritic(eqx.Module):
         memory: Memory,
         action_mask: Bool[Array, "..."] | None = None,
     ) -> Output:
-        """Runs each torso once, on its own observation."""
+        """Returns the distribution, the value and the next memory, with one observation for each torso."""
         actor_memory, critic_memory = _split(memory)
         actor_features, actor_memory = self.actor_torso(observation, actor_memory)
         critic_features, critic_memory = self.critic_torso(critic_observation, critic_memory)

@@ -20,7 +20,7 @@ MAX_CHANNELS = 16
 
 
 class ObservationLeaf(NamedTuple):
-    """How one leaf of an observation is encoded. It is hashable, so networks can hold it as a static field."""
+    """Encoding of one leaf of an observation. It is hashable, so networks can hold it as a static field."""
 
     path: tuple[str | int, ...]
     """Dictionary keys and tuple indices that lead to the leaf."""
@@ -77,7 +77,7 @@ def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[Observati
 
 
 def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
-    """Returns the image layout that `auto` means, or `layout` itself if the images differ in layout."""
+    """Returns the common layout of a space's images for `auto`, or `layout` itself if there is none."""
     channels_first = {leaf.channels_first for leaf in images(space, layout)}
     if layout != "auto" or len(channels_first) != 1:
         return layout

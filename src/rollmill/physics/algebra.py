@@ -128,13 +128,13 @@ def joined(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Flo
 
 
 def carried(by: Float[Array, "... 6"], motion: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
-    """Returns the spatial cross product: how fast a motion changes when another motion carries it along."""
+    """Returns the spatial cross product: how fast `motion` changes if fixed to a body with the motion `by`."""
     turning = cross(by[..., :3], motion[..., :3])
     return joined(turning, cross(by[..., :3], motion[..., 3:]) + cross(by[..., 3:], motion[..., :3]))
 
 
 def carried_wrench(by: Float[Array, "... 6"], wrench: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
-    """Returns the rate at which a wrench changes while a motion carries it along."""
+    """Returns how fast `wrench` changes if fixed to a body with the motion `by`."""
     torque = cross(by[..., :3], wrench[..., :3]) + cross(by[..., 3:], wrench[..., 3:])
     return joined(torque, cross(by[..., :3], wrench[..., 3:]))
 

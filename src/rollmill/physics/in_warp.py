@@ -1,7 +1,7 @@
 """Advances batches of robots in MuJoCo Warp, as an operation of compiled programs on CPUs and GPUs.
 
 MuJoCo Warp steps a whole batch at once. A program contains the step of one robot, and `vmap` turns it into one
-call for all robots. Between calls, the state of a robot is a `RobotState` alone. Legend: `E` robots of a batch.
+call for all robots. Between calls, the state of a robot is only a `RobotState`. Legend: `E` robots of a batch.
 """
 
 import copy
@@ -67,8 +67,9 @@ class WarpRobots:
         source: MJCF or URDF as a string, the path of such a file, or a `mujoco.MjModel`.
         iterations: number of iterations of the constraint solver in every step.
         line_search_iterations: maximum number of points tried along each search direction.
-        contacts: number of contacts per robot that the buffers have room for. Default: by rollouts in C MuJoCo.
-        rows: number of constraint rows per robot that the buffers have room for. Default: likewise.
+        contacts: number of contacts per robot that the buffers have room for. Default: estimated from rollouts
+            in C MuJoCo.
+        rows: number of constraint rows per robot that the buffers have room for. Default: as for `contacts`.
 
     Raises:
         UsageError: MuJoCo or MuJoCo Warp is not installed, or a size is below 1.

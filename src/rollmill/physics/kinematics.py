@@ -1,7 +1,7 @@
 """Computes forward kinematics: poses of a robot's bodies, and motions of its degrees of freedom.
 
 All bodies of a tree are measured from one point in the world, the tree's reference. It is the origin of a free
-body, or a fixed point if the robot stands. Coordinates then stay small, wherever the robot walks.
+body, or a fixed point if the tree has no free body. Coordinates then stay small, wherever the robot walks.
 """
 
 from typing import NamedTuple
@@ -183,10 +183,10 @@ def _rotated(
 
 
 def without_flight(structure: Structure, rates: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
-    """Returns velocities as seen from frames that fly along with the free bodies.
+    """Returns velocities relative to frames that translate with the free bodies.
 
-    Forces and torques are the same there. In single precision, they would otherwise be lost in products of the
-    linear velocities, such as the cross product of a body's velocity and its momentum.
+    Forces and torques are equal in these frames. In other frames, single precision would lose them among
+    products of large linear velocities, such as the cross product of a body's velocity and its momentum.
     """
     parts: list[Array] = []
     end = 0

@@ -50,7 +50,7 @@ def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
 def with_stiffness(
     structure: Structure, placed: Frames, matrix: SparseMatrix, stiffness: Float[Array, "bodies 6 6"] | None
 ) -> SparseMatrix:
-    """Adds the stiffness of each body, the derivative of its forces by its motion, to a matrix."""
+    """Adds the stiffness of each body, the derivative of its forces with respect to its motion, to a matrix."""
     if stiffness is None:
         return matrix
     composites = summed_outwards(structure, stiffness)

@@ -109,7 +109,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class BodyEquality:
-    """A `connect` or `weld` constraint of MuJoCo: a body's point, or also its orientation, follows another."""
+    """A `connect` or `weld` constraint of MuJoCo, which ties a point of a body, or its pose, to another body."""
 
     name: str
     bodies: tuple[int, int]

@@ -13,7 +13,7 @@ _TINY = 1e-15
 
 
 class Reader:
-    """A compiled MuJoCo model, with answers to questions that several parts of the loader ask."""
+    """A compiled MuJoCo model, with functions that several parts of the loader use."""
 
     def __init__(self, mujoco: Any, compiled: Any):
         self.mujoco = mujoco

@@ -1,5 +1,5 @@
-"""Renders drawings as pixels with smooth edges. The share of a pixel that a shape covers follows from its
-distance.
+"""Renders drawings as pixels with smooth edges. The covered share of a pixel is computed from the pixel's
+distance to the shape.
 
 Shape letters: `H` rows from the top and `W` columns of pixels, `h` and `w` rows and columns of the part that a
 shape touches, `P` points.

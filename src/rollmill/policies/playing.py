@@ -57,7 +57,7 @@ class GameAgainstPolicy:
 
     @property
     def symbol(self) -> str | None:
-        """The person's symbol on the board, or None if the environment names none."""
+        """The person's symbol on the board, or None if the environment does not specify it."""
         symbols = SYMBOLS.get(self.env.name)
         return None if symbols is None else symbols[self._person]
 

@@ -1,4 +1,4 @@
-"""The progress of a run, in the form in which displays show it."""
+"""Describes the progress of a run for displays."""
 
 import sys
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ RETURNS = "returns/"
 
 
 class Status(NamedTuple):
-    """The progress of a run, in the form in which displays show it."""
+    """The progress of a run, as displays show it."""
 
     env_steps: int
     total_steps: int

@@ -1,5 +1,5 @@
-"""Changes hyperparameters when a run is resumed. Those that determine the shapes of its state cannot be
-changed.
+"""Changes hyperparameters when a run is resumed. Hyperparameters that determine the shapes of its state cannot
+be changed.
 """
 
 import typing

@@ -28,7 +28,7 @@ class Examination(NamedTuple):
 def replay(
     run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), trust: bool = False
 ) -> Replayed:
-    """Computes the step at which a run failed again, operation by operation, to find the line that produced a
+    """Recomputes the step at which a run failed, operation by operation, to find the line that produced a
     non-finite value.
 
     Args:

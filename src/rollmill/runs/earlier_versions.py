@@ -18,9 +18,7 @@ ADDED: dict[str, dict[str, Any]] = {
 
 
 def with_added(algorithm: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Completes the stored hyperparameters of a run with the earlier values of those that its version did not
-    have.
-    """
+    """Adds the hyperparameters that a run's version did not have, with the values that reproduce that version."""
     added = ADDED.get(algorithm, {}) if isinstance(algorithm, str) and config else {}
     return {**added, **config}
 

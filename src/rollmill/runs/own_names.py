@@ -49,7 +49,7 @@ def own_names(described: dict[str, Any]) -> list[OwnName]:
 
 
 def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) -> tuple[str, ...]:
-    """Returns the modules that another process must import to know some names: the user's `imports`, and the
+    """Returns the modules that another process must import to resolve some names: the user's `imports`, and the
     modules that registered the names.
 
     Names that are built in or provided by a plug-in need no module. Raises a `UsageError` if a name was registered

@@ -1,7 +1,7 @@
 """Looks up digests of what a graph computes by the graph's names, instead of tracing the graph.
 
-Rollmill's own algorithms and environments compute the same whenever they are built with the same settings from the
-same sources. A command that trains them can therefore use the digests of an earlier command. This applies only in
+Rollmill's own algorithms and environments have equal digests if they are built with equal settings from equal
+sources. A command that trains them can therefore use the digests of an earlier command. This applies only in
 a command's own process, into which no module was imported. In any other process, functions may have been replaced.
 """
 

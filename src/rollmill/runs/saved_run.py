@@ -84,7 +84,7 @@ class GraphSettings:
 
 @dataclass(frozen=True)
 class SavedConfig:
-    """The content of config.json. Entries without a field here are only for people to read."""
+    """The content of config.json. Entries without a field here are only for human readers."""
 
     graph: dict[str, Any]
     options: dict[str, Any]

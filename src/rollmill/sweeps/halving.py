@@ -1,4 +1,4 @@
-"""Asynchronous successive halving: decides which trials of a sweep are stopped early. Pure.
+"""Asynchronous successive halving: decides which trials of a sweep are stopped early.
 
 Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. A trial that reaches a rung is
 compared with the trials that reached it earlier, and continues if it is among the best `1 / reduction_factor`.

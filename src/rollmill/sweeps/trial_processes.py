@@ -94,9 +94,7 @@ def _start(
 
 
 def how_lost(code: int) -> str | None:
-    """Describes how a process was lost if that was not the fault of its trial. Returns None if the trial itself
-    failed.
-    """
+    """Describes the signal or GPU error that ended a process. Returns None if the trial itself failed."""
     if code < 0 or code - 128 in CAUGHT:
         return ending(code if code < 0 else 128 - code)
     if code == DeviceLostError.exit_code:

@@ -13,10 +13,10 @@ from rollmill.workers.reports import Durations, MetricsRows, Report, Saved, Star
 class ProgramTraining:
     """`Training` by one compiled program, from `state` after the `first` iterations on.
 
-    The state after every multiple of each stride is available. The program pauses for `pauses`. A row of metrics
-    covers `span` iterations, whose metrics may be summed. A non-finite number ends training, and `fault` receives
-    what is needed to replay its iteration. If `fault` is None, training continues. Training ends after `until`
-    iterations, by default after all.
+    The state is available after each iteration whose number is a multiple of one of the `strides`. A row of
+    metrics covers `span` iterations, whose metrics may be summed. A non-finite number ends training, and the
+    state from which its iteration can be replayed is written to the folder `fault`. If `fault` is None, training
+    continues. Training ends after `until` iterations, by default after all.
     """
 
     def __init__(

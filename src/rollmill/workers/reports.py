@@ -9,7 +9,7 @@ from rollmill.planning.plan import AllReduce
 
 
 class LostWorker(RollmillError):
-    """Error: a worker was lost too many times in a row."""
+    """Raised if a worker was lost too many times in a row."""
 
     exit_code = 1
 

@@ -87,11 +87,11 @@ def gumbel_search(
 
 
 def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
-    """Returns how often the action that each simulation tries has been visited before, by sequential halving.
+    """Returns the visit count of the action that each simulation tries at the root, by sequential halving.
 
-    The result has the shape `[num_simulations]`. Each simulation tries the best action with exactly this many
-    visits. First, all considered actions are visited equally often, then the better half of them, and so on down
-    to two (Karnin et al., ICML 2013).
+    The result has the shape `[num_simulations]`. A simulation tries the best action that has been visited
+    exactly this often. First, all considered actions are visited equally often, then the better half of them,
+    and so on down to two (Karnin et al., ICML 2013).
     """
     if num_considered <= 1:
         return np.arange(num_simulations, dtype=np.float32)

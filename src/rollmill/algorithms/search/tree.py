@@ -97,7 +97,7 @@ Model = Callable[[Int[Array, ""], PyTree[Array]], Expansion]
 
 
 class Tree(NamedTuple):
-    """A search tree. Its last three fields change after a node was added."""
+    """A search tree. Adding a node changes `children`, `statistics` and `frontier` of the nodes above it."""
 
     reward: Float[Array, " N"]
     """Reward of the action that leads to each node."""
@@ -118,7 +118,7 @@ class Tree(NamedTuple):
 
 
 class Below(NamedTuple):
-    """The node of a path that was updated last. The nodes above it are updated next."""
+    """The most recently updated node of a path in a search tree. The nodes above it are updated next."""
 
     node: Int[Array, ""]
     returned: Float[Array, ""]

@@ -1,6 +1,6 @@
 """Converts environments with the interface of Brax: `reset(key) -> state`, `step(state, action) -> state`.
 
-MuJoCo Playground has the same interface. Neither package's environments count steps here. Rollmill adds the time
+MuJoCo Playground has the same interface. The adapter uses environments without a time limit. Rollmill adds the
 limit, so that it truncates episodes instead of terminating them.
 """
 

@@ -22,7 +22,7 @@ MAX_SQUARES = 2**14
 
 
 def draw_of(name: str, source: Any, observation_space: spaces.Space) -> Draw | None:
-    """Returns the function that draws a gymnax environment, given its id and object. None if there is none."""
+    """Returns the function that draws a gymnax environment, given its id and object, or None if it has none."""
     if name in _CLASSIC:
         return _CLASSIC[name]
     shape = observation_space.shape if isinstance(observation_space, spaces.Box) else ()

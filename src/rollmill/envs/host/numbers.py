@@ -79,7 +79,7 @@ def _leaves(space: spaces.Space, value: PyTree[np.ndarray], name: str) -> Iterat
 
 
 class CastError(ContractError):
-    """An integer that the dtype of a batch cannot hold."""
+    """Raised if the dtype of a batch cannot hold an integer."""
 
 
 def fitted(value: Any, dtype: np.dtype) -> np.ndarray:

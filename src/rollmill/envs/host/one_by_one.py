@@ -23,7 +23,7 @@ from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 class OneByOne(ABC):
     """Base class of environment batches that step one Python object after another (a `core.types.HostVector`).
 
-    Subclasses say how an object is reset and stepped. An object that raises an exception is replaced.
+    Subclasses define how an object is reset and stepped. An object that raises an exception is replaced.
 
     `make` returns a new object at each call, and is first called at the first reset. With `in_place`, each
     observation is written directly to the arrays of a step, because every row is written in every step. Otherwise,

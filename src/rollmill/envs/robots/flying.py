@@ -1,4 +1,4 @@
-"""Shared by robots that fly to a target: the first pose, the observation and the reward."""
+"""Functions shared by robots that fly to a target: the first pose, the observation and the reward."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from rollmill.physics.algebra import quaternion_matrix, times
 
 
 def first_place(key: Array, spread: Float[Array, ""] | float) -> Float[Array, "7"]:
-    """Returns a random upright pose of a flying robot, at heights from 0.8 to 2.5 m.
+    """Returns a random upright pose of a flying robot, at a height from 0.8 to 2.5 m.
 
     Along x and y, it is within `spread` of the middle.
     """
@@ -20,7 +20,7 @@ def first_place(key: Array, spread: Float[Array, ""] | float) -> Float[Array, "7
 def observe_flight(
     positions: Float[Array, " n"], rates: Float[Array, " m"], target: Float[Array, "3"]
 ) -> Float[Array, "13"]:
-    """Returns what a flying robot observes, with all vectors in world coordinates.
+    """Returns the observation of a flying robot, with all vectors in world coordinates.
 
     Args:
         positions: positions of all joints, beginning with the place (m) and the attitude, a quaternion (w, x, y,

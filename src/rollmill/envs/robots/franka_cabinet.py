@@ -3,7 +3,8 @@
 Observation, reward, reset and termination follow FrankaCabinet of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. Fingers
 are capsules that touch the handle, which is a bar. Nothing else collides, so arm and cabinet pass through each
-other. It costs reward if the fingers do. The drawer is empty, and the servos of the fingers are softer.
+other. Fingers that enter the cabinet reduce the reward. The drawer is empty, and the servos of the fingers are
+softer than in Isaac Gym.
 """
 
 from typing import NamedTuple

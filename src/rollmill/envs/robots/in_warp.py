@@ -23,8 +23,8 @@ def in_warp(
 ) -> Environment:
     """Returns a robot's task whose physics MuJoCo Warp computes.
 
-    The functions of the task are the same. Its parameters do not contain those of the robot, because all robots of
-    a batch are equal in MuJoCo Warp. Its options contain the sizes of the buffers.
+    The task's parameters do not include the robot's parameters, because all robots of a batch are equal in
+    MuJoCo Warp. The task's options include the sizes of the buffers.
 
     Args:
         env: the task, with its time limit.

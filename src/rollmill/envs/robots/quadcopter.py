@@ -2,8 +2,8 @@
 
 Observation, reward, reset and termination follow Quadcopter of Isaac Gym (Makoviychuk et al., "Isaac Gym: High
 Performance GPU-Based Physics Simulation For Robot Learning", 2021; IsaacGymEnvs). MuJoCo replaces PhysX. The stiff
-drives of the light rotors would not be stable here, so servos have 10 N m/rad and a damper, and joints an
-armature. There is no floor, because an episode ends above it.
+drives of the light rotors would not be stable here, so the servos have a stiffness of 10 N m/rad and a damper,
+and the joints have an armature. There is no floor, because an episode ends above it.
 """
 
 import math

@@ -37,7 +37,7 @@ def advance(
 
 @contextmanager
 def advanced_by(other: Advance) -> Iterator[None]:
-    """Context in which traced robot tasks advance by `other` instead of their own function."""
+    """Context manager in which `other` advances traced robot tasks, instead of their own function."""
     token = _stand_in.set(other)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Shared by robots that walk to a place far ahead: the observed posture, and progress."""
+"""Functions shared by robots that walk to a distant place: the observed posture, and progress."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,4 +1,4 @@
-"""Presents a policy as one function of named arrays, for export formats that only know arrays."""
+"""Presents a policy as one function of named arrays, for export formats that only support arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -41,8 +41,9 @@ class StopBarrier:
         self._begun[job.name] = self.last
 
     def settle(self, replicas: Set[str]) -> bool:
-        """Sends the last iteration to all replicas once all of these have answered. Returns whether it was sent
-        now.
+        """Sends the number of the last iteration to all replicas, once all of `replicas` have answered.
+
+        Returns whether this call sent the number.
         """
         if not self._stopping or self._settled or not replicas <= self._begun.keys():
             return False
@@ -52,8 +53,8 @@ class StopBarrier:
         return True
 
     def inform(self, job: Job) -> None:
-        """Sends the current state of the stop to a newly started replica, because it may replace one that had
-        received it.
+        """Sends the current state of the stop to a newly started replica, because it may replace a replica that
+        had received this state.
         """
         self._begun.pop(job.name, None)
         if self._settled:

@@ -24,7 +24,7 @@ from rollmill.workers.replica.snapshots import environment_part, restored_collec
 
 
 class ClientClosed(Exception):
-    """Error: the group of the policy has ended, so no more actions will arrive."""
+    """Raised if the group with the policy has ended, so that no more actions will arrive."""
 
 
 class _Served(NamedTuple):
