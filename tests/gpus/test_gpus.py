@@ -124,13 +124,13 @@ def test_a_gpu_without_mig_is_refused():
 
 def test_sharing_is_chosen_by_what_there_is(monkeypatch):
     plain, sliced = [gpu_of(0)], [gpu_of(0, mig=True, slices=(Slice("MIG-0", GIBIBYTE, 16),))]
-    monkeypatch.setattr(sharing_module, "find_mps", lambda: None)
+    monkeypatch.setattr(sharing_module, "mps_obstacle", lambda: None)
     assert choose_sharing(plain, "auto")[0] == "mps"
     assert choose_sharing(sliced, "auto")[0] == "mig"
     assert choose_sharing(plain, "turns") == ("turns", "as asked")
     with raises("gpu-sharing-mig-no-gpu"):
         choose_sharing(plain, "mig")
-    monkeypatch.setattr(sharing_module, "find_mps", lambda: "there is no program")
+    monkeypatch.setattr(sharing_module, "mps_obstacle", lambda: "there is no program")
     assert choose_sharing(plain, "auto") == ("turns", "there is no program")
     with raises("gpu-sharing-mps-hint-gpu", "there is no program"):
         choose_sharing(plain, "mps")
@@ -190,7 +190,7 @@ def driver(monkeypatch, tmp_path):
     monkeypatch.setattr(parts_module, "open_nvml", lambda: contextlib.nullcontext(None))
     monkeypatch.setattr(parts_module, "usable_cores", lambda: 64)
     monkeypatch.setattr("rollmill.gpus.devices.read_gpus", lambda nvml: tuple(gpus))
-    monkeypatch.setattr(sharing_module, "find_mps", lambda: None)
+    monkeypatch.setattr(sharing_module, "mps_obstacle", lambda: None)
     daemon = lambda uuid: contextlib.nullcontext(MpsDaemon({}, True, lock=None))
     monkeypatch.setattr(sharing_module, "shared_mps", daemon)
     return gpus

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.gpus.mps import MpsUnavailable, daemon_answers, find_mps, shared_mps
+from rollmill.gpus.mps import MpsUnavailable, daemon_answers, mps_obstacle, shared_mps
 from wordings import raises
 
 GPU = "GPU-01234567-89ab-cdef-0123-456789abcdef"
@@ -153,7 +153,7 @@ def test_a_daemon_that_does_not_start_is_an_error_with_its_last_line(control, mo
 
 def test_without_the_control_program_the_reason_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "nvidia-cuda-mps-control" in str(find_mps())
+    assert "nvidia-cuda-mps-control" in str(mps_obstacle())
     with pytest.raises(MpsUnavailable, match="is not on the PATH"), shared_mps(GPU, root=tmp_path):
         pass
 

@@ -14,12 +14,12 @@ import pytest
 
 from rollmill.gpus.activity import ActivityMonitor
 from rollmill.gpus.devices import find_gpus, open_nvml
-from rollmill.gpus.mps import daemon_answers, find_mps, shared_mps
+from rollmill.gpus.mps import daemon_answers, mps_obstacle, shared_mps
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not Path("/dev/nvidiactl").exists() or find_mps() is not None, reason="needs a GPU with MPS"
+        not Path("/dev/nvidiactl").exists() or mps_obstacle() is not None, reason="needs a GPU with MPS"
     ),
 ]
 

@@ -12,7 +12,7 @@ from rollmill.core.errors import UsageError
 from rollmill.hooks import FailureReported, MetricsLogged, TrainingFinished, TrainingStarted, tracking
 from rollmill.hooks.tracking import check_trackers, trackers
 from rollmill.record.display import Quiet
-from rollmill.sweeps.shared_programs import follows_one_training
+from rollmill.sweeps.shared_programs import needs_own_process
 from rollmill.training.driver import warnings_of
 from rollmill.training.request import TrainingRequest, named_by
 from wordings import raises
@@ -111,8 +111,8 @@ def test_unknown_trackers_and_functions_are_refused(own):
 def test_sweeps_may_import_trackers_and_give_wandb_a_process_for_each_trial():
     request = TrainingRequest("ppo", "CartPole-v1", {"track": ["own_tracker:keep", "csv"]})
     assert named_by([request]).modules == {"own_tracker"}
-    assert not follows_one_training(request.options)
-    assert follows_one_training(rollmill.RunOptions(track=("csv", "wandb")))
+    assert not needs_own_process(request.options)
+    assert needs_own_process(rollmill.RunOptions(track=("csv", "wandb")))
 
 
 def test_a_training_passes_its_lines_on_and_outlives_a_tracker(own, tmp_path, capsys):

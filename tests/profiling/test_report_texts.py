@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from profiling.by_hand import OVERLAP, process, profile
-from rollmill.core.text import compact, cut, number
+from rollmill.core.text import compact, number, truncate
 from rollmill.profiler.advice import with_advice
 from rollmill.profiler.report.comparison import compare, comparison_page, draw_comparison
 from rollmill.profiler.report.html import profile_page
@@ -176,7 +176,7 @@ def test_numbers_as_text():
         *("950", "1.39 M", "49 T", "1 M", "999"),
     ]
     assert [size_of(value) for value in (10, 2048, 3 << 20)] == ["10 B", "2.00 KiB", "3.00 MiB"]
-    assert milliseconds(1e-8) == "0" and percent(0.1234) == "12.3 %" and cut("abcdef", 4) == "abc…"
+    assert milliseconds(1e-8) == "0" and percent(0.1234) == "12.3 %" and truncate("abcdef", 4) == "abc…"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -15,7 +15,7 @@ from rollmill.workers.coordination.jobs import jobs_of
 from rollmill.workers.coordination.starts import initial_host_state
 from rollmill.workers.reports import MetricsRows, Saved
 from rollmill.workers.run_spec import GraphRecipe, RunSpec, WorkerSettings
-from rollmill.workers.worker_entry import MODULE, share
+from rollmill.workers.worker_entry import MODULE, share_with_threads
 
 
 class Trained(NamedTuple):
@@ -33,7 +33,7 @@ def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, b
     spec = RunSpec(GraphRecipe(""), plan, "cpu", seed=seed, unroll=1, checksums=True)
     rows, states = [], []
     with contextlib.ExitStack() as stack:
-        name = stack.enter_context(share(graph, flows, LocalBroker()))
+        name = stack.enter_context(share_with_threads(graph, flows, LocalBroker()))
         settings = WorkerSettings(spec, shared=name).to_json()
         jobs = jobs_of(partition, f"{MODULE}:work_in_thread", settings, processes=False)
         workers = stack.enter_context(contextlib.closing(ThreadSupervisor(jobs)))

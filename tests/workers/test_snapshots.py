@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CheckpointError
-from rollmill.dataflow import Owned, roles_of, share
+from rollmill.dataflow import Owned, environments_of_replica, roles_of
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
@@ -70,7 +70,7 @@ def parts_of(policy):
     roles, (_, whole) = roles_of(graph(), partition), filled()
     parts = []
     for group, replica in partition.replicas:
-        role, index = roles[group.name], share(ENVS, group.replicas, replica)
+        role, index = roles[group.name], environments_of_replica(ENVS, group.replicas, replica)
         mine = {}
         for name, array in whole.items():
             kind = kind_of(name)

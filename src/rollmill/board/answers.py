@@ -11,7 +11,7 @@ from rollmill.board.contents import FolderContents, Item
 from rollmill.board.curves import CurveCache, comparison, spark
 from rollmill.board.details import TEXTS, beside, details
 from rollmill.core.errors import RollmillError
-from rollmill.core.text import cut
+from rollmill.core.text import truncate
 from rollmill.plotting.groups import AXES, setting_text
 from rollmill.record.metric_curves import LINE_START, RETURN, metric_names
 from rollmill.record.run_directory import RunDirectory
@@ -112,7 +112,7 @@ class Answers:
             "planned": entry.planned_steps,
             "return": entry.mean_return,
             "returns": entry.returns,
-            "shown": cut(entry.return_text, MAX_RETURN),
+            "shown": truncate(entry.return_text, MAX_RETURN),
             "evaluation": entry.evaluation_return,
             "speed": entry.steps_per_second,
             "seed": entry.seed,

@@ -10,7 +10,7 @@ from rollmill.core.setting_names import named_like, note_on
 from rollmill.core.text_values import read_value
 
 
-class Read(NamedTuple):
+class ParsedWords(NamedTuple):
     """The arguments of a command as values."""
 
     given: dict[str, Any]
@@ -38,7 +38,7 @@ def read_words(
     prog: str,
     strict: bool = True,
     algorithms_with: Callable[[str], Sequence[str]] = no_algorithms,
-) -> Read:
+) -> ParsedWords:
     """Converts the arguments of the command `prog` to values of its options.
 
     `strict` rejects unknown options. Otherwise they are ignored, and arguments after them count as positional.
@@ -64,7 +64,7 @@ def read_words(
             continue
         texts = [value] if equals else _taken(rest, form.option.count)
         _keep(given, form, name, texts, equals=bool(equals))
-    return Read(given, positional)
+    return ParsedWords(given, positional)
 
 
 def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: str) -> dict[str, Any]:

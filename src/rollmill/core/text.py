@@ -58,9 +58,9 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text)
 
 
-def cut(text: str, most: int) -> str:
-    """Truncates a string to `most` characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+def truncate(text: str, limit: int) -> str:
+    """Truncates a string to `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def number(value: float) -> str:

@@ -124,8 +124,8 @@ from rollmill.dataflow.partition import (
     Group as Group,
     Partition as Partition,
     check_partition as check_partition,
+    environments_of_replica as environments_of_replica,
     peers as peers,
-    share as share,
 )
 from rollmill.dataflow.remote import (
     ENVIRONMENT as ENVIRONMENT,

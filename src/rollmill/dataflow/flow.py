@@ -86,10 +86,10 @@ class Flow(NamedTuple):
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 
-    def put_parameters(self, learner: PyTree[Any], found: Sequence[Any]) -> PyTree[Any]:
-        """Returns the learner with the leaves that `parameters` selects replaced."""
+    def put_parameters(self, learner: PyTree[Any], values: Sequence[Any]) -> PyTree[Any]:
+        """Returns the learner with the leaves that `parameters` selects replaced by `values`."""
         leaves, structure = jax.tree.flatten(learner)
-        for place, leaf in zip(self.parameters, found, strict=True):
+        for place, leaf in zip(self.parameters, values, strict=True):
             leaves[place] = leaf
         return jax.tree.unflatten(structure, leaves)
 

@@ -44,15 +44,15 @@ def move_result(
     )
 
 
-def check_opening(name: str, random_plies: int, fewest_random_plies: int | None, most: int) -> None:
+def check_opening(name: str, random_plies: int, fewest_random_plies: int | None, max_plies: int) -> None:
     """Checks the length of a random opening.
 
-    Raises a `UsageError` if the length is negative or above `most`, or if the minimum length exceeds the maximum.
+    Raises a `UsageError` if the length is negative or above `max_plies`, or if the minimum exceeds the maximum.
     """
-    if not 0 <= random_plies <= most:
+    if not 0 <= random_plies <= max_plies:
         raise UsageError(
-            f"{name}: random_plies={random_plies} must lie between 0 and {most}, so that at least one move is "
-            "left."
+            f"{name}: random_plies={random_plies} must lie between 0 and {max_plies}, so that at least one move "
+            "is left."
         )
     if fewest_random_plies is not None and not 0 <= fewest_random_plies <= random_plies:
         raise UsageError(

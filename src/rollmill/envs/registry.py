@@ -20,7 +20,7 @@ from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Option
 from rollmill.envs.declarations import check_declarations
 from rollmill.envs.numbers import number_names, with_numbers
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
-from rollmill.gpus.share import asked_memory
+from rollmill.gpus.share import limited_gpu_memory
 
 Factory = Callable[..., Environment | HostEnvironment]
 
@@ -111,7 +111,7 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
         >>> env = rollmill.make("CartPole-v1", transforms=["frame-stack:3"])
     """
     names = _parsed(transforms)
-    with asked_memory():  # an adapter may start the backend of JAX
+    with limited_gpu_memory():  # an adapter may start the backend of JAX
         return _transformed(_made(name, options), names)
 
 

@@ -8,7 +8,7 @@ import jax
 
 from rollmill.core.errors import UsageError
 from rollmill.gpus.device_errors import known_device_error
-from rollmill.gpus.share import asked_memory
+from rollmill.gpus.share import limited_gpu_memory
 
 
 def check_jax() -> None:
@@ -31,7 +31,7 @@ def check_platform() -> None:
     GPU has too little free memory.
     """
     try:
-        with asked_memory():
+        with limited_gpu_memory():
             jax.default_backend()
     except RuntimeError as error:
         if (known := known_device_error(error, starting=True)) is not None:

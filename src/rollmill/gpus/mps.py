@@ -57,7 +57,7 @@ class MpsDaemon:
         return daemon_answers(self.environment)
 
 
-def find_mps() -> str | None:
+def mps_obstacle() -> str | None:
     """Returns the reason why MPS cannot be used here, or None if it can."""
     if not sys.platform.startswith("linux"):
         return "MPS is available only on Linux"
@@ -92,7 +92,7 @@ def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
     `root` is the folder of all daemons, by default this user's folder among the temporary files. Raises
     `MpsUnavailable` with the reason if no daemon can be started.
     """
-    if (reason := find_mps()) is not None:
+    if (reason := mps_obstacle()) is not None:
         raise MpsUnavailable(f"{reason}.")
     if (foreign := _foreign_daemon()) is not None:
         yield foreign

@@ -61,7 +61,7 @@ def choose_fraction(fraction: float) -> None:
 
 
 @contextlib.contextmanager
-def asked_memory() -> Iterator[None]:
+def limited_gpu_memory() -> Iterator[None]:
     """Context manager that limits a starting JAX backend to the free GPU memory, unless the user has set a limit.
 
     Raises a `DeviceMemoryError` if too little memory is free. The error names the processes that hold it.

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.gpus.devices import Gpu
-from rollmill.gpus.mps import MpsDaemon, MpsUnavailable, find_mps, shared_mps
+from rollmill.gpus.mps import MpsDaemon, MpsUnavailable, mps_obstacle, shared_mps
 from rollmill.gpus.share import FRACTION, FRACTIONS, IN_USE, PREALLOCATE
 
 SHARINGS: tuple[str, ...] = get_args(GpuSharing)
@@ -88,7 +88,7 @@ def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
 
     Raises a `UsageError` if the GPUs cannot be shared as wanted.
     """
-    sliced, missing = any(gpu.slices for gpu in gpus), find_mps()
+    sliced, missing = any(gpu.slices for gpu in gpus), mps_obstacle()
     if wanted == "mig" and not sliced:
         raise UsageError(
             "gpu_sharing=mig needs MIG slices, but no GPU has any. hint: `rollmill gpu partition --slices 7` "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError, suggestion
-from rollmill.core.text import compact, cut, one_line
+from rollmill.core.text import compact, one_line, truncate
 from rollmill.overview.entries import Entry
 from rollmill.plotting.groups import setting_text
 
@@ -99,7 +99,7 @@ def table(entries: Sequence[Entry], *, folder: Path, show: Sequence[str] = (), n
 
 def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> list[str]:
     trials = "" if entry.trials is None else f"  sweep, {entry.finished_trials} of {entry.trials} trials"
-    note = f"  ({one_line(cut(entry.note, 80))})" if entry.note else ""
+    note = f"  ({one_line(truncate(entry.note, 80))})" if entry.note else ""
     name = entry.path.name if entry.path == folder else str(entry.path.relative_to(folder))
     cells = [
         entry.state,
@@ -111,7 +111,7 @@ def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> li
         "" if entry.changed is None else age(now - entry.changed),
         *(setting_text(entry.settings[name]) if name in entry.settings else "" for name in show),
     ]
-    return [*(one_line(cut(cell, MAX_CELL)) for cell in cells), f"{one_line(name)}{trials}{note}"]
+    return [*(one_line(truncate(cell, MAX_CELL)) for cell in cells), f"{one_line(name)}{trials}{note}"]
 
 
 def steps_text(entry: Entry) -> str:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from itertools import chain, repeat
 from typing import NamedTuple
 
-from rollmill.core.text import cut, one_line
+from rollmill.core.text import one_line, truncate
 
 MAX_TEXT, MAX_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
@@ -30,9 +30,9 @@ def escaped(text: str, *, most: int = MAX_TEXT) -> str:
 
     The string is truncated to `most` characters, or fewer if they take more than `2 * most` bytes.
     """
-    shown = one_line(cut(text, most))
+    shown = one_line(truncate(text, most))
     made = escape(shown)
-    return made if len(made.encode()) <= 2 * most else escape(cut(shown, most // 5))
+    return made if len(made.encode()) <= 2 * most else escape(truncate(shown, most // 5))
 
 
 def escaped_name(name: str) -> str:

@@ -20,7 +20,7 @@ from rollmill.core.machine import (
     versions,
 )
 from rollmill.dataflow import Graph, fingerprint, interfaces
-from rollmill.gpus.mps import find_mps
+from rollmill.gpus.mps import mps_obstacle
 from rollmill.plan_search.process import SearchStopped
 from rollmill.plan_search.search.candidate import Candidate, restricted
 from rollmill.plan_search.search.enumeration import candidates, most_stepping
@@ -92,7 +92,7 @@ def this_machine() -> Machine:
     devices = jax.local_devices()
     gpus = [device for device in devices if device.platform != "cpu"]
     memory = device_memory(gpus[0]) if gpus else None
-    shared = MAX_INSTANCES if gpus and find_mps() is None else 1
+    shared = MAX_INSTANCES if gpus and mps_obstacle() is None else 1
     return Machine(usable_cores(), memory_bytes(), len(gpus), memory, max_instances=shared)
 
 

@@ -204,11 +204,11 @@ def smoothed_points(points: Sequence[MetricPoint], weight: float) -> list[Metric
     return [point._replace(value=value) for point, value in zip(points, values, strict=True)]
 
 
-def thinned(points: Sequence[MetricPoint], most: int) -> list[MetricPoint]:
-    """Returns at most `most` points, means of adjacent ones. The last point is unchanged."""
-    if len(points) <= most:
+def thinned(points: Sequence[MetricPoint], max_points: int) -> list[MetricPoint]:
+    """Returns at most `max_points` points, means of adjacent ones. The last point is unchanged."""
+    if len(points) <= max_points:
         return list(points)
-    parts = np.array_split(np.array(points[:-1]), most - 1)
+    parts = np.array_split(np.array(points[:-1]), max_points - 1)
     return [*(MetricPoint(*part.mean(0).tolist()) for part in parts), points[-1]]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rollmill.core.text import compact, cut, number, one_line
+from rollmill.core.text import compact, number, one_line, truncate
 from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
@@ -42,7 +42,7 @@ def _subject(curves: Curves) -> str:
     if curves.kinds:
         runs = {run for group in curves.groups for run in group.runs}
         trainings = f", {len(runs)} trainings" if len(runs) > 1 else ""
-        return one_line(cut(", ".join(curves.kinds), MAX_LABEL)) + trainings
+        return one_line(truncate(", ".join(curves.kinds), MAX_LABEL)) + trainings
     groups, seeds = len(curves.groups), sum(len(group.runs) for group in curves.groups)
     if groups == 1:
         return labels(curves.groups)[0]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from rollmill.core.text import cut, number, one_line
+from rollmill.core.text import number, one_line, truncate
 from rollmill.pages.charts import COLOURED
 from rollmill.plotting.groups import CurveGroup, Curves
 
@@ -13,12 +13,12 @@ MAX_LABEL = 90
 
 def metric_title(curves: Curves) -> str:
     """Returns the name of a metric as words, such as `episode return`."""
-    return one_line(cut(curves.metric.replace("/", " ").replace("_", " "), MAX_LABEL))
+    return one_line(truncate(curves.metric.replace("/", " ").replace("_", " "), MAX_LABEL))
 
 
 def labels(groups: Sequence[CurveGroup]) -> list[str]:
     """Returns a label for each group with its number of seeds, and with a run if labels would be equal."""
-    texts = [one_line(cut(group.label, MAX_LABEL)) for group in groups]
+    texts = [one_line(truncate(group.label, MAX_LABEL)) for group in groups]
     counts = Counter(texts)
     return [
         _distinct(text, group) if counts[text] > 1 else text + _seeds(group)
@@ -28,8 +28,8 @@ def labels(groups: Sequence[CurveGroup]) -> list[str]:
 
 def _distinct(text: str, group: CurveGroup) -> str:
     """Returns a label that ends with the name of a run, which no other group has."""
-    run = f" [{one_line(cut(group.runs[0], MAX_LABEL // 2))}]"
-    return cut(text, MAX_LABEL - len(run)) + run + _seeds(group)
+    run = f" [{one_line(truncate(group.runs[0], MAX_LABEL // 2))}]"
+    return truncate(text, MAX_LABEL - len(run)) + run + _seeds(group)
 
 
 def _seeds(group: CurveGroup) -> str:
@@ -38,7 +38,7 @@ def _seeds(group: CurveGroup) -> str:
 
 def baseline_label(name: str, value: float) -> str:
     """Returns the label of a baseline: the name of an untrained policy, and its value."""
-    return f"{one_line(cut(name, MAX_LABEL))}: {number(value)}"
+    return f"{one_line(truncate(name, MAX_LABEL))}: {number(value)}"
 
 
 def explanation(curves: Curves) -> str:

@@ -13,7 +13,15 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
-from rollmill.policies.policy_arguments import Shape, batched, given_key, holds_jax, is_traced, on_host, spread_key
+from rollmill.policies.policy_arguments import (
+    Shape,
+    batched,
+    holds_jax,
+    is_traced,
+    key_or_seed,
+    on_host,
+    spread_key,
+)
 
 
 class ActionDistribution(eqx.Module):
@@ -69,7 +77,7 @@ class ActionDistribution(eqx.Module):
         """Returns the logarithm of an action's probability or probability density, `[*batch]`.
 
         Args:
-            action: action `[*batch, ...]` before it is clipped to its bounds, as by `Policy.action`.
+            action: action `[*batch, ...]`, before `Policy.action` would clip it to its bounds.
         """
         expected = jax.eval_shape(lambda one: one.mode(), self._single())
         array, found = batched("the action", expected, action)
@@ -103,7 +111,7 @@ class ActionDistribution(eqx.Module):
         Raises:
             UsageError: neither a key nor a seed is given, or both are.
         """
-        if (key := given_key(key, seed)) is None:
+        if (key := key_or_seed(key, seed)) is None:
             raise UsageError("sampling an action needs a key or a seed: distribution.sample(seed=0).")
         return self._lift(lambda one, each: one.sample(each), spread_key(key, self.batch_shape))
 

@@ -23,10 +23,10 @@ from rollmill.policies.policy_arguments import (
     Shape,
     batched,
     check_finite,
-    given_key,
+    extra_input_struct,
     holds_jax,
     is_traced,
-    known_struct,
+    key_or_seed,
     on_host,
     possible_mask,
     same_batch,
@@ -168,7 +168,7 @@ class Policy:
             UsageError: an argument is missing, or has a wrong shape or dtype; or an observation or memory that is
                 not traced contains NaN or infinity.
         """
-        key = given_key(key, seed)
+        key = key_or_seed(key, seed)
         if key is None and not deterministic:
             raise UsageError(
                 "sampling an action needs a key or a seed: policy.action(..., deterministic=False, seed=0)."
@@ -187,7 +187,7 @@ class Policy:
     def distribution(
         self, observation: Any, *, memory: Any = None, action_mask: Any = None
     ) -> ActionDistribution | dict[str, ActionDistribution]:
-        """Returns the action distribution for each observation, or a dictionary of them for several kinds.
+        """Returns the action distribution for each observation, in a dictionary if there are several agent kinds.
 
         For AlphaZero, this is the distribution of the network, without the search. The memory is not advanced. Use
         `action` to get the next memory.
@@ -356,7 +356,7 @@ class Policy:
                 "hint: use policy.action(observation, position=rollmill.position(env, state)), or search=False "
                 "for the action of the network alone. rollmill.evaluate and rollmill.match play whole games."
             )
-        return _shaped_like("the position", known_struct(self._loaded.graph), position, batch)
+        return _shaped_like("the position", extra_input_struct(self._loaded.graph), position, batch)
 
     def _mask_of(self, action_mask: Any, batch: Shape) -> Any:
         if action_mask is None:

@@ -23,7 +23,7 @@ from rollmill.dataflow import Graph
 Shape = tuple[int, ...]
 
 
-def known_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
+def extra_input_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shapes of the policy's inputs besides the observation, for ONE environment state
     (`dataflow.ActionMask`).
     """
@@ -35,7 +35,7 @@ def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shape of the action mask for one observation: a dictionary for multi-agent policies, or `()`
     without masks.
     """
-    known = known_struct(graph)
+    known = extra_input_struct(graph)
     return known.action_mask if isinstance(known, Position) else known
 
 
@@ -50,26 +50,26 @@ def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
     return () if choices is None else jax.ShapeDtypeStruct(choices.shape, np.dtype(bool))
 
 
-def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tuple[PyTree, Shape]:
+def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], value: Any) -> tuple[PyTree, Shape]:
     """Converts an argument to arrays with the expected dtypes, and returns them with their common leading axes.
 
-    `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `given` contains JAX
+    `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `value` contains JAX
     or NumPy arrays, lists or scalars, with any number of leading axes. If the structure, a shape or a dtype does
     not fit, a `UsageError` is raised that calls the argument `name`, such as `the observation`.
     """
     shapes: dict[str, Shape] = {}
-    arrays = _over(name, expected, given, shapes)
+    arrays = _over(name, expected, value, shapes)
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{path} {list(shape)}" for path, shape in shapes.items())
         raise UsageError(f"the parts of {name} must have the same leading axes, got {found}.")
     return arrays, next(iter(shapes.values()), ())
 
 
-def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, batch: Shape) -> PyTree:
+def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], value: Any, batch: Shape) -> PyTree:
     """Converts an argument as `batched` does, and checks that it has one element for each observation of
     `batch`.
     """
-    arrays, found = batched(name, expected, given)
+    arrays, found = batched(name, expected, value)
     if found != batch and jax.tree.leaves(expected):
         raise UsageError(
             f"{name} has the leading axes {list(found)}, but the observation has the leading axes {list(batch)}."
@@ -96,7 +96,7 @@ def check_finite(name: str, tree: PyTree) -> None:
         )
 
 
-def given_key(key: Key | None, seed: Any) -> Key | None:
+def key_or_seed(key: Key | None, seed: Any) -> Key | None:
     """Returns the random key for a call that accepts either a key or a seed.
 
     Raises a `UsageError` if both are given, or if the seed does not fit into 32 bits.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rollmill.core.text import compact, cut, format_bytes, number, printable
+from rollmill.core.text import compact, format_bytes, number, printable, truncate
 from rollmill.record.status import Status, clock, is_output_on_terminal
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Dashboard:
             return Text("")
         self._returns.add(self._status.episode_return)
         width = self._console.width
-        return Text("\n".join(cut(line, width) for line in lines(self._status, self._returns.values, width)))
+        return Text("\n".join(truncate(line, width) for line in lines(self._status, self._returns.values, width)))
 
 
 def lines(status: Status, returns: list[float], width: int) -> Iterator[str]:

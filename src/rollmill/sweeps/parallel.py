@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from rollmill.core.text import compact, cut
+from rollmill.core.text import compact, truncate
 from rollmill.sweeps.analysis import Configuration
 from rollmill.sweeps.spec import text_of
 
@@ -25,12 +25,12 @@ class _Axis(NamedTuple):
     marks: list[tuple[float, str]]
 
 
-def parallel_coordinates(found: Sequence[Configuration], options: Sequence[str], metric: str) -> str:
+def parallel_coordinates(configurations: Sequence[Configuration], options: Sequence[str], metric: str) -> str:
     """Draws the configurations of a sweep as SVG, with the best configuration on top.
 
     `options` names the values of each configuration. Returns an empty string for fewer than two configurations.
     """
-    shown = found[:MAX_LINES]
+    shown = configurations[:MAX_LINES]
     if len(shown) < 2:
         return ""
     axes = [_axis(option, [each.point[index] for each in shown]) for index, option in enumerate(options)]
@@ -59,10 +59,10 @@ def _line(
 def _drawn(axis: _Axis, x: float) -> list[str]:
     bottom = HEIGHT - BOTTOM
     marks = [
-        f'<text x="{x + 5:.0f}" y="{_height(place) + 4:.0f}">{escape(cut(text, MAX_NAME))}</text>'
+        f'<text x="{x + 5:.0f}" y="{_height(place) + 4:.0f}">{escape(truncate(text, MAX_NAME))}</text>'
         for place, text in axis.marks
     ]
-    name = escape(cut(axis.name, MAX_NAME))
+    name = escape(truncate(axis.name, MAX_NAME))
     return [
         f'<line class="axis" x1="{x:.0f}" x2="{x:.0f}" y1="{TOP}" y2="{bottom}"/>',
         f'<text x="{x:.0f}" y="{TOP - 16}" text-anchor="middle">{name}</text>',

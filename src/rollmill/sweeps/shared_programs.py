@@ -64,7 +64,7 @@ def check_one_program(trials: Sequence[Trial]) -> None:
         raise UsageError(f"{len(trials)} trials are more than the limit of {MAX_TRIALS} for one program.")
     first = _constants(trials[0])
     for trial in trials:
-        if follows_one_training(with_types(trial.request).options):
+        if needs_own_process(with_types(trial.request).options):
             raise UsageError(
                 f"--track {' '.join(ONE_OF_A_PROCESS)} needs a separate process for each trial of a sweep."
             )
@@ -85,11 +85,11 @@ def _may_share(trial: Trial) -> bool:
     """Returns whether a trial may share a program at all."""
     options = with_types(trial.request).options
     first = options.start_from or options.clone or options.pool_from
-    own = (options.evaluate_every, options.stop_at_return, first, follows_one_training(options))
+    own = (options.evaluate_every, options.stop_at_return, first, needs_own_process(options))
     return options.num_seeds == 1 and not any(own) and not is_on_host(trial.request.environment)
 
 
-def follows_one_training(options: RunOptions) -> bool:
+def needs_own_process(options: RunOptions) -> bool:
     """Returns whether a run has a tracker that requires a separate process for each run."""
     return any(name in ONE_OF_A_PROCESS for name in options.track)
 

@@ -31,7 +31,7 @@ from rollmill.workers.coordination.starts import initial_host_state
 from rollmill.workers.loaded_code import LoadedCode
 from rollmill.workers.reports import Saved
 from rollmill.workers.run_spec import ClusterSettings, RunSpec, WorkerSettings
-from rollmill.workers.worker_entry import MODULE, share
+from rollmill.workers.worker_entry import MODULE, share_with_threads
 from rollmill.workers.worker_gpus import gpus_of_workers
 
 PLACED_SECONDS = 900.0
@@ -48,7 +48,7 @@ def launch(
     show: Callable[[str], None],
     fault_advice: str = "",
 ) -> Iterator[tuple[Coordinator, State]]:
-    """Starts the broker and the workers of a run while its context lasts. Yields their coordinator and an initial
+    """Context manager that runs the broker and the workers of a run. Yields their coordinator and an initial
     state.
     """
     enable_compilation_cache()
@@ -94,7 +94,7 @@ def _workers(
 
 @contextlib.contextmanager
 def _threads(broker: LocalBroker, graph: Graph, flows: Flow, plan: Plan, spec: RunSpec) -> Iterator[Supervision]:
-    with share(graph, flows, broker) as name:
+    with share_with_threads(graph, flows, broker) as name:
         settings = WorkerSettings(spec, shared=name).to_json()
         jobs = jobs_of(plan.partition, f"{MODULE}:work_in_thread", settings, processes=False)
         with contextlib.closing(ThreadSupervisor(jobs, hang_seconds=spec.tolerances.hang_seconds)) as workers:

@@ -48,8 +48,8 @@ _shared: dict[str, _Shared] = {}
 
 
 @contextlib.contextmanager
-def share(graph: Graph, flows: Flow, broker: LocalBroker) -> Iterator[str]:
-    """Shares a graph, its flow and the broker with workers that are threads, while its context lasts.
+def share_with_threads(graph: Graph, flows: Flow, broker: LocalBroker) -> Iterator[str]:
+    """Context manager that shares a graph, its flow and the broker with workers that are threads.
 
     Yields the key for `WorkerSettings.shared`.
     """

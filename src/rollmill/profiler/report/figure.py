@@ -5,7 +5,7 @@ overlap.
 from collections.abc import Sequence
 from typing import IO, Any
 
-from rollmill.core.text import cut
+from rollmill.core.text import truncate
 from rollmill.pages.page import ratio
 from rollmill.pictures import GREY, new_figure, tidy
 from rollmill.profiling.breakdown import (
@@ -43,7 +43,7 @@ def write_figure(file: IO[bytes], profile: Profile) -> None:
 
 
 def _draw_operations(axes: Any, nodes: Sequence[OperationNode], profile: Profile) -> None:
-    names = [cut(path_text(node.path), MAX_NAME) for node in nodes]
+    names = [truncate(path_text(node.path), MAX_NAME) for node in nodes]
     sure = [1e3 * (node.device - node.mixed) for node in nodes]
     mixed = [1e3 * node.mixed for node in nodes]
     host = [1e3 * node.host for node in nodes]

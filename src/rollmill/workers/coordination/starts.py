@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, roles_of, share, start
+from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, environments_of_replica, roles_of, start
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
@@ -100,7 +100,11 @@ class Starts:
         arrays = {}
         if self._restores and not (attempt and role.steps_environments):
             everything = range(self._num_envs)
-            index = everything if self.mesh else share(self._num_envs, role.group.replicas, job.replica)
+            index = (
+                everything
+                if self.mesh
+                else environments_of_replica(self._num_envs, role.group.replicas, job.replica)
+            )
             arrays = share_of(
                 self.saved.state,
                 index,

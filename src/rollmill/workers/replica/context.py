@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmill.channels.wire import Wire
 from rollmill.core.types import Key
-from rollmill.dataflow import Flow, Graph, Group, Role, Trajectory, Weights, flow, peers, share
+from rollmill.dataflow import Flow, Graph, Group, Role, Trajectory, Weights, environments_of_replica, flow, peers
 from rollmill.programs.compile_clock import CompileClock
 from rollmill.workers.protocol import Begin, send
 from rollmill.workers.replica.progress import ReplicaControl
@@ -55,7 +55,9 @@ class ReplicaContext:
     @property
     def index(self) -> np.ndarray:
         """Global indices of this replica's environments."""
-        return np.asarray(share(self.graph.loops.num_envs, self.group.replicas, self.replica), np.int32)
+        return np.asarray(
+            environments_of_replica(self.graph.loops.num_envs, self.group.replicas, self.replica), np.int32
+        )
 
     @property
     def start_key(self) -> Key:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.channels.layout import Layout
-from rollmill.dataflow import Collector, Flow, Group, ResetReply, Trajectory, share, widened
+from rollmill.dataflow import Collector, Flow, Group, ResetReply, Trajectory, environments_of_replica, widened
 
 AXES: Any = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]
 """For each leaf of a trajectory, the axis along which its environments lie."""
@@ -26,7 +26,9 @@ def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> lis
     count = max(environments.replicas, policies.replicas)
     return [
         EnvPolicyPair(
-            n * environments.replicas // count, n * policies.replicas // count, share(num_envs, count, n)
+            n * environments.replicas // count,
+            n * policies.replicas // count,
+            environments_of_replica(num_envs, count, n),
         )
         for n in range(count)
     ]
