@@ -76,7 +76,7 @@ class StartViewed:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Returns the start of the environments to evaluate on, which have the same spaces."""
+        """Returns the `StartHost` of the environments for evaluations, whose spaces do not differ."""
         return StartViewed(evaluation_start(self.start))
 
     def __call__(

@@ -187,7 +187,7 @@ def draw_opponents(pool: OpponentPool, kinds: KindsWithOpponents, *, share: Numb
 def networks_of_kind(
     sets: tuple[ParameterSet, ...], kind: str, networks: Mapping[str, PyTree[Array]], opponents: Opponents | None
 ) -> Mapping[str, Any]:
-    """Returns the networks with which a kind of agents acts: the newest, or those of an opponent."""
+    """Returns the networks with which a kind of agents acts: the newest networks, or an opponent's networks."""
     if opponents is None or kind not in opponents.playing:
         return networks
     name, plays = set_of(sets, kind).name, opponents.playing[kind]

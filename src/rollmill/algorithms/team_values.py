@@ -1,11 +1,12 @@
 """Shared parts of algorithms that factorise the value of a team into the values of its agents: VDN and QMIX.
 
-Each agent computes action values from its own observation, and acts by them alone. A mixing function computes the
-value of the team from the values of the actions that its agents chose. It is monotonic in each of these values, so
-the best action of the team consists of the best action of each agent (Rashid et al., 2018, equation 4).
+Each agent computes action values from its own observation, and chooses its action from these values only. A
+mixing function computes the value of the team from the values of the actions that its agents chose. It is
+monotonic in each of these values, so the best action of the team consists of the best action of each agent
+(Rashid et al., 2018, equation 4).
 
-The reward of the team is the mean reward of its active agents, which is their common reward if all of them get the
-same. The value of an inactive agent counts as 0.
+The reward of the team is the mean reward of its active agents, which is their common reward if their rewards are
+equal. The value of an inactive agent counts as 0.
 
 Shape letters: `A` agents of a kind, `n` actions.
 """

@@ -91,8 +91,8 @@ def run_and_exit(
 ) -> NoReturn:
     """Runs `action` and exits with its exit code. Errors that users can fix become one sentence and an exit code.
 
-    `before` is called while the process still has a single thread. With `keeps_result`, losing the output is no
-    error, because the result is on disk.
+    `before` is called while the process still has a single thread. With `keeps_result`, losing the output is not
+    an error, because the result is on disk.
     """
     output, _ = open_streams()
     interruption = Interruption()

@@ -157,7 +157,7 @@ class Folder:
 
     @contextlib.contextmanager
     def replacing(self, name: str, *, shared: bool = False) -> Iterator[Any]:
-        """Opens a new file for writing. It replaces the named file or link if the context ends without an error.
+        """Context manager that opens a new file, which replaces the named file or link if no error occurs.
 
         If the file is `shared`, several processes may replace it at the same time, each with its own partial file.
         """

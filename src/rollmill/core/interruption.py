@@ -34,7 +34,7 @@ def nothing_to_save(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def holding_checkpoint_requests() -> Iterator[None]:
-    """Blocks SIGUSR1 in processes started within this context, until they call `take_held_requests`."""
+    """Context manager in which started processes block SIGUSR1, until they call `take_held_requests`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {CHECKPOINT_REQUEST})
     try:
         yield
@@ -107,7 +107,7 @@ def _ending_at_notice() -> Iterator[None]:
 
 @contextmanager
 def leaving_notices_to_training() -> Iterator[None]:
-    """Lets the training loop handle SIGUSR2 within this context.
+    """Context manager in which the training loop handles SIGUSR2.
 
     Outside of the context, a thread ends the process at this signal.
     """

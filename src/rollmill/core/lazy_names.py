@@ -12,7 +12,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Returns `__getattr__`, `__dir__` and `__all__` for a package that imports its names on first use.
 
-    The names are those that the package imports under `TYPE_CHECKING`, in the form `name as name`. `packages`
+    The package imports these names under `TYPE_CHECKING`, in the form `name as name`. `packages`
     lists inner packages, separated by spaces, which are also imported on first use.
     """
     inner, origins = packages.split(), dict(_imports_for_type_checkers(package))

@@ -51,7 +51,7 @@ def traced(name: str) -> AbstractContextManager[object]:
 
 
 def span(name: str, category: str = "python") -> AbstractContextManager[object]:
-    """Records the time that a context takes on the host, under the name of an operation or activity.
+    """Context manager that records its time on the host, under the name of an operation or activity.
 
     The category is one of `rollmill.profiling.results.CATEGORIES`, or `INNER`.
     """

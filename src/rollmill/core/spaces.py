@@ -67,7 +67,7 @@ def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
 
 
 def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
-    """Returns whether `value`, structured as by `struct`, is an element of the space. Can be traced."""
+    """Returns whether `value`, structured like `struct(space)`, is an element of the space. Can be traced."""
     match space:
         case spaces.Dict():
             inside = [contains(part, value[name]) for name, part in space.spaces.items()]

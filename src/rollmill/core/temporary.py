@@ -42,7 +42,7 @@ class TemporaryFolder:
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Creates a temporary folder for the context. Its name begins with `purpose`."""
+    """Context manager that creates a temporary folder, named after `purpose`, and later removes it."""
     folder = TemporaryFolder(purpose)
     try:
         yield folder.path

@@ -81,7 +81,7 @@ _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
 
 @contextmanager
 def small_programs() -> Iterator[None]:
-    """Compiles random number generation to loops within this context, for CPU programs that run only once."""
+    """Context manager in which random numbers are compiled to loops, for CPU programs that run only once."""
     before = _is_rolled.set(True)
     try:
         yield

@@ -96,7 +96,7 @@ def are_checked() -> bool:
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Skips the checks of graphs built within this context, to compare them with graphs that were checked."""
+    """Context manager in which graphs are built without checks, to compare them with graphs that were checked."""
     token = _CHECKED.set(False)
     try:
         yield

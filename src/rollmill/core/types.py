@@ -272,7 +272,7 @@ class HasEvaluationForm(Protocol):
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Returns the start of the environments to evaluate on, which have the same spaces."""
+        """Returns the `StartHost` of the environments for evaluations, whose spaces must not differ."""
         ...
 
 

@@ -101,7 +101,7 @@ def attribute_to_user_code(what: str) -> Iterator[None]:
 
 
 def user_frame_of(equation: jax.extend.core.JaxprEqn) -> str:
-    """Returns the user's line from which an equation of a jaxpr was traced, found as by `user_frame`."""
+    """Returns the user's line from which an equation of a jaxpr was traced (see `user_frame`)."""
     recorded = equation.source_info.traceback
     frames = recorded.frames if recorded else []
     return _innermost([SourceLine(frame.file_name, frame.line_num) for frame in reversed(frames)])

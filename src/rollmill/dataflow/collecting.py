@@ -1,6 +1,6 @@
 """Collects experience: steps of policy and environment, lifted from one environment to all.
 
-Shape letters: `T` steps, `E` environments held here.
+Shape letters: `T` steps, `E` environments of this replica.
 """
 
 from functools import partial

@@ -256,10 +256,10 @@ class ExperienceStore(Protocol):
     def sample(
         self, graph: "Graph", contents: PyTree[Array], learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
-        """Draws the part of one minibatch that belongs to the environments held here.
+        """Draws this replica's part of one minibatch.
 
-        `index` holds the global indices of these environments, which form whole logical shards. A store may read
-        the learner's hyperparameters, and the count of updates that their schedules follow.
+        `index` holds the global indices of the replica's environments, which form whole logical shards. A store
+        may read the learner's hyperparameters, and the count of updates that their schedules follow.
         """
         ...
 

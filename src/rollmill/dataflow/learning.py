@@ -3,7 +3,7 @@
 The functions are pure, and work on the environments of one replica. `reduce` computes the mean over all replicas.
 By default, it is the identity.
 
-Shape letters: `T` steps, `E` environments held here, `M` minibatches of an epoch.
+Shape letters: `T` steps, `E` environments of this replica, `M` minibatches of an epoch.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def learn_from(
     Args:
         graph: graph to train.
         learner: learner before the iteration.
-        rings: contents of the experience store for the environments held here, or `()` without a store.
+        rings: contents of the experience store for this replica's environments, or `()` without a store.
         trajectory: rollout of these environments.
         key: random key of the iteration's learning.
         index: global indices of these environments.

@@ -3,7 +3,7 @@
 The functions are pure, and work on the environments of one replica. `reduce` computes the mean over all replicas.
 By default, it is the identity.
 
-Shape letter: `E` environments held here.
+Shape letter: `E` environments of this replica.
 """
 
 from collections.abc import Callable

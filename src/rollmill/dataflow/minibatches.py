@@ -4,7 +4,7 @@ The environments are divided into a fixed number of logical shards. Each shard i
 every minibatch takes an equal part of every shard. Any placement that keeps shards whole therefore sees the same
 minibatches.
 
-Shape letters: `T` steps, `E` environments held here, `S` shards held here, `N` rows of a minibatch.
+Shape letters: `T` steps, `E` environments and `S` shards of this replica, `N` rows of a minibatch.
 """
 
 import math

@@ -9,8 +9,8 @@ Each observation is stored once: the slot of a step holds the observation its ac
 slot holds the following one. Only a truncated episode takes one slot more, for the final observation that
 bootstrapping needs.
 
-Shape letters: `T` steps, `E` environments held here, `C` steps kept of each, `S` shards, `W` environments of a
-shard, `N` samples of a minibatch held here, `B` samples of one shard.
+Shape letters: `T` steps, `E` environments of this replica, `C` steps stored per environment, `S` shards, `W`
+environments of a shard, `N` samples of this replica's part of a minibatch, `B` samples of one shard.
 """
 
 import math

@@ -5,8 +5,9 @@ and begins with any rollout, so that sequences of several rollouts overlap. Each
 also keeps the policy's memory before the first step of each rollout, so that a learner can begin where the policy
 began. If an episode ends within a sequence, the learner resets its memory after that step.
 
-Shape letters: `T` steps of a rollout, `L` rollouts of a sequence, `E` environments held here, `C` rollouts kept of
-each, `S` shards, `W` environments of a shard, `N` sequences of a minibatch held here, `B` sequences of one shard.
+Shape letters: `T` steps of a rollout, `L` rollouts of a sequence, `E` environments of this replica, `C` rollouts
+stored per environment, `S` shards, `W` environments of a shard, `N` sequences of this replica's part of a
+minibatch, `B` sequences of one shard.
 """
 
 import math

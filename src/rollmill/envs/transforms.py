@@ -238,7 +238,8 @@ def plannable(env: Environment) -> Environment:
         env: the environment as its author wrote it, before transforms that are added around it.
 
     Returns:
-        The environment whose `planning_state` is the state itself. Later transforms take their own parts off it.
+        The environment whose `planning_state` is the state itself. Later transforms remove their own parts from
+        the state.
     """
     _check_compiled("plannable", env, "plan in an environment written in JAX")
     return env._replace(

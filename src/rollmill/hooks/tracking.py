@@ -38,7 +38,7 @@ Trackers: TypeAlias = Mapping[str, Callable[[], Hook]]
 def check_trackers(names: Sequence[str], *, others: Trackers = MappingProxyType({})) -> None:
     """Raises a `UsageError` if a tracker is unknown, or if its package or function is missing.
 
-    `others` maps names to trackers of higher layers.
+    `others` contains additional trackers, by name.
     """
     for name in names:
         _tracker(name, others)
@@ -49,8 +49,8 @@ def trackers(
 ) -> list[Hook]:
     """Returns a hook for each named tracker.
 
-    If a tracker fails, it is not called again, `note` reports this once, and training continues. `others` maps
-    names to trackers of higher layers. Raises the errors of `check_trackers`.
+    If a tracker fails, it is not called again, `note` reports this once, and training continues. `others`
+    contains additional trackers, by name. Raises the errors of `check_trackers`.
     """
     return [named(name, _Background(name, _tracker(name, others), note)) for name in dict.fromkeys(names)]
 

@@ -304,7 +304,7 @@ def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -
         key: random key of the weights.
         shape: height, width and channels of one image.
         convolutions: (channels, kernel size, stride) of each layer. If empty, the layers depend on the image
-            size: for 36 pixels or more, those of Mnih et al. (2015), "Human-level control through deep
+            size: for 36 pixels or more, the layers of Mnih et al. (2015), "Human-level control through deep
             reinforcement learning", for 16 pixels or more, two smaller layers, and for smaller images, the
             single layer of Young and Tian (2019), "MinAtar".
 

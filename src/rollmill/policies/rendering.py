@@ -121,7 +121,7 @@ def render(
         stochastic: sample actions as in training, instead of taking the most likely ones.
         captions: add a strip with episode, step, return, action and a legend of colours below each picture
             (requires Pillow).
-        algorithm: the graph, which must be passed again if the run was created with parts that only Python knows.
+        algorithm: the graph, which must be passed again if the run was created with custom Python objects.
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: allow the run directory to import the modules that it names, now and later.
 

@@ -44,7 +44,7 @@ def shown_rule(policy: str | Path | Rule) -> str:
 def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
     """Raises a `UsageError` if arguments that only apply to runs were given for a function policy.
 
-    `names` are the given arguments, spelled as the user knows them.
+    `names` are the given arguments, as the user writes them.
     """
     for name in names:
         raise UsageError(

@@ -72,7 +72,7 @@ class OtherRun(TakenOver):
 def mirrored(
     run: RunDirectory, url: str, note: Callable[[str], None], warn: Callable[[str], None]
 ) -> Iterator[None]:
-    """Copies a run to its object store until the context ends.
+    """Context manager that copies a run to its object store.
 
     `note` prints the destination, and `warn` prints problems. At the end, the context waits for the store: some
     minutes if training has finished, and some seconds otherwise. Raises a `StorageError` if training has finished

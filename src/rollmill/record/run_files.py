@@ -21,7 +21,7 @@ _HELD: set[Path] = set()
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Locks a run until the context or the process ends, so that no other process can write it.
+    """Context manager that locks a run, so that no other process can write it.
 
     The lock excludes processes, not threads, so enter it only once within a process. Raises a `UsageError` if
     another process holds the lock, a `StorageError` if the lock file cannot be written, and a `ForeignFileError`

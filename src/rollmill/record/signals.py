@@ -66,7 +66,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first of the signals `CAUGHT` into a `StopRequest` while the context is active.
+    """Context manager that turns the first of the signals `CAUGHT` into a `StopRequest`.
 
     SIGUSR1 only requests a checkpoint. A second SIGINT raises KeyboardInterrupt at once. SIGTERM or SIGHUP after
     SIGUSR2 replaces it, because its deadline counts. All other later signals are ignored. SIGHUP, which a closing

@@ -1,4 +1,4 @@
-"""Finds algorithms by name: built-in algorithms, and those that a user or an installed package registers."""
+"""Finds algorithms by name: built-in algorithms, and algorithms registered by the user or an installed package."""
 
 import functools
 import inspect

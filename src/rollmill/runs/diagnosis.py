@@ -33,7 +33,7 @@ def replay(
 
     Args:
         run_dir: directory of a run that stopped with a `NonFiniteError`.
-        algorithm: the graph, which must be passed again if the run was created with parts that only Python knows.
+        algorithm: the graph, which must be passed again if the run was created with custom Python objects.
         imports: modules to import first, because they register the environment, network or algorithm.
         trust: allow this run directory to import the modules that it names, now and later.
 

@@ -97,7 +97,7 @@ def only_here(described: dict[str, Any], imports: Sequence[str]) -> list[str]:
 
 
 def note_of_unknown(described: dict[str, Any], imports: Sequence[str]) -> str | None:
-    """Returns a sentence for the user about names that other processes do not know after these imports, or
+    """Returns a sentence for the user about names that other processes cannot resolve after these imports, or
     None.
     """
     unknown = _unknown_elsewhere(described, imports)

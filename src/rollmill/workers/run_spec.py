@@ -115,7 +115,7 @@ class WorkerSettings:
     host: str = ""
     """Address of the coordinator, for workers on other hosts."""
     shared: str = ""
-    """Key under which a worker that is a thread finds the graph in its process (`workers.worker_entry.share`)."""
+    """Key with which a worker that is a thread finds the graph (`workers.worker_entry.share_with_threads`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns these settings as a JSON value, which `read_settings` reads."""

@@ -36,7 +36,7 @@ class WorkerGpus(NamedTuple):
 def gpus_of_workers(
     workers: int, sharing: GpuSharing, *, mesh: bool, reduction: AllReduceOption = "auto"
 ) -> Iterator[WorkerGpus]:
-    """Divides the GPUs among workers while its context lasts. If there are too few GPUs, workers share them.
+    """Context manager that divides the GPUs among workers. If there are too few GPUs, workers share them.
 
     Raises a `UsageError` if the GPUs cannot be shared as requested, or if the requested all-reduce is not
     possible.

@@ -100,7 +100,7 @@ class StartGames:
 
     @property
     def for_evaluation(self) -> "StartGames":
-        """Returns a start of whole games, in which a lost life ends nothing and all points count."""
+        """Returns a `StartHost` of whole games, which continue after a lost life and count all points."""
         return replace(self, episodic_life=False, reward_clipping=False)
 
     def __call__(

@@ -55,9 +55,10 @@ class StartByName:
 
     @property
     def for_evaluation(self) -> StartHost:
-        """Returns the start of the environments that policies are evaluated on.
+        """Returns the `StartHost` of the environments on which policies are evaluated.
 
-        They have the same spaces. If the environment has no separate evaluation form, it is used itself.
+        Their spaces equal the spaces in training. If an environment has no separate form for evaluations, the
+        result is this object.
         """
         return evaluation_start(self.start)
 
@@ -99,7 +100,7 @@ def host_environment(
 
 
 def evaluation_start(start: StartHost) -> StartHost:
-    """Returns the start of environments on which policies are evaluated (`HasEvaluationForm`)."""
+    """Returns the `StartHost` of the environments on which policies are evaluated (`HasEvaluationForm`)."""
     if isinstance(start, partial):  # a partial contains the `gamma` of training, which evaluations do not need
         return evaluation_start(start.func)
     return start.for_evaluation if isinstance(start, HasEvaluationForm) else start

@@ -33,7 +33,7 @@ def in_warp(
         line_search_iterations: maximum number of points tried along each search direction.
         contacts: number of contacts per robot that there is room for. Default: three times as many as in
             rollouts of C MuJoCo.
-        rows: number of constraint rows per robot that there is room for. Default: likewise.
+        rows: number of constraint rows per robot that there is room for. Default: as for `contacts`.
     """
     robots = WarpRobots(
         source,

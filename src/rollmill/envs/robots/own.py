@@ -86,7 +86,7 @@ def robot(
         substeps: number of model time steps per step of the task.
         max_steps: time limit of an episode, in steps of the task.
         reset_angle: bound of the noise on initial hinge and slide positions (rad or m), which stay within their
-            limits. Without noise, they are those of the model's pose. Keyframes are ignored.
+            limits. Without noise, they equal the model's pose. Keyframes are ignored.
         reset_speed: bound of the initial velocities (m/s or rad/s).
         max_speed: maximum velocity (m/s or rad/s). If a velocity exceeds it, the episode ends as unstable, with a
             reward of 0.
@@ -95,7 +95,7 @@ def robot(
             more elements.
         contacts: number of contacts per robot, averaged over a batch, that MuJoCo Warp has room for. Default: at
             least twice as many as robots under random controls have in C MuJoCo.
-        rows: number of constraint rows per robot that MuJoCo Warp has room for. Default: likewise.
+        rows: number of constraint rows per robot that MuJoCo Warp has room for. Default: as for `contacts`.
         name: environment name in messages and runs.
 
     Raises:

@@ -37,7 +37,7 @@ class Stepper(Protocol):
         ...
 
     def state(self) -> PyTree[Any]:
-        """Returns the state of the environments, as far as a checkpoint contains it."""
+        """Returns the part of the environments' state that a checkpoint contains."""
         ...
 
 

@@ -64,10 +64,10 @@ class ReplicaControl:
 
     @contextmanager
     def stepping(self, note: str, *, starts: bool = False) -> Iterator[None]:
-        """Reports that the user's environments run while its context lasts, then the earlier activity again.
+        """Context manager that reports that the user's environments run, and then the earlier activity.
 
-        Creating environments (`starts`) may take as long as any other start. Otherwise the user's limit applies,
-        whatever else this replica does at the same time.
+        Creating environments (`starts`) may take as long as any other start. Otherwise, the user's limit
+        applies, even if this replica also does other work.
         """
         before, expect = self._note, self._expect
         self.at(note, expect=self._start_seconds if starts else 0.0)
