@@ -20,5 +20,5 @@ def test_every_field_is_explained(name):
 
 def test_an_entry_has_default_and_meaning():
     text = inspect.getdoc(rollmill.PPOConfig)
-    assert text.startswith("Hyperparameters of PPO, under their usual names.\n\nAttributes:\n")
+    assert text.startswith("Hyperparameters of PPO, named as in the literature.\n\nAttributes:\n")
     assert "\n    gamma (default 0.99): Discount factor.\n" in text

@@ -45,7 +45,7 @@ from rollmill.networks import NetworkConfig, Output
 @with_field_help
 @dataclass(frozen=True)
 class A3CConfig:
-    """Hyperparameters of A3C, under their usual names in the literature."""
+    """Hyperparameters of A3C, named as in the literature."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments."""

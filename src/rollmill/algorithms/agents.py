@@ -544,7 +544,7 @@ def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct 
 
 
 def central_size_of(env: Environment | HostEnvironment) -> int:
-    """Returns the number of an environment's `central_features`."""
+    """Returns the length of an environment's vector of `central_features`."""
     central = _central_struct(env)
     if central is not None:
         return central.shape[0]

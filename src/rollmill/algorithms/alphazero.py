@@ -109,7 +109,7 @@ UNFUSED = "alphazero searches a tree before each move, and the trees of all game
 @with_field_help
 @dataclass(frozen=True)
 class AlphaZeroConfig:
-    """Hyperparameters of AlphaZero, under their usual names in the literature."""
+    """Hyperparameters of AlphaZero, named as in the literature."""
 
     IN_PROGRAMS: ClassVar[tuple[str, ...]] = (
         *("gamma", "value_scale", "gumbel_scale"),

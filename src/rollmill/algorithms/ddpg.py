@@ -24,7 +24,7 @@ from rollmill.networks import NetworkConfig
 @with_field_help
 @dataclass(frozen=True)
 class DDPGConfig(OffPolicyConfig):
-    """Hyperparameters of DDPG, under their usual names."""
+    """Hyperparameters of DDPG, named as in the literature."""
 
     critic_learning_rate: ScheduledPositive = 1e-3
     """Learning rate of Adam for the critic. If it is annealed, this is the initial value."""

@@ -68,7 +68,7 @@ STEPS_AN_UPDATE = 4
 @with_field_help
 @dataclass(frozen=True)
 class QLearningConfig:
-    """Hyperparameters that DQN, R2D2, VDN and QMIX have in common, under their usual names."""
+    """Hyperparameters that DQN, R2D2, VDN and QMIX have in common, named as in the literature."""
 
     IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction",)
     """Numeric hyperparameters that are constants of compiled programs, or enter other hyperparameters."""
@@ -119,7 +119,7 @@ class QLearningConfig:
 @with_field_help
 @dataclass(frozen=True)
 class DQNConfig(QLearningConfig):
-    """Hyperparameters of DQN, under their usual names."""
+    """Hyperparameters of DQN, named as in the literature."""
 
     IN_PROGRAMS = (
         *QLearningConfig.IN_PROGRAMS,

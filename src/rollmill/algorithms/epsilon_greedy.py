@@ -80,5 +80,5 @@ class ValueAgent(NamedTuple):
 
 
 def value_agent(outputs: Module, head: ValueHead, actions: spaces.Discrete) -> ValueAgent:
-    """Returns the agent for an action-value network."""
+    """Creates a `ValueAgent` from an action-value network, its head and its actions."""
     return ValueAgent(outputs, head, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))

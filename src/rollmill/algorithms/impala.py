@@ -60,7 +60,7 @@ OPTIMIZERS = ("rmsprop", "adam")
 @with_field_help
 @dataclass(frozen=True)
 class IMPALAConfig:
-    """Hyperparameters of IMPALA, under their usual names."""
+    """Hyperparameters of IMPALA, named as in the literature."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments."""

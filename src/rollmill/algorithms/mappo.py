@@ -69,7 +69,7 @@ from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 @with_field_help
 @dataclass(frozen=True)
 class MAPPOConfig:
-    """Hyperparameters of MAPPO and IPPO, under their usual names."""
+    """Hyperparameters of MAPPO and IPPO, named as in the literature."""
 
     total_timesteps: Count = 1_000_000
     """Number of environment steps of the whole run, over all environments. A step of all agents counts once."""

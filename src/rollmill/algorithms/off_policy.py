@@ -72,7 +72,7 @@ MAX_STORED = 2**31 - 1
 @with_field_help
 @dataclass(frozen=True)
 class OffPolicyConfig:
-    """Hyperparameters that SAC, TD3 and DDPG have in common, under their usual names."""
+    """Hyperparameters that SAC, TD3 and DDPG have in common, named as in the literature."""
 
     total_timesteps: Count = 1_000_000
     """Number of environment steps of the whole run, over all environments."""

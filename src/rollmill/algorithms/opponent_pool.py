@@ -56,7 +56,7 @@ class KindsWithOpponents(NamedTuple):
     """Parameter sets that do not learn. The pool does not store additional weights for these sets."""
 
     def of_sets(self, networks: Mapping[str, PyTree[Array]]) -> dict[str, PyTree[Array]]:
-        """Returns the weights of the sets with opponents."""
+        """Returns the weights of the parameter sets that opponents may use."""
         names = set(self.sets.values())
         return {name: leaves for name, leaves in networks.items() if name in names}
 

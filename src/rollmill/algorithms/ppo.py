@@ -76,7 +76,7 @@ BEYOND = 1.1
 @with_field_help
 @dataclass(frozen=True)
 class PPOConfig:
-    """Hyperparameters of PPO, under their usual names."""
+    """Hyperparameters of PPO, named as in the literature."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments."""

@@ -59,7 +59,7 @@ from rollmill.networks import NetworkConfig, action_values
 @with_field_help
 @dataclass(frozen=True)
 class PQNConfig:
-    """Hyperparameters of PQN, under their usual names."""
+    """Hyperparameters of PQN, named as in the literature."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments."""

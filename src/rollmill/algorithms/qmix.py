@@ -31,7 +31,7 @@ from rollmill.networks import NetworkConfig, monotonic_mixer
 @with_field_help
 @dataclass(frozen=True)
 class QMIXConfig(TeamConfig):
-    """Hyperparameters of QMIX, under their usual names."""
+    """Hyperparameters of QMIX, named as in the literature."""
 
     mixing_size: Count = 32
     """Number of hidden units of the mixing network."""

@@ -64,7 +64,7 @@ RESCALING = 1e-3
 @with_field_help
 @dataclass(frozen=True)
 class R2D2Config(QLearningConfig):
-    """Hyperparameters of R2D2, under their usual names."""
+    """Hyperparameters of R2D2, named as in the literature."""
 
     IN_PROGRAMS = (*QLearningConfig.IN_PROGRAMS, "priority_exponent", "weight_exponent")
     """Hyperparameters that programs contain, or that are part of another one."""

@@ -50,7 +50,7 @@ DISCRETE_ENTROPY = 0.89
 @with_field_help
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """Hyperparameters of SAC, under their usual names."""
+    """Hyperparameters of SAC, named as in the literature."""
 
     IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("initial_temperature",)
     """Numeric hyperparameters that are constants of compiled programs."""

@@ -59,7 +59,7 @@ OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
 @with_field_help
 @dataclass(frozen=True)
 class TD3Config(OffPolicyConfig):
-    """Hyperparameters of TD3, under their usual names."""
+    """Hyperparameters of TD3, named as in the literature."""
 
     learning_starts: Count = 25_000
     """Number of environment steps with random actions that are stored before learning begins."""

@@ -69,7 +69,7 @@ from rollmill.networks import NetworkConfig, action_values
 @with_field_help
 @dataclass(frozen=True)
 class TeamConfig(QLearningConfig):
-    """Hyperparameters that VDN and QMIX have in common, under their usual names."""
+    """Hyperparameters that VDN and QMIX have in common, named as in the literature."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments. A step of all agents counts once."""
@@ -128,7 +128,7 @@ class Team(NamedTuple):
     start_mixer: Callable[[Key], PyTree[Array]]
 
     def start(self, key: Key) -> TeamNetworks:
-        """Returns the initial weights."""
+        """Returns the initial weights of the team's networks."""
         keys = split_key(key, len(self.sets))
         agents = {group.name: self._start(group, k) for group, k in zip(self.sets, keys, strict=True)}
         return TeamNetworks(agents, self.start_mixer(jax.random.fold_in(key, len(self.sets))))

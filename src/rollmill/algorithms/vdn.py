@@ -28,7 +28,7 @@ from rollmill.networks import NetworkConfig
 @with_field_help
 @dataclass(frozen=True)
 class VDNConfig(TeamConfig):
-    """Hyperparameters of VDN, under their usual names."""
+    """Hyperparameters of VDN, named as in the literature."""
 
 
 def vdn(

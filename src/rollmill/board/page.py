@@ -32,7 +32,7 @@ FRAME = """\
 
 
 def board_page(folder: Path) -> str:
-    """Returns the page for a folder as HTML."""
+    """Returns the HTML page that shows the runs and sweeps of a folder."""
     script = asset(charts.__name__, "charts.js") + asset(__name__, "board.js")
     body = [FRAME.format(folder=escaped(str(folder), most=100))]
     style = asset(__name__, "board.css")

@@ -11,7 +11,7 @@ from rollmill.core.text_values import read_value
 
 
 class ParsedWords(NamedTuple):
-    """The arguments of a command as values."""
+    """Arguments of a command: values of options, and positional arguments."""
 
     given: dict[str, Any]
     """Values of the options that were given, by name."""

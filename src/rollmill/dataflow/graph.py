@@ -49,7 +49,7 @@ Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
 
 
 class Decision(NamedTuple):
-    """Result of the policy for one observation."""
+    """Decision of the policy for one observation: the action, the next memory, and outputs for the learner."""
 
     action: Action
     memory: Memory
@@ -234,7 +234,7 @@ class ExperienceStore(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Number of environment steps kept for each environment."""
+        """Maximum number of steps that are stored for each environment."""
         ...
 
     def steps_before_learning(self, loops: Loops, /) -> int:

@@ -282,7 +282,7 @@ class PrioritisedReplay(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of environment steps kept for each environment."""
+        """Maximum number of steps that are stored for each environment."""
         return self.ring.capacity
 
     def steps_before_learning(self, loops: Loops, /) -> int:

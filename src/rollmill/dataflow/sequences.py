@@ -108,7 +108,7 @@ class SequenceReplay(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of environment steps kept for each environment."""
+        """Maximum number of steps that are stored for each environment."""
         return self.rollouts * self.num_steps
 
     def steps_before_learning(self, loops: Loops, /) -> int:
@@ -244,7 +244,7 @@ class PrioritisedSequences(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of environment steps kept for each environment."""
+        """Maximum number of steps that are stored for each environment."""
         return self.store.capacity
 
     def steps_before_learning(self, loops: Loops, /) -> int:

@@ -79,7 +79,7 @@ class SharedGpus(NamedTuple):
     def divide(
         self, instances: int, *, share: float | None = None, limits: Mapping[str, int] | None = None
     ) -> list[Instance]:
-        """Divides these GPUs into `instances` instances. See `divide_gpus`."""
+        """Divides the GPUs among `instances` processes. See `divide_gpus`."""
         return divide_gpus(self.gpus, instances, way=self.way, daemons=self.daemons, share=share, limits=limits)
 
 

@@ -74,7 +74,7 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
 
 
 def asset(module: str, name: str) -> str:
-    """Reads a text file beside a module."""
+    """Reads a text file from the folder of a module."""
     return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 

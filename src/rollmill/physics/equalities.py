@@ -89,7 +89,7 @@ def equality_rows(
     rates: Float[Array, " dofs"],
     motions: Float[Array, "bodies 6"],
 ) -> EqualityRows:
-    """Returns the equality constraints of a configuration."""
+    """Returns the equality constraints of a robot in one configuration."""
     held, coupled = model.structure.body_equalities, model.structure.joint_equalities
     points, turns = None, None
     if held:

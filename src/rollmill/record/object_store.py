@@ -51,7 +51,7 @@ def check_installed(url: str) -> None:
 
 
 class ObjectStore:
-    """The objects in the folder at `url`."""
+    """A folder of an object store, at `url`."""
 
     def __init__(self, url: str) -> None:
         check_installed(url)

@@ -37,7 +37,7 @@ class Axis(NamedTuple):
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values, with tuples instead of lists."""
+        """Values of the axis, with tuples in place of lists."""
         return tuple(map(_hashable, self.values))
 
 

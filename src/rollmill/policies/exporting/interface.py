@@ -28,7 +28,7 @@ class ExportedArray(NamedTuple):
 
     @property
     def struct(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of one element."""
+        """Shape and dtype of the array, without its batch axis."""
         return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
 
 
