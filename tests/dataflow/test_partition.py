@@ -71,7 +71,7 @@ def test_partitions_that_can_be_run(name):
         (several(("one", "ep", {}), ("one", "gu", {})), "mine: two groups have the name one."),
         (
             several(("none", "", {}), ("all", "epgu", {})),
-            "mine: group 'none' contains no fragment. hint: leave it out.",
+            "mine: group 'none' contains no fragment. hint: leave the group out.",
         ),
         (
             several(("all", "epgu", {"replicas": 0})),
@@ -96,21 +96,21 @@ def test_partitions_that_can_be_run(name):
             several(("all", "epgu", {"synchronous": False})),
             (
                 "mine: group 'all' computes the weights, so it cannot receive them asynchronously. hint: "
-                "make it synchronous."
+                "make the group synchronous."
             ),
         ),
         (
             several(("environment", "e", {"synchronous": False}), ("learner", "pgu", {})),
             (
                 "mine: group 'environment' is asynchronous, but only a group with the policy receives "
-                "weights. hint: make it synchronous."
+                "weights. hint: make the group synchronous."
             ),
         ),
         (
             several(("actor", "ep", {}), ("learner", "g", {"synchronous": False}), ("update", "u", {})),
             (
                 "mine: group 'learner' is asynchronous, but only a group with the policy receives weights. "
-                "hint: make it synchronous."
+                "hint: make the group synchronous."
             ),
         ),
         (
@@ -134,23 +134,23 @@ def test_partitions_that_cannot_be_run(partition, message):
     [
         (
             several(("environment", "e", {"replicas": 5}), ("learner", "pgu", {})),
-            "group 'environment' has replicas=5, which cannot hold equal shares of num_envs=24. Nearest values "
-            "that can: 4 or 6.",
+            "group 'environment' has replicas=5, which do not divide num_envs=24 equally. "
+            "Nearest numbers of replicas that do: 4 or 6.",
         ),
         (
             several(("environment", "e", {"replicas": 48}), ("learner", "pgu", {})),
-            "group 'environment' has replicas=48, which cannot hold equal shares of num_envs=24. Nearest values "
-            "that can: 24.",
+            "group 'environment' has replicas=48, which do not divide num_envs=24 equally. "
+            "Nearest numbers of replicas that do: 24.",
         ),
         (
             several(("actor", "ep", {"replicas": 8}), ("learner", "gu", {"replicas": 8})),
-            "group 'learner' has replicas=8, which cannot hold equal shares of num_shards=12. Nearest values that "
-            "can: 6 or 12.",
+            "group 'learner' has replicas=8, which do not divide num_shards=12 equally. "
+            "Nearest numbers of replicas that do: 6 or 12.",
         ),
         (
             several(("all", "epgu", {"replicas": 24})),
-            "group 'all' has replicas=24, which cannot hold equal shares of num_shards=12. Nearest values that "
-            "can: 12.",
+            "group 'all' has replicas=24, which do not divide num_shards=12 equally. "
+            "Nearest numbers of replicas that do: 12.",
         ),
     ],
 )
