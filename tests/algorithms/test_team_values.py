@@ -4,7 +4,7 @@ Shape letters: `A` agents, `N` transitions.
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -80,7 +80,7 @@ LAYERS = 4
 """Arrays of one network of action values: two matrices and two vectors."""
 
 
-def total_by_hand(weights, view, chosen, n):
+def total_by_hand(weights, view, chosen, n, *, normalised):
     """The value of the team in one transition, from the values of the three agents."""
     active = np.concatenate([view.active["scout"][n], view.active["medic"][n]])
     chosen = np.where(active, chosen, 0)
@@ -89,6 +89,8 @@ def total_by_hand(weights, view, chosen, n):
         return chosen.sum()
     seen = np.concatenate([view.agents["scout"][n], np.zeros((2, 1))], axis=1) * active[:2, None]
     state = np.concatenate([seen[:, :2].ravel(), view.agents["medic"][n].ravel(), active])
+    if normalised:
+        state = (state - state.mean()) / np.sqrt(state.var() + 1e-5)
     first, first_bias, last, last_bias = mixer[:4], mixer[4:6], mixer[6:10], mixer[10:]
     hidden = chosen @ np.abs(dense(first, state)).reshape(3, -1) + dense(first_bias, state)
     hidden = np.where(hidden > 0, hidden, np.expm1(np.minimum(hidden, 0)))
@@ -103,8 +105,8 @@ def values_by_hand(weights, view, n):
     return [*scouts, dense(medic, np.concatenate([view.agents["medic"][n][0], np.ones(1)]))]
 
 
-def loss_by_hand(weights, target, samples, *, double):
-    losses = []
+def loss_by_hand(weights, target, samples, *, double, normalised):
+    losses, total_of = [], partial(total_by_hand, normalised=normalised)
     for n in range(len(samples.reward)):
         now, after = samples.observation, samples.next_observation
         actions = [*samples.action["scout"][n], samples.action["medic"][n][0] - 1]
@@ -114,8 +116,8 @@ def loss_by_hand(weights, target, samples, *, double):
         legal = [*samples.next_action_mask["scout"][n], samples.next_action_mask["medic"][n][0]]
         best = [np.argmax(np.where(ok, v, -np.inf)) for v, ok in zip(judged, legal, strict=True)]
         following = np.array([v[a] for v, a in zip(next_values, best, strict=True)])
-        goal = samples.reward[n] + samples.discount[n] * total_by_hand(target, after, following, n)
-        losses.append(0.5 * (goal - total_by_hand(weights, now, chosen, n)) ** 2)
+        goal = samples.reward[n] + samples.discount[n] * total_of(target, after, following, n)
+        losses.append(0.5 * (goal - total_of(weights, now, chosen, n)) ** 2)
     return np.mean(losses)
 
 
@@ -123,16 +125,21 @@ FIXED: list[Any] = []
 """The weights that choose the next actions, which gradients do not pass."""
 
 
-@pytest.mark.parametrize(("name", "double"), [("vdn", True), ("qmix", True), ("qmix", False)])
-def test_loss_and_gradients_are_those_written_again_in_numpy(name, double):
-    graph, learner, samples = drawn(name, double=double)
+@pytest.mark.parametrize(
+    ("name", "double", "normalised"),
+    [("vdn", True, True), ("qmix", True, True), ("qmix", False, True), ("qmix", True, False)],
+)
+def test_loss_and_gradients_are_those_written_again_in_numpy(name, double, normalised):
+    graph, learner, samples = drawn(
+        name, double=double, **({"normalize_state": normalised} if name == "qmix" else {})
+    )
     shown = jax.device_get(samples._replace(key=()))
     active = shown.observation.active["scout"]
     assert 0.2 < active.mean() < 0.9 and (shown.discount == 0).any() and (shown.discount > 0).any()
     gradients, metrics = eqx.filter_jit(graph.gradients.__call__)(learner, Batch(samples))
     weights, target = in_float64(learner.network), in_float64(learner.target)
     FIXED[:] = in_float64(learner.network)
-    by_hand = lambda weights: loss_by_hand(weights, target, shown, double=double)
+    by_hand = lambda weights: loss_by_hand(weights, target, shown, double=double, normalised=normalised)
     np.testing.assert_allclose(metrics["losses/total"], by_hand(weights), rtol=1e-4)
     assert_slopes(gradients, by_hand, weights)
 
@@ -179,15 +186,37 @@ def test_the_reward_of_a_team_is_the_mean_of_its_active_agents():
 @pytest.mark.parametrize("hypernetwork_size", [0, 8])
 def test_the_mixing_network_never_decreases_in_any_agents_value(hypernetwork_size):
     sizes = {"num_agents": 3, "state_size": 4, "mixing_size": 16, "hypernetwork_size": hypernetwork_size}
-    mixer = disturbed_network(monotonic_mixer(jax.random.key(0), **sizes))
+    mixer = disturbed_network(monotonic_mixer(jax.random.key(0), **sizes, normalised=True))
     values, states = (jax.random.normal(jax.random.key(k), (200, n)) * 3 for k, n in ((1, 3), (2, 4)))
     slopes = jax.vmap(jax.grad(mixer))(values, states)
     assert (slopes >= 0).all() and float(slopes.max()) > 0.1
     assert float(jnp.std(jax.vmap(mixer)(jnp.zeros((200, 3)), states))) > 0.1  # the bias depends on the state
 
 
+@pytest.mark.parametrize("hypernetwork_size", [0, 8])
+def test_a_large_state_multiplies_the_values_of_agents_unless_it_is_normalised(hypernetwork_size):
+    sizes = {"num_agents": 3, "state_size": 4, "mixing_size": 16, "hypernetwork_size": hypernetwork_size}
+    values, state = jnp.asarray([1.0, 2.0, 3.0]), jax.random.normal(jax.random.key(1), (4,))
+
+    def slopes(mixer):
+        return [float(jax.grad(mixer)(values, scale * state).max()) for scale in (1e2, 1e4)]
+
+    far, farther = slopes(monotonic_mixer(jax.random.key(0), **sizes, normalised=True))
+    np.testing.assert_allclose(far, farther, rtol=1e-3)
+    far, farther = slopes(monotonic_mixer(jax.random.key(0), **sizes, normalised=False))
+    assert farther > 1e3 * far > 1e3
+
+
+def test_a_state_of_two_features_is_not_normalised():
+    sizes = {"num_agents": 2, "state_size": 2, "mixing_size": 4, "hypernetwork_size": 8}
+    mixer = monotonic_mixer(jax.random.key(0), **sizes, normalised=True)
+    values = [mixer(jnp.asarray([1.0, 2.0]), jnp.asarray(state)) for state in ([1.0, 0.0], [2.0, 0.0], [2.0, 1.0])]
+    assert len(set(map(float, values))) == 3
+
+
 def test_a_state_of_zeros_teaches_the_weights_of_the_mixing_network():
-    mixer = monotonic_mixer(jax.random.key(0), num_agents=2, state_size=3, mixing_size=4, hypernetwork_size=0)
+    sizes = {"num_agents": 2, "state_size": 3, "mixing_size": 4, "hypernetwork_size": 0}
+    mixer = monotonic_mixer(jax.random.key(0), **sizes, normalised=True)
     slopes = eqx.filter_grad(lambda mixer: mixer(jnp.asarray([1.0, -2.0]), jnp.zeros(3)))(mixer)
     assert jnp.abs(slopes.first.head.bias).max() > 1e-3
 

@@ -6,7 +6,7 @@ of its agents. The state of the environment determines the weights of the mixing
 so the best action of the team consists of the best action of each agent.
 
 Departures from the papers: agents have no memory, and learn from single transitions. The target networks move at
-every update, and Adam replaces RMSProp.
+every update, Adam replaces RMSProp, and the state is normalised.
 
 Shape letter: `A` agents of the team.
 """
@@ -38,6 +38,10 @@ class QMIXConfig(TeamConfig):
     hypernetwork_size: Annotated[int, Range(0)] = 64
     """Number of hidden units of the hypernetworks that compute the weights of the mixing network. With 0, they are
     linear, as in the paper of 2018."""
+    normalize_state: bool = True
+    """Normalise the features of each state to mean 0 and variance 1, as in layer normalisation, before the
+    hypernetworks read them. Otherwise, the weights of the mixing network grow with the size of the state, and
+    training can diverge. A state of one or two features is never normalised."""
 
 
 def qmix(
@@ -78,6 +82,7 @@ def qmix(
         state_size=central_size_of(parts.env),
         mixing_size=chosen.mixing_size,
         hypernetwork_size=chosen.hypernetwork_size,
+        normalised=chosen.normalize_state,
     )
     mixer = module(make)
     return team_graph("qmix", parts, team_of(parts, partial(_mix, mixer, parts.env), mixer.start))

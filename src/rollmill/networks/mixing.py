@@ -32,24 +32,32 @@ class MonotonicMixer(eqx.Module):
     See Rashid et al., "QMIX: Monotonic Value Function Factorisation for Deep Multi-Agent Reinforcement Learning"
     (ICML 2018), figure 2. Hypernetworks compute the weights and biases of two layers from the state. Absolute
     values keep the weights from being negative, and biases may have any sign.
+
+    If `normalised` is true, the features of the state are normalised to mean 0 and variance 1, as in layer
+    normalisation. Otherwise the weights that multiply the values grow with the size of the state. A state of one
+    or two features is never normalised, because it would lose most of its information.
     """
 
     first: Hypernetwork
     first_bias: Hypernetwork
     last: Hypernetwork
     last_bias: Hypernetwork
+    normalised: bool = eqx.field(static=True)
 
     def __call__(self, values: Float[Array, " A"], state: Float[Array, " S"]) -> Float[Array, ""]:
         """Returns the value of the team."""
+        if self.normalised and len(state) > 2:
+            centred = state - jnp.mean(state)
+            state = centred / jnp.sqrt(jnp.mean(jnp.square(centred)) + 1e-5)
         first = jnp.abs(self.first(state)).reshape(len(values), -1)
         hidden = jax.nn.elu(values @ first + self.first_bias(state))
         return hidden @ jnp.abs(self.last(state)) + self.last_bias(state)[0]
 
 
 def monotonic_mixer(
-    key: Key, *, num_agents: int, state_size: int, mixing_size: int, hypernetwork_size: int
+    key: Key, *, num_agents: int, state_size: int, mixing_size: int, hypernetwork_size: int, normalised: bool
 ) -> MonotonicMixer:
-    """Makes a mixing network with `mixing_size` hidden units.
+    """Makes a mixing network with `mixing_size` hidden units. `normalised` tells whether it normalises the state.
 
     The hypernetworks of its weights have `hypernetwork_size` hidden units, or none with 0. The hypernetwork of its
     last bias has `mixing_size`.
@@ -60,6 +68,7 @@ def monotonic_mixer(
         first_bias=_hypernetwork(first_bias, state_size, 0, mixing_size),
         last=_hypernetwork(last, state_size, hypernetwork_size, mixing_size),
         last_bias=_hypernetwork(last_bias, state_size, mixing_size, 1),
+        normalised=normalised,
     )
 
 
