@@ -51,7 +51,7 @@ def make(
     num_threads: int = 0,
     **options: Any,
 ) -> HostEnvironment:
-    """Makes the Atari environment of a game.
+    """Makes the Atari environment of the game `name`.
 
     Args:
         name: name of a game as in Gymnasium or ale-py, such as `Pong`, `MsPacman` or `ms_pacman`.

@@ -15,7 +15,7 @@ BACKENDS = ("generalized", "mjx", "positional", "spring")
 
 
 def make(name: str, *, episode_length: int = 1000, reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:
-    """Makes the Brax environment of an id.
+    """Makes the Brax environment called `name`.
 
     Args:
         name: an id of Brax, such as `ant`.

@@ -43,7 +43,7 @@ RESET_RATIO = 16
 
 
 def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:
-    """Makes the Craftax environment of an id.
+    """Makes the Craftax environment called `name`.
 
     Args:
         name: an id of Craftax, such as `Craftax-Classic-Symbolic-v1`.

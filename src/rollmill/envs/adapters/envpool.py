@@ -27,7 +27,7 @@ RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs",
 
 
 def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
-    """Makes the EnvPool environment of an id.
+    """Makes the EnvPool environment called `name`.
 
     Floating-point spaces are converted to float32. If an episode terminates in the last step before its time
     limit, EnvPool reports only `truncated`.

@@ -25,7 +25,7 @@ def make(
     autoreset_mode: Any = None,
     **options: Any,
 ) -> HostEnvironment:
-    """Makes the Gymnasium environment of an id.
+    """Makes the Gymnasium environment called `name`.
 
     The environment keeps its time limit, but not the Gymnasium wrappers that check each call, because they slow
     down every step. `check_environment` checks the environment instead.

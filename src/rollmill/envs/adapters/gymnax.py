@@ -32,7 +32,7 @@ Step = Callable[[Key, State, Action, Params], Timestep]
 
 
 def make(name: str, **options: Any) -> Environment:
-    """Makes the gymnax environment of an id.
+    """Makes the gymnax environment called `name`.
 
     Args:
         name: an id of gymnax, such as `CartPole-v1`.

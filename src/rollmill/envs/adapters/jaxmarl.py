@@ -29,7 +29,7 @@ Members = dict[str, list[str]]
 
 
 def make(name: str, **options: Any) -> Environment:
-    """Makes the JaxMARL environment of an id.
+    """Makes the JaxMARL environment called `name`.
 
     Args:
         name: an id of JaxMARL, such as `MPE_simple_spread_v3` or `SMAX`.

@@ -27,7 +27,7 @@ class _Source(NamedTuple):
 
 
 def make(name: str, **options: Any) -> HostEnvironment:
-    """Makes the PettingZoo environment of an id.
+    """Makes the PettingZoo environment called `name`.
 
     Args:
         name: `mpe/simple_spread_v3`, `butterfly/pistonball_v6` or another id of PettingZoo, or `module:id`, which

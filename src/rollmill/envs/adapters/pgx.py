@@ -54,7 +54,7 @@ class PgxState(eqx.Module):
 
 
 def make(name: str, **options: Any) -> Environment:
-    """Makes the Pgx environment of an id.
+    """Makes the Pgx environment called `name`.
 
     Args:
         name: an id of Pgx, such as `go_9x9`.

@@ -20,7 +20,7 @@ DOWNLOAD = "python -c 'from mujoco_playground._src import mjx_env; mjx_env.ensur
 
 
 def make(name: str, *, impl: str = "jax", reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:
-    """Makes the Playground environment of an id.
+    """Makes the Playground environment called `name`.
 
     Args:
         name: an id of Playground, such as `CartpoleBalance`.

@@ -26,7 +26,7 @@ OPTIONS = ("height", "max_steps", "view_size", "width")
 
 
 def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: Any) -> Environment:
-    """Makes the XLand-MiniGrid environment of an id.
+    """Makes the XLand-MiniGrid environment called `name`.
 
     Args:
         name: an id of XLand-MiniGrid, such as `MiniGrid-DoorKey-8x8`.
