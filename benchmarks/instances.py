@@ -16,11 +16,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from measure import in_turns, one_of, options, spread, write_result
 
@@ -38,6 +38,8 @@ class Program(NamedTuple):
     fusion: Any = "off"
     seeds: int = 1
     """Trainings side by side in the one program."""
+    serves: bool = False
+    """Whether it only makes decisions: rollouts of a policy that does not learn."""
 
 
 PPO = {"num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4}
@@ -57,44 +59,92 @@ STUDIES = {
 ONLY = "only"
 ITERATIONS = 2**24
 """Iterations of a training that does not end while it is measured."""
+ROLLOUTS = 4
+"""Rollouts in a row of a program that serves."""
 
 
-def work(programs: Mapping[str, Program], seed: int) -> None:
-    """Compiles the programs, and then trains the one that is named in each line of the input, for as long."""
+def graph_of(program: Program) -> Any:
+    """Returns the graph of a training that does not end while it is measured."""
+    import rollmill
+
+    config = dict(program.config)
+    if "network" in config:
+        config["network"] = rollmill.NetworkConfig(**config["network"])
+    total = config["num_envs"] * config["num_steps"] * ITERATIONS
+    env = rollmill.make(program.environment)
+    return getattr(rollmill, program.algorithm)(env, total_timesteps=total, **config)
+
+
+Run: TypeAlias = Callable[[float], tuple[int, float]]
+"""Runs a program until a time; returns the environment steps, and the time at which the last of them was known."""
+
+
+def training_of(program: Program, seed: int) -> Run:
+    """Compiles a training; returns what trains on."""
     import jax
 
-    import rollmill
-    from rollmill.programs.cache import enable_compilation_cache
     from rollmill.programs.compiled import lower
     from rollmill.programs.dispatch import dispatch_ahead
 
+    graph = graph_of(program)
+    compiled = lower(graph, seeds=tuple(range(seed, seed + program.seeds)), fusion=program.fusion)
+    state, size = compiled.start(), graph.loops.batch_size * program.seeds
+    state, _ = jax.block_until_ready(compiled.advance(state))
+
+    def train(until: float) -> tuple[int, float]:
+        nonlocal state
+        iterations, last = 0, time.monotonic()
+        for window in dispatch_ahead(compiled, state, first=1, until=ITERATIONS):
+            state, iterations, last = window.after, window.last - 1, time.monotonic()
+            if last > until:
+                break
+        jax.block_until_ready(state)  # of the window that was dispatched ahead
+        return iterations * size, last
+
+    return train
+
+
+def serving_of(program: Program, seed: int) -> Run:
+    """Compiles rollouts; returns what plays on."""
+    import jax
+    import jax.numpy as jnp
+
+    from rollmill.dataflow import collect, start
+    from rollmill.fusion import rollouts_in_a_row
+
+    graph = graph_of(program)
+    state = start(graph, jax.random.key(seed), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    weights, collector, key = graph.weights(state.learner), state.collector, state.key
+    play = jax.jit(partial(rollouts_in_a_row, ROLLOUTS, partial(collect, graph)))
+    play = play.lower(weights, collector, key).compile()
+    collector, _ = jax.block_until_ready(play(weights, collector, key))
+
+    def serve(until: float) -> tuple[int, float]:
+        nonlocal collector
+        calls = 0
+        while time.monotonic() < until:
+            collector, _ = jax.block_until_ready(play(weights, collector, key))
+            calls += 1
+        return calls * ROLLOUTS * graph.loops.batch_size, time.monotonic()
+
+    return serve
+
+
+def work(programs: Mapping[str, Program], seed: int) -> None:
+    """Compiles the programs, and then runs the one that is named in each line of the input, for as long."""
+    from rollmill.programs.cache import enable_compilation_cache
+
     enable_compilation_cache()
-    compiled, states, sizes = {}, {}, {}
-    for name, program in programs.items():
-        config = dict(program.config)
-        if "network" in config:
-            config["network"] = rollmill.NetworkConfig(**config["network"])
-        make = getattr(rollmill, program.algorithm)
-        total = config["num_envs"] * config["num_steps"] * ITERATIONS
-        graph = make(program.environment, total_timesteps=total, **config)
-        seeds = tuple(range(seed, seed + program.seeds))
-        compiled[name] = lower(graph, seeds=seeds, fusion=program.fusion)
-        states[name], sizes[name] = compiled[name].start(), graph.loops.batch_size * program.seeds
-        states[name], _ = jax.block_until_ready(compiled[name].advance(states[name]))
+    runs = {
+        name: (serving_of if program.serves else training_of)(program, seed) for name, program in programs.items()
+    }
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        name = asked["program"]
         time.sleep(max(0.0, asked["begin"] - time.monotonic()))
-        began = last = time.monotonic()
-        iterations = 0
-        for window in dispatch_ahead(compiled[name], states[name], first=1, until=ITERATIONS):
-            states[name], iterations, last = window.after, window.last - 1, time.monotonic()
-            if last > asked["begin"] + asked["seconds"]:
-                break
-        jax.block_until_ready(states[name])  # of the window that was dispatched ahead
-        answer = {"steps": iterations * sizes[name], "seconds": last - began}
-        print(json.dumps(answer), flush=True)
+        began = time.monotonic()
+        steps, last = runs[asked["program"]](asked["begin"] + asked["seconds"])
+        print(json.dumps({"steps": steps, "seconds": last - began}), flush=True)
 
 
 class Worker:
