@@ -1,6 +1,5 @@
 """Runs `rollmill COMMAND ...`, and converts errors to a message and an exit code."""
 
-import atexit
 import contextlib
 import gc
 import io
@@ -80,8 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     records = bool(words) and words[0] in COMMANDS and COMMANDS[words[0]].records
     owns_process = arguments is None
     forked = words if owns_process else []  # a program that calls this function must not be forked
-    if owns_process:
-        atexit.register(gc.freeze)  # otherwise the interpreter searches all objects for garbage before it ends
     action = lambda: _run(words, keeps_modules=owns_process)
     run_and_exit(action, keeps_result=records, before=lambda: _fork(forked))
 
