@@ -41,10 +41,10 @@ MIN_CONTACTS, MIN_ROWS = 8, 16
 MAX_PAIRS = 128
 """Number of pairs of geoms up to which there is room for all of them to be near each other at the same time."""
 
-GRAPH_MODES = {"cpu": "NONE", "cuda": "WARP_STAGED"}
+GRAPH_MODES = {"CPU": "NONE", "a GPU": "WARP_STAGED", "several GPUs": "WARP_STAGED_EX"}
 """How a step is recorded as a CUDA graph: for fixed copies of its operands, because JAX moves its own buffers. On
-one H200, 4,096 ants made 2.9 M steps/s in this way, 2.1 M with `WARP_STAGED_EX`, 1.6 M with `WARP`, and 0.08 M
-without graphs.
+one H200, 4,096 ants made 2.9 M steps/s with `WARP_STAGED`, 2.1 M with `WARP_STAGED_EX`, 1.6 M with `WARP`, and
+0.08 M without graphs. `WARP_STAGED` fails in programs that are divided among several GPUs.
 """
 
 Buffers: TypeAlias = tuple[Any, Any]
@@ -99,7 +99,7 @@ class WarpRobots:
         self._scalar_dofs = scalar_dofs(compiled)
         self._buffers: dict[tuple[str, int], Buffers] = {}
         self._building = threading.Lock()
-        self._calls = {platform: self._registered(mode) for platform, mode in GRAPH_MODES.items()}
+        self._calls = {mode: self._registered(mode) for mode in GRAPH_MODES.values()}
 
     def __repr__(self) -> str:
         """Returns a text that says everything that the results depend on, for digests of programs."""
@@ -134,10 +134,12 @@ class WarpRobots:
         graph.
         """
         count = batch[0].shape[0]
-        for device in {self._warp.device_from_jax(one).alias for one in jax.local_devices(backend=platform)}:
+        devices = jax.local_devices(backend=platform)
+        for device in {self._warp.device_from_jax(one).alias for one in devices}:
             self._buffers_of(device, count)
+        mode = GRAPH_MODES["CPU" if platform == "cpu" else "a GPU" if len(devices) == 1 else "several GPUs"]
         dims = {name: shape for name, (shape, _) in zip(_RESULTS, self.shapes(count), strict=True)}
-        return list(self._calls[platform](*batch, steps, output_dims=dims))
+        return list(self._calls[mode](*batch, steps, output_dims=dims))
 
     def _put_model(self) -> Any:
         try:
@@ -240,7 +242,7 @@ def _batched(batch: Sequence[Array], axes: Sequence[Any], **params: Any) -> tupl
 
 
 batching.primitive_batchers[_advance] = _batched
-for _platform in GRAPH_MODES:
+for _platform in ("cpu", "cuda"):
     _lowered = mlir.lower_fun(
         lambda *batch, robots, steps, platform=_platform: robots.compute(*batch, steps=steps, platform=platform),
         multiple_results=True,
