@@ -148,8 +148,9 @@ def rows_of_page():
 def test_the_page_has_every_algorithm_and_every_placement():
     rows, section = rows_of_page()
     assert list(rows) == [placement.name for placement in placements()]
-    named = re.search(r"variants of algorithms have a replay memory: (.+?)\.", section, re.S)[1].replace("\n", " ")
-    assert named.split("; ") == list(variants())
+    named = re.search(r"These algorithms have a replay memory: (.+?)\.", section, re.S)[1].replace("\n", " ")
+    names = [name.replace(" with prioritised replay", ", prioritised") for name in re.split(", | and ", named)]
+    assert names == list(variants())
 
 
 @pytest.mark.parametrize("placement", placements(), ids=lambda placement: placement.name)
