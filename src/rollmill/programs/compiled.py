@@ -435,11 +435,6 @@ def begin_learner(graph: Graph, key: Key) -> Learner:
     return start(key, hyperparameters_of(graph))
 
 
-def inputs_of(graph: Graph) -> dict[str, np.ndarray]:
-    """Returns `Graph.inputs` as NumPy arrays: the values that the program of the first state takes as inputs."""
-    return {name: np.asarray(value, np.float32) for name, value in graph.inputs.items()}
-
-
 def hyperparameters_of(graph: Graph) -> dict[str, np.ndarray]:
     """Returns the hyperparameters of a graph as NumPy arrays, which programs take as inputs."""
     return {name: np.asarray(value, np.float32) for name, value in graph.hyperparameters.items()}

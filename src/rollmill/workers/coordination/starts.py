@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, environments_of_replica, roles_of, start
+from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, environments_of_replica, roles_of
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
-from rollmill.programs.compiled import begin_learner, inputs_of
+from rollmill.programs.compiled import begin_learner, start_environments
 from rollmill.programs.kernels import Launches
 from rollmill.workers.protocol import Begin
 from rollmill.workers.replica.snapshots import share_of
@@ -168,9 +168,12 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     contains them.
     """
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    # The learner and the environments are compiled as separate programs, as in the workers. Their values are then
+    # the same bit for bit, and the workers find the programs in the cache.
+    learner = begin_learner(graph, key)
     if graph.host is None:
-        return jax.jit(lambda key, held: start(graph, key, index, held))(key, inputs_of(graph))
-    learner = begin_learner(graph, key)  # compiled as a separate program, so that the workers find it in the cache
-    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
+        collector = start_environments(graph, key, index, 0)
+    else:
+        collector = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_experience(graph, index))()
-    return State(zeros, learner, key, jnp.int32(0), rings)
+    return State(collector, learner, key, jnp.int32(0), rings)

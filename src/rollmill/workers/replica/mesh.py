@@ -16,19 +16,19 @@ import numpy as np
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.experimental import io_callback
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import Reduction
 from rollmill.channels.wire import Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
-from rollmill.core.types import is_key
-from rollmill.dataflow import State, first_learning_iteration
+from rollmill.core.types import Key, is_key
+from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.fusion import backend_of
 from rollmill.processes.cluster.joining import LOOPBACK
 from rollmill.programs.all_reduce_choice import AllReduceChoice, choose_all_reduce
-from rollmill.programs.compiled import CompiledProgram, lower
+from rollmill.programs.compiled import CompiledProgram, begin_learner, lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.meshes import mesh_of
 from rollmill.record.leaves import from_host
@@ -119,7 +119,11 @@ def run_on_mesh(context: ReplicaContext) -> None:
     host = HostMean(context.wire, rank=context.replica, size=context.group.replicas)
     means = choose_all_reduce(graph, mesh, begin.reduction or context.spec.gpus.reduction, host)
     program = _compiled(context, mesh, means)
-    state = _placed(program, begin) if begin.arrays else program.start()
+    if begin.arrays:
+        plain = lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype)
+        state = placed(from_host(begin.arrays, jax.tree.map(plain, program.state)), program.shardings)
+    else:
+        state = begun(program, graph, context.key)
     _await_others(context)
     StartReport(context).send()
     control.at("training", expect=context.spec.tolerances.start_seconds)
@@ -200,10 +204,16 @@ def _devices() -> Sequence[Any]:
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
-def _placed(program: CompiledProgram, begin: Begin) -> State:
-    """Distributes a restored state: each process places the part of its devices."""
-    plain = lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype)
-    host = from_host(begin.arrays, jax.tree.map(plain, program.state))
+def begun(program: CompiledProgram, graph: Graph, key: Key) -> State:
+    """Creates the initial training state. Its learner is computed by the program that computes it for the first
+    checkpoint, so that a run resumed from there has the same weights, bit for bit.
+    """
+    state = program.start()
+    return replace(state, learner=placed(begin_learner(graph, key), program.shardings.learner))
+
+
+def placed(whole: PyTree[Any], shardings: PyTree[Any]) -> PyTree[Array]:
+    """Distributes a state that each process has as a whole: each process places the part of its devices."""
 
     def place(leaf: Any, sharding: Any) -> Array:
         if not is_key(leaf.dtype):
@@ -215,7 +225,7 @@ def _placed(program: CompiledProgram, begin: Begin) -> State:
         wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(leaf))
         return jax.jit(wrap, out_shardings=sharding)(placed)
 
-    return jax.tree.map(place, host, program.shardings)
+    return jax.tree.map(place, whole, shardings)
 
 
 def _local_part(state: State) -> State:
