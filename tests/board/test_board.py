@@ -3,23 +3,39 @@
 import http.client
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import webbrowser
+from functools import partial
+from html import unescape
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import quote, urlsplit
 
 import pytest
 
 from recorded_runs import of_opponents, recorded
+from registries import restored
 from rollmill.board import page as page_module
 from rollmill.board.answers import PAGE_POLICY, Answers
 from rollmill.board.contents import FolderContents
 from rollmill.board.server import BoardServer
 from rollmill.cli import board as command
+from rollmill.cli.evaluate import Evaluate
+from rollmill.cli.parsing import parse
+from rollmill.cli.plot import Plot
+from rollmill.cli.profile import Profiling
+from rollmill.cli.render import Render
+from rollmill.cli.requests import MERGED, parse_training
+from rollmill.cli.resume import Resume
+from rollmill.cli.sweep import _parsed_resume
+from rollmill.envs.registry import ENVIRONMENTS
 from rollmill.pages.page import asset
+from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
@@ -137,6 +153,64 @@ def test_details_link_pages_and_pictures_and_escape_names(folder):
     assert "file?path=a%2Fprofile%2Fprofile.html" in html and '<img src="file?path=a.gif"' in html
     html = body(answers.answer("/details", {"run": [name]}))["html"]
     assert "<img" not in html and "<b>" not in html.replace('<div class="tile"><b>', "")
+
+
+RACING = """
+import rollmill
+
+rollmill.register("Race-v0", lambda: rollmill.make("CartPole-v1"))
+rollmill.register_algorithm("own-ppo", lambda env, config: rollmill.ppo(env, config), rollmill.PPOConfig)
+"""
+PARSERS = {
+    "resume": partial(parse, Resume, prog="rollmill resume"),
+    "evaluate": partial(parse, Evaluate, prog="rollmill evaluate"),
+    "render": partial(parse, Render, prog="rollmill render"),
+    "plot": partial(parse, Plot, prog="rollmill plot"),
+    "profile": partial(
+        parse_training, command="profile", more=("profiling", Annotated[Profiling, MERGED], Profiling())
+    ),
+    "sweep": _parsed_resume,
+}
+
+
+def test_commands_for_own_algorithms_find_their_modules_and_are_understood(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    Path("racing.py").write_text(RACING)
+    run = recorded(Path("runs/a"), algorithm="own-ppo", environment="Race-v0", summary={"status": "stopped"})
+    run.write_config({**run.read_config(), "imports": ["racing"]})
+    request = TrainingRequest("own-ppo", "Race-v0", imports=("racing",))
+    SweepDirectory.create(Path("runs/s"), SweepSpec(request, (listed_axis("seed", [0, 1]),), 2, ((0,), (1,))))
+    answers = Answers(Path("runs"))
+    answers.read()
+    own = "PYTHONPATH=. rollmill {} --import racing"
+    of_run, of_sweep = offered(answers, "a"), offered(answers, "s")
+    assert of_run == [
+        *(own.format(f"{name} runs/a") for name in ("resume", "evaluate", "render")),
+        "rollmill plot runs/a",
+        own.format("profile own-ppo Race-v0 --output runs/a/profile"),
+    ]
+    assert of_sweep == [own.format("sweep --resume runs/s"), "rollmill plot runs/s"]
+    assert "racing" not in sys.modules  # the board runs no code of a run
+    monkeypatch.syspath_prepend(tmp_path)
+    with restored(ALGORITHMS, ENVIRONMENTS):
+        for line in (*of_run, *of_sweep):
+            name, *words = shlex.split(line.partition("rollmill ")[2])
+            PARSERS[name](words)
+    del sys.modules["racing"]
+
+
+def offered(answers, key):
+    """The commands in the details of a run or sweep."""
+    html = body(answers.answer("/details", {"run": [key]}))["html"]
+    return [unescape(line) for line in re.findall("<li><code>(.*?)</code>", html)]
+
+
+def test_a_damaged_sweep_has_details(folder):
+    answers = Answers(folder)
+    answers.read()
+    (folder / "s/sweep.json").write_text("{")
+    assert offered(answers, "s") == [f"rollmill plot {folder}/s"]
 
 
 def test_files_below_the_folder_are_shown_and_no_link_is_followed(folder, tmp_path_factory):

@@ -20,6 +20,8 @@ from rollmill.plotting.groups import SeedCurve, setting_text
 from rollmill.record.metric_curves import metric_names
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import RETURNS
+from rollmill.sweeps.creation import resume_command
+from rollmill.sweeps.directory import SweepDirectory
 
 PICTURES, FILMS = (".gif", ".png"), (".mp4",)
 MAX_PICTURES = 12
@@ -177,18 +179,26 @@ def _plan(run: RunDirectory) -> list[str]:
 
 def _commands(entry: Entry, run: RunDirectory) -> str:
     """Returns the commands that continue from here, to copy."""
+    draw = command("plot", entry.path)  # it reads files alone, and imports nothing
     if entry.kind == "sweep":
-        lines = [command("sweep", "--resume", entry.path), command("plot", entry.path)]
+        lines = [*_resume_sweep(entry), draw]
     else:
-        lines = [run.command(name) for name in ("evaluate", "render", "plot")]
+        lines = [run.command("evaluate"), run.command("render"), draw]
         if entry.state in ("stopped", "killed", "failed"):
             lines.insert(0, run.command("doctor" if entry.state == "failed" else "resume"))
         if entry.algorithm and entry.environment:
-            lines.append(
-                command("profile", entry.algorithm, entry.environment, "--output", entry.path / "profile")
-            )
+            named = (entry.algorithm, entry.environment, "--output", entry.path / "profile")
+            lines.append(command("profile", *named, imports=run.imports()))
     made = "".join(f"<li><code>{escape(line)}</code></li>" for line in lines)
     return folded("commands", [f'<ul class="commands">{made}</ul>'])
+
+
+def _resume_sweep(entry: Entry) -> list[str]:
+    """Returns the command that resumes a sweep, or none if the sweep is damaged."""
+    try:
+        return [resume_command(SweepDirectory.open(entry.path))]
+    except RollmillError:
+        return []
 
 
 def beside(files: Sequence[str]) -> list[Mapping[str, Any]]:

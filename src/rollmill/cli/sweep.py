@@ -14,13 +14,12 @@ from rollmill.cli.shared_options import Imports
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg, options_of
-from rollmill.core.shell import command
 from rollmill.core.text import printable
 from rollmill.gpus.machine_parts import check_sharing
 from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
-from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, typed_axis
+from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, resume_command, typed_axis
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.metrics import check_metric, extra_columns
 from rollmill.sweeps.population_based import check_shares
@@ -255,8 +254,7 @@ def _run(
         how = [] if at_once is None else ["--at-once", str(at_once)]
         how += [] if sharing == "auto" else ["--gpu-sharing", sharing]
         how += [] if together == "auto" else ["--together", together]
-        imports = sorted(code_of(sweep).modules)
-        print(f"stopped. Resume with\n  {command('sweep', '--resume', sweep.root, *how, imports=imports)}")
+        print(f"stopped. Resume with\n  {resume_command(sweep, *how)}")
     return code
 
 

@@ -6,6 +6,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 
@@ -29,12 +30,19 @@ def _path_of(modules: Sequence[str]) -> str:
 
 
 def _folder_of(module: str) -> Path | None:
-    """Returns the folder in which Python found an imported module, or its outermost package."""
-    top = sys.modules.get(module.partition(".")[0])
-    file = getattr(top, "__file__", None)
+    """Returns the folder that contains a module, or its outermost package, or None if it is unknown.
+
+    A module that this process has not imported is looked up, without being imported, on Python's path and in the
+    current directory.
+    """
+    name = module.partition(".")[0]
+    top = sys.modules.get(name)
+    spec = PathFinder.find_spec(name, [*sys.path, os.getcwd()]) if top is None and name.isidentifier() else None
+    file = getattr(top, "__file__", None) if spec is None else spec.origin
     if file is None:
         return None
-    return Path(file).resolve().parents[0 if getattr(top, "__path__", None) is None else 1]
+    is_package = getattr(top, "__path__", None) if spec is None else spec.submodule_search_locations
+    return Path(file).resolve().parents[0 if is_package is None else 1]
 
 
 def _is_installed(folder: Path) -> bool:

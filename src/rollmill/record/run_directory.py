@@ -176,12 +176,15 @@ class RunDirectory:
         """Returns a shell command for this run, such as `resume`, with further arguments and the run's `--import`
         options.
         """
+        return command(name, shown(self.root), *words, imports=self.imports())
+
+    def imports(self) -> list[str]:
+        """Returns the modules that the run's commands import, or none if its configuration cannot be read."""
         try:
             imports = self.read_config().get("imports", [])
         except CheckpointError:
-            imports = []
-        modules = [module for module in imports if isinstance(module, str)] if isinstance(imports, list) else []
-        return command(name, shown(self.root), *words, imports=modules)
+            return []
+        return [module for module in imports if isinstance(module, str)] if isinstance(imports, list) else []
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes or replaces the summary of the run atomically."""

@@ -13,6 +13,7 @@ from typing import Any
 from rollmill.algorithms.hyperparameters import numbers_of
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.plugins import Kind, Plugin, plugins_named
+from rollmill.core.shell import command
 from rollmill.core.user_frame import failed_import
 from rollmill.envs import check_name
 from rollmill.networks import find_network
@@ -106,6 +107,11 @@ def code_of(sweep: SweepDirectory) -> NamedCode:
     spec = sweep.spec
     alone = [spec.request_at({axis.option: value}) for axis in spec.axes for value in axis.choices]
     return named_by([*(trial.request for trial in sweep.trials()), *alone])
+
+
+def resume_command(sweep: SweepDirectory, *words: str) -> str:
+    """Returns the shell command that resumes a sweep, with further arguments and its `--import` options."""
+    return command("sweep", "--resume", sweep.root, *words, imports=sorted(code_of(sweep).modules))
 
 
 def typed_axis(algorithm: str, axis: Axis) -> Axis:
