@@ -213,6 +213,25 @@ def test_a_damaged_sweep_has_details(folder):
     assert offered(answers, "s") == [f"rollmill plot {folder}/s"]
 
 
+def test_curves_are_named_by_their_seeds(tmp_path):
+    """Not by their number: the seeds of `recorded` are 7 and 8."""
+    recorded(tmp_path / "a", num_seeds=1)
+    recorded(tmp_path / "b", more=lambda line: {f"episode/return_seed{seed}": line + seed for seed in (7, 8)})
+    answers = Answers(tmp_path)
+    answers.read()
+    html = body(answers.answer("/details", {"run": ["a"]}))["html"]
+    assert set(labels(html)) == {"seed 7"}
+    html = body(answers.answer("/details", {"run": ["b"]}))["html"]
+    assert set(labels(html)) == {"seed 7", "seed 8", "all seeds"}
+    html = body(answers.answer("/curves", {"run": ["a", "b"]}))["html"]
+    assert {"a", "b, seed 7", "b, seed 8"} <= set(labels(html))
+
+
+def labels(html):
+    """The names of the lines in figures."""
+    return re.findall(r'"label": ?"(.*?)"', unescape(html))
+
+
 def test_files_below_the_folder_are_shown_and_no_link_is_followed(folder, tmp_path_factory):
     secret = tmp_path_factory.mktemp("outside") / "secret.html"
     secret.write_text("secret")

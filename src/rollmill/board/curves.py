@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from rollmill.pages.page import escaped, folded, legend, table
 from rollmill.plotting.curves import curves_of
 from rollmill.plotting.groups import CurveGroup, SeedCurve, grouped, setting_text, smoothed_points, thinned
 from rollmill.plotting.words import AXIS_TITLES
-from rollmill.record.metric_curves import RETURN, MetricPoint, thinned_curve
+from rollmill.record.metric_curves import RETURN, thinned_curve
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import RETURNS
 
@@ -86,14 +87,14 @@ def comparison(
 
 def _lines(items: Sequence[Item], curves: Sequence[SeedCurve], axis: str, smoothing: float) -> list[ChartLine]:
     colours = {item.key: colour_of(index) for index, item in enumerate(items)}
-    seeds = {item.key: sum(curve.run == item.key for curve in curves) for item in items}
+    num_curves = Counter(curve.run for curve in curves)
     lines = []
     for curve in curves:
         points = smoothed_points(curve.points, smoothing)
         values = [point.value for point in points]
         place = [point.seconds if axis == "seconds" else point.env_steps for point in points]
         colour = colours[curve.run]
-        name = curve.run if seeds[curve.run] == 1 else f"{curve.run}, a seed of {seeds[curve.run]}"
+        name = curve.run if num_curves[curve.run] == 1 else f"{curve.run}, {_seed(curve)}"
         lines.append(ChartLine(name, colour, place, values, values, values, is_faint=colour == GREY))
     return lines
 
@@ -141,10 +142,15 @@ def _compact(value: float | None) -> str:
 
 def small_chart(curves: Sequence[SeedCurve], metric: str) -> str:
     """Returns a figure of one metric of a run over its steps, as HTML."""
-    lines = [_plain_line(curve.points, index) for index, curve in enumerate(curves)]
+    lines = [_plain_line(curve, index) for index, curve in enumerate(curves)]
     return chart(lines, across=AXIS_TITLES["steps"], upwards=metric)
 
 
-def _plain_line(points: Sequence[MetricPoint], index: int) -> ChartLine:
-    values: Any = [point.value for point in points]
-    return ChartLine(f"seed {index + 1}", colour_of(index), [p.env_steps for p in points], values, values, values)
+def _plain_line(curve: SeedCurve, index: int) -> ChartLine:
+    values: Any = [point.value for point in curve.points]
+    steps = [point.env_steps for point in curve.points]
+    return ChartLine(_seed(curve), colour_of(index), steps, values, values, values)
+
+
+def _seed(curve: SeedCurve) -> str:
+    return "all seeds" if curve.seed is None else f"seed {curve.seed}"

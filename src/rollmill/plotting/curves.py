@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import replacing_named
@@ -168,13 +168,14 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     except DataError as error:
         raise CheckpointError(f"{run.root / str(error)}") from error
     first, count = options.get("seed", 0), options.get("num_seeds", 1)
-    each: list[tuple[str, Any]] = []
+    curves: list[SeedCurve] = []
     if isinstance(first, int) and isinstance(count, int) and count > 1:
-        seeds = sorted(seed for seed in _seeds_of(run, metric) if first <= seed < first + count)
-        each = [(f"{metric}_seed{seed}", f", seed {seed}") for seed in seeds]
-    curves = [SeedCurve(_name(run) + suffix, settings, metric_curve(run, name)) for name, suffix in each]
+        for seed in sorted(seed for seed in _seeds_of(run, metric) if first <= seed < first + count):
+            points = metric_curve(run, f"{metric}_seed{seed}")
+            curves.append(SeedCurve(f"{_name(run)}, seed {seed}", settings, points, seed))
     curves = [curve for curve in curves if curve.points]
-    curves = curves or [SeedCurve(_name(run), settings, metric_curve(run, metric))]
+    alone = first if isinstance(first, int) and count == 1 else None
+    curves = curves or [SeedCurve(_name(run), settings, metric_curve(run, metric), alone)]
     return [curve for curve in curves if curve.points]
 
 

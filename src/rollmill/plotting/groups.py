@@ -40,6 +40,8 @@ class SeedCurve(NamedTuple):
     settings: Mapping[str, Any]
     """The settings that distinguish groups, from dotted names to JSON values."""
     points: Sequence[MetricPoint]
+    seed: int | None = None
+    """The seed, or None for the mean over the seeds of a run, and if the configuration does not name it."""
 
 
 class Band(NamedTuple):
