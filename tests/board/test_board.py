@@ -298,6 +298,12 @@ def test_a_port_in_use_is_named(server, folder):
         BoardServer(folder, port=server.server_port)
 
 
+def test_the_page_is_named_after_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = page_module.board_page(Path("runs"))
+    assert f"<h1>Runs in {tmp_path}/runs</h1>" in page and "<title>Rollmill board: runs</title>" in page
+
+
 def test_the_script_is_valid(tmp_path):
     node = shutil.which("node")
     if node is None:

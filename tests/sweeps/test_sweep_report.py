@@ -188,10 +188,11 @@ def test_parallel_coordinates_place_values_on_their_axes():
 
 
 def test_the_report_has_configurations_coordinates_and_importance():
-    others = {"trial": "0", "status": "finished", **dict.fromkeys(TRIAL_RESULTS)}
+    others = {"trial": "0", "status": "finished", **dict.fromkeys(TRIAL_RESULTS), "seconds": 12.345678}
     rows = ranked([others | row for row in LUCKY], OPTIONS, "r")
     text = report("a", [], rows, options=OPTIONS, metric="r", all_rows=rows)
     page = Page(text)
     assert not page.open and not page.loaded and "80.0 to 90.0" in page.cells and "1 of 2" in page.cells
+    assert {"12.3", "2"} <= set(page.cells) and not {"12.345678", "2.00"} & set(page.cells)
     parts = [text.index(part) for part in ("Configurations over", "Parallel", "Importance", ">Trials<")]
     assert parts == sorted(parts)

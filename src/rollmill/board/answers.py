@@ -91,7 +91,6 @@ class Answers:
         return _json(
             {
                 "version": changes.version,
-                "folder": str(self._contents.root.absolute()),
                 "rows": [self._row(item, changes.varying) for item in changes.items],
                 "gone": list(changes.gone),
                 "varying": list(changes.varying),

@@ -7,7 +7,7 @@ from rollmill.pages.page import asset, escaped, page
 
 SOURCES = "connect-src 'self'; img-src 'self' data:; media-src 'self'; base-uri 'none'; form-action 'none'"
 FRAME = """\
-<header><h1>Runs of <span id="folder">{folder}</span></h1>
+<header><h1>Runs in {folder}</h1>
 <p class="dim" id="status" role="status">reading the folder …</p></header>
 <div class="tools" id="states" role="group" aria-label="states"></div>
 <div class="filters">
@@ -34,6 +34,7 @@ FRAME = """\
 def board_page(folder: Path) -> str:
     """Returns the HTML page that shows the runs and sweeps of a folder."""
     script = asset(charts.__name__, "charts.js") + asset(__name__, "board.js")
-    body = [FRAME.format(folder=escaped(str(folder), most=100))]
+    path = folder.absolute()
+    body = [FRAME.format(folder=escaped(str(path), most=100))]
     style = asset(__name__, "board.css")
-    return page(f"Runs of {folder}", body, script=script, style=style, sources=SOURCES)
+    return page(f"Rollmill board: {path.name}", body, script=script, style=style, sources=SOURCES)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SEED = "seed"
-OVER_SEEDS = ("mean_over_seeds", "num_seeds")
+MEAN_OVER_SEEDS = "mean_over_seeds"
+OVER_SEEDS = (MEAN_OVER_SEEDS, "num_seeds")
 """Columns that a sweep over seeds adds: the mean of the metric over the seeds of a configuration, and the number
 of seeds with a result."""
 

@@ -15,7 +15,7 @@ from rollmill.sweeps.analysis import Configuration, Importance, configurations, 
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.metrics import TRIAL_RESULTS, curve_of, extra_columns, is_of_kind
 from rollmill.sweeps.parallel import parallel_coordinates
-from rollmill.sweeps.ranking import OVER_SEEDS, SEED, count_best
+from rollmill.sweeps.ranking import MEAN_OVER_SEEDS, OVER_SEEDS, SEED, count_best
 from rollmill.sweeps.spec import Trial, text_of
 
 REPORT = "report.html"
@@ -34,7 +34,8 @@ svg.parallel { min-width: 560px } .parallel .axis { stroke: var(--line) }
 .way.best { stroke: var(--mark); stroke-width: 2.6 }
 """
 MAX_LABEL = 90
-NUMBERS = ("final_return", "best_return", "env_steps", "steps_per_second", *OVER_SEEDS)
+NUMBERS = (*TRIAL_RESULTS, MEAN_OVER_SEEDS)
+"""Columns with numbers that are rounded to three digits."""
 
 
 class LabelledCurve(NamedTuple):
