@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from manual.snippets import ROOT
+from manual.snippets import BLOCK, PAGES, ROOT
 from rollmill.cli.output import LOST_READER, UNWRITTEN
 from rollmill.cli.serve import GAVE_UP
 from rollmill.core.interruption import CHECKPOINT_REQUEST
@@ -39,6 +39,23 @@ def test_the_index_of_the_reference_is_up_to_date(pages):
 def test_every_page_is_in_the_navigation_once(pages):
     named = [file for _, _, file in pages.navigation()]
     assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_of_a_paragraph_begins_with_a_space(page):
+    assert not re.findall(r"^ \S.*", BLOCK.sub("", page.read_text()), re.M)
+
+
+def test_the_readme_is_short_and_leads_to_the_first_pages_of_the_manual():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < 900
+    table = text.partition("## Documentation")[2].partition("##")[0]
+    for page in ("tutorial", "extending", "multi_agent", "how-do-i", "troubleshooting", "architecture"):
+        title = (DOCS / f"{page}.md").read_text().partition("\n")[0].removeprefix("# ")
+        assert f"| [{title}](docs/{page}.md) |" in table
+    policies = set(re.findall(r"--distribution ([\w-]+)", text))
+    assert policies and all(f"| `{name}` |" in (DOCS / "distribution.md").read_text() for name in policies)
+    assert "](docs/distribution.md)" in text.partition("--distribution")[0]
 
 
 def test_every_command_has_its_options_on_the_page(pages):
