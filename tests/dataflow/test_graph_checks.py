@@ -47,6 +47,22 @@ def test_parameters_of_a_loss_are_part_of_the_check(graph):
         check_algorithm(learn_by(graph, lambda weights, learner, sample: None))
 
 
+@pytest.mark.parametrize(
+    "sizes, code, values",
+    [
+        ({"num_envs": -3}, "in-graphs-loops-must-be", ("num_envs=-3",)),
+        ({"iterations": 0}, "in-graphs-loops-must-be", ("iterations=0",)),
+        ({"num_shards": 0}, "in-graphs-loops-must-be", ("num_shards=0",)),
+        ({"num_envs": 3}, "num-shards-in-graphs-loops", ("num_shards=4", "num_envs=3", "multiple of 4")),
+        ({"num_minibatches": 5}, "shard-has-cannot-be-divided", ("16 samples", "num_minibatches=5")),
+        ({"num_minibatches": 4, "cut": "sequences"}, "shard-has-cannot-be-divided", ("2 sequences",)),
+    ],
+)
+def test_impossible_sizes_of_loops_are_refused(graph, sizes, code, values):
+    with raises(code, "reinforce: ", *values):
+        check_algorithm(graph._replace(loops=graph.loops._replace(**sizes)))
+
+
 def test_a_loss_is_a_scalar(graph):
     def loss(weights, learner, sample, sequence):
         return jnp.full(2, weigh(weights, sample)), {}

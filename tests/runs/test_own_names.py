@@ -22,7 +22,10 @@ from rollmill.planning.choose import place_custom
 from rollmill.runs import algorithms
 from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.specification import describe, import_modules, rebuild_graph
+from rollmill.sweeps.creation import NewSweep, create_sweep
+from rollmill.sweeps.search_space import listed_axis
 from rollmill.training.placing import choose_plan, place_parts
+from rollmill.training.request import TrainingRequest
 from wordings import raises
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
@@ -124,6 +127,36 @@ class Changeable:
 def test_a_configuration_that_no_file_can_hold_is_refused(config, message):
     with raises(*message):
         rollmill.register_algorithm("mine", reinforce, config)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    total_timesteps: int = 64
+    num_envs: int = 4
+    num_steps: int = 4
+
+
+def with_sizes(env, config):
+    iterations = -(-config.total_timesteps // (config.num_envs * config.num_steps))
+    sizes = {"num_envs": config.num_envs, "num_steps": config.num_steps, "iterations": iterations}
+    return own_algorithm.reinforce(env, **sizes)
+
+
+@pytest.mark.parametrize("sizes", [{"num_envs": -3}, {"num_envs": 0}, {"num_steps": 0}, {"total_timesteps": 0}])
+def test_sizes_of_an_own_algorithm_are_checked_before_it_is_built(sizes, tmp_path):
+    make_graph = rollmill.register_algorithm("mine", with_sizes, Sizes)
+    (name, size), *_ = sizes.items()
+    with raises("must-be-at-least-1", f"{name}={size}"):
+        make_graph("CartPole-v1", **sizes)
+    axes = (listed_axis(name.replace("_", "-"), [size, 4]),)
+    with raises("must-be-at-least-1", "trial", f"{name}={size}", kind=UsageError):
+        create_sweep(NewSweep(TrainingRequest("mine", "CartPole-v1", {}), axes, directory=tmp_path / "sweep"))
+
+
+def test_sizes_of_an_own_graph_are_checked_when_it_is_built():
+    make_graph = rollmill.register_algorithm("mine", with_sizes, Sizes)
+    with raises("num-shards-in-graphs-loops", "mine: num_shards=4", "num_envs=3"):
+        make_graph("CartPole-v1", num_envs=3)
 
 
 def test_mistakes_of_a_builder_are_told_with_its_line():

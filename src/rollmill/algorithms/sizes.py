@@ -16,6 +16,15 @@ def check_positive(sizes: Mapping[str, int]) -> None:
             raise UsageError(f"{name}={size} must be at least 1.")
 
 
+def check_config_sizes(config: Any) -> None:
+    """Raises a `UsageError` if `total_timesteps`, `num_envs` or `num_steps` of a configuration is less than 1.
+
+    Registered algorithms use these names, too, but need not limit their values.
+    """
+    sizes = {name: getattr(config, name, None) for name in ("total_timesteps", "num_envs", "num_steps")}
+    check_positive({name: size for name, size in sizes.items() if isinstance(size, int)})
+
+
 def steps_each(config: Any) -> int:
     """Returns the number of steps that each environment makes in the whole run."""
     each_iteration = max(config.num_envs * config.num_steps, 1)

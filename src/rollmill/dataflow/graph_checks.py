@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from rollmill.core.contracts import Call, check_signature, outline
-from rollmill.core.errors import ContractError, RollmillError
+from rollmill.core.errors import ContractError, RollmillError, UsageError
 from rollmill.core.types import Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow.collecting import collect
@@ -50,6 +50,30 @@ def check_parameters(graph: Graph) -> None:
     """Raises a `ContractError` if a graph's function does not accept the arguments that the loops pass."""
     for field, function in _functions(graph).items():
         check_signature(f"{algorithm_of(graph)}: {field}", function, CALLS[field])
+
+
+def check_loops(graph: Graph) -> None:
+    """Raises a `UsageError` if a size of a graph's loops is less than 1, or if sizes do not divide evenly."""
+    loops, name = graph.loops, algorithm_of(graph)
+    for field, size in loops._asdict().items():
+        if field != "cut" and size < 1:
+            raise UsageError(
+                f"{name}: {field}={size} in the graph's Loops must be at least 1. hint: raise the hyperparameter "
+                f"from which {name} computes it."
+            )
+    if loops.num_envs % loops.num_shards:
+        raise UsageError(
+            f"{name}: num_shards={loops.num_shards} in the graph's Loops does not divide "
+            f"num_envs={loops.num_envs}. hint: use a num_envs that is a multiple of {loops.num_shards}, or choose "
+            "the number of shards by rollmill.dataflow.choose_num_shards."
+        )
+    rows = loops.num_envs // loops.num_shards * loops.rows_each
+    if graph.replay is None and rows % loops.num_minibatches:
+        raise UsageError(
+            f"{name}: a shard has {rows} {loops.cut}, which cannot be divided into "
+            f"num_minibatches={loops.num_minibatches} equal parts. hint: choose the number of shards by "
+            "rollmill.dataflow.choose_num_shards, or use another num_envs."
+        )
 
 
 @contextmanager

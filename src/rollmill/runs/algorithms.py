@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from rollmill import algorithms
 from rollmill.algorithms.building import settings_of
+from rollmill.algorithms.sizes import check_config_sizes
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.json_data import writable
 from rollmill.core.registry import Registry
 from rollmill.core.schema import read_as
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.core.user_frame import attribute_to_user_code
-from rollmill.dataflow import Graph
+from rollmill.dataflow import Graph, check_loops
 from rollmill.envs import as_environment
 from rollmill.record.json_files import plain
 
@@ -128,13 +129,16 @@ def _build(
         if option not in known:
             raise unknown_name("hyperparameter", option, known)
     config = replace(kind() if config is None else config, **overrides)
+    check_config_sizes(config)
     with attribute_to_user_code(f"the algorithm {name}"):
         graph: Any = build(env, config)
     if not isinstance(graph, Graph):
         raise UsageError(
             f"the algorithm {name} returned {type(graph).__name__}, expected a rollmill.dataflow.Graph."
         )
-    return graph._replace(settings=settings_of(name, env, config))
+    graph = graph._replace(settings=settings_of(name, env, config))
+    check_loops(graph)
+    return graph
 
 
 def _check_config(name: str, config: type) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from rollmill.algorithms.sizes import check_config_sizes
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.json_data import writable
 from rollmill.core.options import Option, options_of, with_values
@@ -156,7 +157,9 @@ def with_types(request: TrainingRequest) -> ResolvedRequest:
     known = _names_in(RunOptions)
     given = {name: value for name, value in request.settings.items() if name not in known}
     _check_network(config, given)
-    return ResolvedRequest(request, _typed(config, given), options)
+    config = _typed(config, given)
+    check_config_sizes(config)
+    return ResolvedRequest(request, config, options)
 
 
 def train_request(request: TrainingRequest) -> Run:

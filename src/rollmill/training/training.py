@@ -13,7 +13,7 @@ from rollmill.core.local_paths import local_path
 from rollmill.core.machine import return_freed_memory, without_collection
 from rollmill.core.schema import check_names
 from rollmill.core.stored_paths import run_folder
-from rollmill.dataflow import Graph, check_parameters
+from rollmill.dataflow import Graph, check_loops, check_parameters
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
 from rollmill.record.display import Display, choose_display
@@ -195,10 +195,11 @@ def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: di
 
 
 def check_algorithm(algorithm: Any) -> None:
-    """Raises an error if the argument is not a graph with an environment, or if its functions take wrong
-    parameters.
+    """Raises an error if the argument is not a graph with an environment, if its loops have impossible sizes, or
+    if its functions take wrong parameters.
     """
     if isinstance(algorithm, Graph):
+        check_loops(algorithm)
         check_parameters(algorithm)
         return
     name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "")
