@@ -50,6 +50,10 @@ def breaks(key, observation, legal):
     return observation["position"]
 
 
+def observes(observation):
+    return jnp.int32(0)
+
+
 @pytest.mark.parametrize(("policy", "expected"), [(best, 5.0), (late, 1.0)])
 def test_a_function_plays_whole_episodes(policy, expected):
     episodes = rollmill.evaluate(policy, env=steps_of_three(), episodes=7)
@@ -95,6 +99,8 @@ def test_a_function_plays_an_environment_of_the_host():
     [
         (vector, {}, ContractError, r"the policy returned int32\[3\], expected an action of Three, int32\[\]\."),
         (breaks, {}, ContractError, r"the policy raised .*\n  at .*test_rules\.py:\d+: return observation"),
+        (observes, {}, ContractError, r"the policy observes takes \(observation\), but is called with \(key, obs"),
+        (f"{__name__}:observes", {}, ContractError, r"the policy \S+:observes takes \(observation\)"),
         (best, {"checkpoint": "best"}, UsageError, "checkpoint applies only to the policy of a run, not to best"),
         (best, {"env": None}, UsageError, "best needs an environment to play in"),
         (f"{__name__}:worst", {}, UsageError, f"{__name__} has no function 'worst'"),

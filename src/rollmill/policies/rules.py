@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import EnvironmentFunctions, environment_functions
 from rollmill.algorithms.fragments import host_functions
+from rollmill.core.contracts import Call, check_signature
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.spaces import struct
@@ -23,6 +24,7 @@ Rule: TypeAlias = Callable[[Key, Observation, ActionMask], Action]
 """A JAX function `(key, observation, legal actions) -> action` of ONE environment. The legal actions are `()` if
 all actions are legal."""
 
+_CALL = Call(("key", "observation", "legal_actions"))
 RANDOM = "random"
 _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
@@ -56,9 +58,11 @@ def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> 
     """Finds the function of a policy that is given as a function, as `MODULE:FUNCTION`, or as `random`, which
     samples legal actions.
 
-    Raises a `UsageError` if the module cannot be imported, or has no such function.
+    Raises a `UsageError` if the module cannot be imported, or has no such function, and a `ContractError` if the
+    function takes other arguments.
     """
     if callable(policy):
+        check_signature(f"the policy {shown_rule(policy)}", policy, _CALL)
         return policy
     if str(policy) == RANDOM:
         return lambda key, observation, mask: random_action(key, env, mask)
@@ -71,6 +75,7 @@ def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> 
         raise UsageError(failed_import(module, error)) from error
     if not callable(found):
         raise UsageError(f"{module} has no function {name!r}.")
+    check_signature(f"the policy {policy}", found, _CALL)
     return found
 
 
