@@ -106,10 +106,10 @@ def test_a_set_learns_at_its_own_rate_or_stays_as_it_is(sides):
     [
         ("--learning-rates tagger -1", "learning_rates.tagger=-1.0 must be at least 0"),
         ("--learning-rates tagger x", "--learning-rates x must be a number"),
-        ("--learning-rates tagger", "takes 2 values at a time"),
+        ("--learning-rates tagger", "takes 2 values, got 1"),
         (
             "--learning-rates tagger 1e-3 --learning-rate linear:1e-3:0",
-            "cannot be combined with a schedule, learning_rate=linear:1e-3:0",
+            "cannot be combined with the schedule learning_rate=linear:1e-3:0",
         ),
         ("--gammas tagger 2", "gammas.tagger=2.0 must lie between 0 and 1"),
         ("--ent-coefs runners 1", "unknown kind of agents in ent_coefs 'runners'. Did you mean runner?"),

@@ -28,7 +28,7 @@ def test_a_gpu_is_listed(h200, capsys, monkeypatch, tmp_path):
     assert command.run(["--seconds", "0.01"]) == 0
     printed = capsys.readouterr().out
     assert "GPU 0: NVIDIA H200, " in printed and " of 140.4 GiB in use" in printed
-    assert "several processes would share them by turns: the program nvidia-cuda-mps-control" in printed
+    assert "several processes would share these GPUs through turns: the program nvidia-cuda-mps-control" in printed
 
 
 def test_commands_of_a_partition_are_printed_and_not_run(h200, capsys, monkeypatch):

@@ -44,8 +44,8 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ["--distribution", "single-learner-fine", "--workers", "3"],
-            "rollmill: group 'environment' has replicas=3, which cannot hold equal shares of num_envs=8. Nearest "
-            "values that can: 2 or 4.",
+            "rollmill: group 'environment' has replicas=3, which do not divide num_envs=8 equally. Nearest "
+            "numbers of replicas that do: 2 or 4.",
         ),
         (
             ["--distribution", "environments", "--workers", "8", "--actors", "3"],
@@ -66,11 +66,11 @@ def refused(tmp_path, monkeypatch, capsys):
         ),
         (
             ["--distribution", "central", "--asynchronous", "--normalize-observations"],
-            "rollmill: central, asynchronous, sends only gradients to the update",
+            "rollmill: asynchronous central sends only gradients to the update",
         ),
         (
             ["--distribution", "single-learner-coarse", "--num-seeds", "2"],
-            "rollmill: num_seeds=2 needs a single program, but place=processes has several. hint: "
+            "rollmill: num_seeds=2 needs a single program, but place=processes has several programs. hint: "
             "use distribution=gpu-only, or start a run for each seed.",
         ),
         (
@@ -124,7 +124,7 @@ def test_a_run_goes_on_only_where_it_can(refused, tmp_path, monkeypatch):
     said = refused("--distribution", "centrl")
     assert "rollmill: unknown distribution policy 'centrl'. Did you mean central" in said
     said = refused("--distribution", "central", "--actors", "5")
-    assert "replicas=5, which cannot hold equal shares of num_shards=8. Nearest values that can: 4 or 8." in said
+    assert "replicas=5, which do not divide num_shards=8 equally. Nearest numbers of replicas that do: 4" in said
     said = refused("--asynchronous")
     assert "rollmill: gpu-only cannot be asynchronous" in said
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before

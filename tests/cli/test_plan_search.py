@@ -52,7 +52,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--search-plan", "--memory"], "rollmill: --memory has no effect with --search-plan"),
         (
             ["--memory", "--distribution", "single-learner-coarse", "--actors", "2"],
-            "the workers of single-learner-coarse compile programs of their own. hint: `--search-plan`",
+            "the workers of single-learner-coarse compile programs of their own. hint: use `--search-plan`",
         ),
         (["--fresh"], "rollmill: --fresh has no effect without --search-plan"),
         (["--objective", "grow-batch"], "rollmill: --objective has no effect without --search-plan"),
@@ -285,6 +285,6 @@ def test_a_search_that_did_not_reach_all_candidates_says_so(capsys):
         CandidateRow(Candidate(fusion="full"), "not reached", "the time budget was used up"),
     )
     plan_command._print(PlanTable(rows, 21.0), is_stored=False, budget=20.0)
-    assert "1 of 2 candidates were not measured. --budget 80 might find a faster one." in capsys.readouterr().out
+    assert "1 of 2 candidates were not measured. --budget 80 might find a faster plan." in capsys.readouterr().out
     plan_command._print(PlanTable(rows[:1], 21.0), is_stored=False, budget=20.0)
     assert "not reached" not in capsys.readouterr().out

@@ -147,14 +147,17 @@ def test_a_value_that_is_none_is_refused(words, message):
     [
         ("train ppo CartPole-v1 --total-timesteps 1e-3", "--total-timesteps 1e-3 must be an integer."),
         ("train ppo CartPole-v1 --fusion maybe", "unknown --fusion 'maybe'. Known: auto, full, off, rollout."),
-        ("train ppo", "rollmill train ppo needs ENVIRONMENT. `rollmill train ppo --help` describes it."),
+        (
+            "train ppo",
+            "rollmill train ppo needs ENVIRONMENT. hint: `rollmill train ppo --help` describes the arguments.",
+        ),
         ("evaluate", "rollmill evaluate needs RUN."),
         ("profile compare a b c", "rollmill profile compare does not accept the argument 'c'."),
         ("profile compare a", "rollmill profile compare needs AFTER."),
         ("doctor a b", "rollmill doctor does not accept the argument 'b'."),
         (
             "train ppo CartPole-v1 --network.convolutions 1",
-            "--network.convolutions takes 3 values at a time, got 1.",
+            "--network.convolutions takes 3 values, got 1.",
         ),
         ("train ppo CartPole-v1 --quiet=true", "--quiet is a switch and takes no value. hint: leave out =true."),
     ],

@@ -194,7 +194,7 @@ def test_an_environment_of_several_agents_keeps_the_contract():
             {"active": lambda state, params: {"cow": jnp.ones(2, bool)}},
             r"active returned .*\['cow'\].* expected one or more",
         ),
-        ({"active": lambda state, params: jnp.ones(5, bool)}, r"returned bool\[5\], expected one or more of dict"),
+        ({"active": lambda state, params: jnp.ones(5, bool)}, r"active returned bool\[5\], expected one or more"),
         ({"central": lambda state, params: state["count"][None]}, r"central returned int32\[1\], .*float32\[feat"),
         (
             {"step": changed_step(reward=lambda t: {**t.reward, "dog": t.reward["dog"].at[1].set(jnp.nan)})},

@@ -135,7 +135,7 @@ def test_step_must_return_a_timestep(count):
 
 def test_state_structure_must_stay():
     step = changed_step(state=lambda t, s: {**t.state, "extra": t.reward})
-    fails(r"structure of the state changes: reset .*\['count'\]: int32.*step .*\['extra'\]: float32", step=step)
+    fails(r"different structures of the state: reset .*\['count'\]: int32.*step .*\['extra'\]: float32", step=step)
 
 
 def test_state_dtype_must_stay():
@@ -174,7 +174,7 @@ def test_flags_and_reward_have_their_types(field, value, found):
         (spaces.Box(0, 10, (1,), np.int32), r"observation is float32\[1\], but .* declares int32\[1\]"),
         (
             spaces.Dict({"a": BOX}),
-            r"the observation is float32\[1\], but .* means dict\(\['a'\]: float32\[1\]\)",
+            r"the observation is float32\[1\], but .* declares dict\(\['a'\]: float32\[1\]\)",
         ),
         (spaces.Box(0.0, 5.0, (1,), np.float32), r"observation after step number \d+ is \[6.0\], outside of"),
         (
@@ -221,7 +221,7 @@ def test_impurity_is_found():
         calls.append(1)
         return changed_step(reward=lambda t, s: jnp.float32(len(calls)))(key, state, action, params)
 
-    fails("step is not a pure function: two calls with the same arguments differ", step=step)
+    fails("step is not a pure function: two calls with the same arguments returned different results", step=step)
 
 
 @pytest.mark.parametrize("draw", [np.random.default_rng(0).standard_normal, random.Random(0).random])
@@ -367,7 +367,7 @@ def test_action_mask_must_fit_the_action_space():
         action_mask=lambda state, params: jnp.ones(2),
     )
     fails(
-        r"action_mask was given for the action space Box.*, expected a Discrete or MultiDiscrete",
+        r"has an action_mask, but its action space is Box.*, expected a Discrete or MultiDiscrete",
         action_mask=lambda state, params: jnp.ones(1, bool),
         action_space=spaces.Box(0.0, 1.0, (), np.float32),
         step=lambda k, s, a, p: good_step(k, s, jnp.int32(1), p),
@@ -410,8 +410,8 @@ def player_of(state, params):
     ("changes", "message"),
     [
         ({"num_players": 3, "to_move": player_of}, "num_players is 3, expected 1 or 2"),
-        ({"num_players": 2}, "num_players=2 and no to_move were given. A two-player environment needs"),
-        ({"to_move": player_of}, "num_players=1 and to_move were given"),
+        ({"num_players": 2}, "has num_players=2 and no to_move. A two-player environment needs"),
+        ({"to_move": player_of}, "has num_players=1 and to_move"),
         (
             {"num_players": 2, "to_move": lambda state, params: state["count"] > 1},
             r"to_move returned bool\[\], expected int32\[\]",
@@ -428,7 +428,7 @@ def player_of(state, params):
 )
 def test_games_of_two_say_whose_turn_it_is(changes, message):
     envs.check_environment(environment(num_players=2, to_move=player_of))
-    fails(f"Good: {message}", **changes)
+    fails(f"Good:? {message}", **changes)
 
 
 def test_agents_are_not_players():

@@ -67,7 +67,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
     first = lambda search, *_: Tuned(tuple(search.launches[0]), 1.0, 2.0)
     monkeypatch.setattr(tuning, "fastest", first)
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
-    graph, backend = training(), triton_kernels("tf32")._replace(device=lambda device: "a GPU")
+    graph, backend = training(), triton_kernels("tf32")._replace(device_name=lambda device: "a GPU")
     nothing_ahead = lambda *_: contextlib.nullcontext(lambda: None)
     sizes = lambda size, device, **_: [(4, 64, 4), (4, 32, 2)]
     backend = backend._replace(

@@ -221,7 +221,7 @@ def test_content_of_the_right_shape_is_still_verified(tmp_path):
     arrays = checkpoint_files.read_arrays(folder, record.types)
     arrays["w"][3, 3] += np.float32(1)
     checkpoint_files.write(folder, arrays, json.loads((tmp_path / "2" / checkpoint_files.RECORD).read_text()))
-    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning, match="match its digest"):
+    with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning, match="match their digest"):
         assert checkpoints.restore(simple(0)).iteration == 1
 
 

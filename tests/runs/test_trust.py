@@ -63,7 +63,7 @@ def test_a_directory_that_moves_is_trusted_and_a_copy_is_not(run, tmp_path):
 
 def test_a_cluster_that_only_the_configuration_names_is_not_joined(run):
     saved = SavedConfig(graph={"environment": "x"}, options={"cluster": "evil.example:6379"}, imports=())
-    with raises("was-not-made-here-and", "'evil.example:6379'"):
+    with raises("was-not-made-here-and", "evil.example:6379"):
         check_cluster(run, saved, trust=False)
     remember(run, names_to_remember(saved))
     check_cluster(run, saved, trust=False)

@@ -67,9 +67,7 @@ def test_a_mesh_with_an_old_nccl_takes_means_by_the_host(two_gpus, monkeypatch, 
         )
     with gpus_of_workers(4, "auto", mesh=True, reduction="host") as found:
         assert found.reduction == "host" and "NCCL" not in found.note
-    message = (
-        f"reduction=flat with 4 processes on 2 GPUs: NCCL 2.30 .*, but {had}. hint: reduction=host, or learners=2"
-    )
+    message = f"reduction=flat with 4 processes on 2 GPUs: NCCL 2.30 .*, but {had}. hint: use reduction=host"
     with pytest.raises(UsageError, match=message), gpus_of_workers(4, "auto", mesh=True, reduction="flat"):
         pass
     with gpus_of_workers(4, "auto", mesh=False) as found:
