@@ -159,6 +159,12 @@ def test_sizes_of_an_own_graph_are_checked_when_it_is_built():
         make_graph("CartPole-v1", num_envs=3)
 
 
+def test_a_host_environment_is_refused_by_an_algorithm_for_environments_in_jax():
+    make_graph = rollmill.register_algorithm("mine", with_sizes, Sizes)
+    with raises("is-host-environment-but-this", "gymnasium:CartPole-v1", "off_policy_parts"):
+        make_graph("gymnasium:CartPole-v1")
+
+
 def test_mistakes_of_a_builder_are_told_with_its_line():
     make_graph = rollmill.register_algorithm("mine", lambda env, config: env.nothing, Config)
     with pytest.raises(ContractError, match=r"(?s)the algorithm mine raised AttributeError.*test_own_names.py"):

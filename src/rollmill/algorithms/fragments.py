@@ -91,7 +91,7 @@ class EnvironmentFunctions(NamedTuple):
 
 
 def environment_functions(
-    env: Environment,
+    env: Environment | HostEnvironment,
     *,
     params: Params | None = None,
     num_envs: int,
@@ -115,7 +115,15 @@ def environment_functions(
             policy must know besides the observation (`dataflow.ActionMask`). Default: the legal actions.
         planned_steps: number of steps of each environment in the whole run, over which schedules of parameters
             extend.
+
+    Raises a `UsageError` for a host environment, which JAX cannot trace.
     """
+    if isinstance(env, HostEnvironment):
+        raise UsageError(
+            f"{env.name} is a host environment, but this algorithm calls environment_functions, which needs an "
+            "environment in JAX. hint: train on an environment in JAX, or build the algorithm with "
+            "off_policy_parts, which also supports host environments."
+        )
     own, inputs = env.params, _inputs(env, params)
     env = strongly_typed(env)
     env = env._replace(reset=TracedOnce(env.reset), step=TracedOnce(env.step))
