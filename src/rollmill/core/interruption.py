@@ -144,9 +144,11 @@ class Interruption:
         raise KeyboardInterrupt
 
     def install(self) -> None:
-        """Installs the handler of SIGINT, unless SIGINT is ignored, as in background jobs, or has another handler.
+        """Installs this object as the handler of SIGINT, unless SIGINT is ignored (as in background jobs) or
+        already has another handler.
 
-        Python then does not print a KeyboardInterrupt that a callback raises.
+        Also stops Python from printing a KeyboardInterrupt that is raised where it cannot propagate, such as in a
+        finaliser.
         """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return

@@ -85,7 +85,8 @@ def _path_for_module(text: str) -> str:
 
 @contextmanager
 def attribute_to_user_code(what: str) -> Iterator[None]:
-    """Converts exceptions of the user's code, and `sys.exit`, to a `ContractError` that names the line.
+    """Context manager that raises a `ContractError`, naming the line, for exceptions of the user's code and for
+    `sys.exit`. Errors of Rollmill and FloatingPointError pass unchanged.
 
     Args:
         what: name of the call in the message, such as "CartPole-v1: step".

@@ -47,7 +47,7 @@ class GraphTraces:
 
     @cached_property
     def iterate(self) -> ReplayedTrace:
-        """Traced function `(State) -> (State, Metrics)`: one iteration, as by `dataflow.iterate`."""
+        """Trace of `dataflow.iterate`, which runs one iteration: `(State) -> (State, Metrics)`."""
         begin = self.start.result
         with attribute_to_functions(self.graph):
             return ReplayedTrace(partial(iterate, self.graph), begin)

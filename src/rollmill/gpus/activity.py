@@ -83,7 +83,7 @@ class ActivityMonitor:
             self._first, self._sum, self._number = self._counters.sample(), 0.0, 0
 
     def read(self) -> Activity:
-        """Returns the average activity of the GPU since its creation or the last `restart`."""
+        """Returns the GPU's average activity since the monitor was created or last restarted."""
         with self._lock:
             utilisation = self._sum / self._number if self._number else None
             last = self._counters.sample()

@@ -123,7 +123,7 @@ def outline(source: Any) -> Model:
 
 
 def scalar_dofs(compiled: Any) -> tuple[int, ...]:
-    """Returns the degrees of freedom of a model's hinges and slides."""
+    """Returns the indices of the degrees of freedom that belong to hinge and slide joints."""
     return tuple(int(dof) for dof in compiled.jnt_dofadr[compiled.jnt_type >= 2])
 
 

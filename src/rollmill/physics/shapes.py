@@ -11,7 +11,7 @@ from rollmill.physics.model import Numbers
 
 
 class PlacedGeoms(NamedTuple):
-    """Positions and orientations of geoms in the world, measured from the references of their trees."""
+    """Positions of geoms relative to the references of their trees, and their orientations, in world axes."""
 
     positions: Float[Array, "n 3"]
     rotations: Float[Numbers, "n 3 3"]

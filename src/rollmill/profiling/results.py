@@ -117,7 +117,7 @@ class BookKeeping:
 
     @property
     def seconds(self) -> float:
-        """Cost of all such events, in seconds per iteration."""
+        """Total cost to the profiler of events of this kind, in seconds per iteration."""
         return self.events * self.nanoseconds * 1e-9
 
 

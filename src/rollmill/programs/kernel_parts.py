@@ -31,8 +31,8 @@ class KernelParts(NamedTuple):
 
 
 def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
-    """Estimates the shares of policy and environment in the time of a rollout kernel, by timing the kernel without
-    either part.
+    """Estimates the shares of policy and environment in the time of a rollout kernel. Times the kernel as it is,
+    without the environment, and without the policy.
 
     Raises `CannotFuse` if a kernel cannot be made.
     """

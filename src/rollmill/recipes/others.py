@@ -13,7 +13,7 @@ INFINITE = float("inf")
 
 
 def sb3_ppo() -> Recipe:
-    """`PPO("MlpPolicy", env)` of Stable-Baselines3, over 100,000 steps."""
+    """PPO on CartPole-v1 with the defaults of Stable-Baselines3, over 100,000 steps."""
     config = PPOConfig(
         total_timesteps=100_000,
         num_envs=1,

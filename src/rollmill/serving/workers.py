@@ -85,7 +85,10 @@ class _Workers:
             served = time.monotonic() - worker.ready_at if worker.ready_at is not None else 0.0
             how = ending(worker.process.returncode)
             if self.losses.add("", worked_seconds=served) > MAX_LOSSES:
-                raise WorkersLost(f"worker {worker.index} {how}, after {MAX_LOSSES} other losses.")
+                raise WorkersLost(
+                    f"worker {worker.index} {how}. The server stops, because {MAX_LOSSES + 1} workers were lost "
+                    "in close succession."
+                )
             print(f"rollmill: worker {worker.index} {how} and is being replaced", file=sys.stderr)
             self._forget(worker)
             self.start(worker.index)

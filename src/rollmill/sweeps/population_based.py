@@ -81,10 +81,10 @@ def _run(
             break
         how = how_lost(process.returncode)
         if how is not None and (kills := kills + 1) <= MAX_KILLS:
-            say(f"the program of the trials {how}. It is being resumed.")
+            say(f"the process that trains the population {how}. It is being resumed.")
             continue
         how, log = how or f"failed with exit code {process.returncode}", sweep.log(trials[0])
-        say(f"the program of the trials {how}: {last_line(log)} (full log: {log})")
+        say(f"the process that trains the population {how}: {last_line(log)} (full log: {log})")
         for trial in sweep.unfinished():
             sweep.note_failure(trial, failed=True)
         return True

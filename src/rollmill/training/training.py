@@ -145,7 +145,7 @@ def begin_training(
 
 
 def display_of(options: RunOptions) -> Display:
-    """Returns the display for the user that the options of a run ask for."""
+    """Returns the progress display that the options of a run select."""
     return choose_display(quiet=options.quiet, dashboard=options.dashboard)
 
 

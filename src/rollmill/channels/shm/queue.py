@@ -1,7 +1,7 @@
 """Queues from several producers to several consumers, with a ring for each pair and a doorbell for each end.
 
-The dispenser, packer, migrator and batcher of Guo et al. ("GMI-DRL", USENIX ATC 2025) correspond to a route,
-`Layout.fill` directly into a slot of a ring, the ring, and `gather`.
+In Guo et al. ("GMI-DRL", USENIX ATC 2025), a route is called dispenser, `Layout.fill` into a ring's slot is called
+packer, the ring migrator, and `gather` batcher.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -100,7 +100,9 @@ class Holders(Protocol):
     """
 
     def claim(self, word: int) -> int:
-        """Makes the caller holder of side `word` (`PRODUCER` or `CONSUMER`). Returns its incarnation, from 1."""
+        """Makes the caller the holder of side `word` (`PRODUCER` or `CONSUMER`). Returns the number of this
+        holder, which starts at 1.
+        """
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:

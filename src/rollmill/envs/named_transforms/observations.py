@@ -114,7 +114,7 @@ def time_observation(argument: str, spaces: Spaces) -> Transform:
 
 
 def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of a space in its dtype of 32 bits or fewer."""
+    """Returns the bounds of a space, converted to the dtype that its elements have in JAX (at most 32 bits)."""
     return box_bounds(space, struct(space).dtype)
 
 

@@ -31,7 +31,9 @@ from rollmill.fusion.lower.values import (
 
 
 class Lowering(NamedTuple):
-    """The context that lowering rules work in: the region that receives nodes, and the prologue."""
+    """State passed to lowering rules: the region to which they append nodes, the builder of the prologue, and the
+    function that lowers nested jaxprs.
+    """
 
     region: Region
     prologue: PrologueBuilder

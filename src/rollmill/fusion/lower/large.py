@@ -177,7 +177,7 @@ def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
         case Const() | Uniform() if not is_key(value.dtype):
             return _shared_element(ctx, value, index)
         case OuterProducts():
-            raise LoweringError("kernels cannot read a product of vectors element by element")
+            raise LoweringError("kernels cannot read single elements of an outer product")
     scalars = ctx.scalars(value).nodes
     return dynamic_slice_by_select(ctx, scalars, index.axes(ctx), [1] * scalars.ndim).reshape(-1)[0]
 

@@ -34,7 +34,7 @@ class LearnerState:
         return self._context.graph.weights(self.tree)
 
     def fetch(self, iteration: int) -> None:
-        """Takes the parameters with which an iteration begins from the parameter server."""
+        """Fetches from the parameter server the parameters with which an iteration begins."""
         assert self._parameters is not None
         self.tree = self._parameters.begin(self.tree, iteration)
 
@@ -71,7 +71,7 @@ class LearnerState:
 
 
 class FetchParameters(StageRun):
-    """Stage that takes the parameters with which an iteration begins from the parameter server."""
+    """Stage that fetches from the parameter server the parameters with which an iteration begins."""
 
     def __init__(self, learner: LearnerState) -> None:
         self._learner = learner

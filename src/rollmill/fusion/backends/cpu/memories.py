@@ -1,7 +1,7 @@
 """Emits a step's writes to large arrays of the environment state.
 
-A write replaces one element per sample, or the whole array of the samples that need it. Whole arrays are written
-one sample after the other, with consecutive elements in the lanes of a vector.
+A write replaces either one element in each sample's array, or the whole array, and only for samples that request
+it. Whole arrays are written one sample after the other, with consecutive elements in the lanes of a vector.
 """
 
 import math

@@ -9,14 +9,14 @@ ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
 
 def pack_row(source: KernelSource, parts: Sequence[str]) -> str:
-    """Builds a row from scalars within threads, in the type that products take. Returns its name."""
+    """Builds a row from scalars, converted to bfloat16 if matrix products use it. Returns the row's name."""
     cast = ".to(tl.bfloat16)" if source.numerics == "bfloat16" else ""
     return interleave(source, [part + cast for part in parts])
 
 
 def interleave(source: KernelSource, parts: Sequence[str]) -> str:
-    """Builds a row from scalars within threads, and returns its name. The number of scalars must be a power of
-    two.
+    """Builds a row from scalars, each of which a thread holds, and returns the row's name. The number of scalars
+    must be a power of two.
     """
     if len(parts) == 1:
         return parts[0]
