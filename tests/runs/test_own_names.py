@@ -15,7 +15,7 @@ import rollmill
 from registries import restored
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.shell import command
-from rollmill.dataflow import fingerprint
+from rollmill.dataflow import PolicyOutputs, fingerprint
 from rollmill.envs import registry as environment_registry
 from rollmill.networks import actor_critic, registry
 from rollmill.planning.choose import place_custom
@@ -163,6 +163,23 @@ def test_a_host_environment_is_refused_by_an_algorithm_for_environments_in_jax()
     make_graph = rollmill.register_algorithm("mine", with_sizes, Sizes)
     with raises("is-host-environment-but-this", "gymnasium:CartPole-v1", "off_policy_parts"):
         make_graph("gymnasium:CartPole-v1")
+
+
+def test_outputs_with_exchanged_arguments_are_refused_before_training():
+    def with_value(value):
+        return lambda env, config: with_sizes(env, config)._replace(outputs=PolicyOutputs(value=value))
+
+    def exchanged(weights, observation, memory):
+        return (observation @ weights["slope"])[0]
+
+    def in_order(weights, memory, observation):
+        return exchanged(weights, observation, memory)
+
+    with raises("hint-outputs-is-called-as", "mine: outputs.value raised", "(weights, memory, observation)"):
+        rollmill.register_algorithm("mine", with_value(exchanged), Sizes)("CartPole-v1")
+    assert rollmill.register_algorithm("other", with_value(in_order), Sizes)("CartPole-v1").outputs.value
+    with raises("takes-but-is-called-with", "third: outputs.value", "(weights, memory, observation)"):
+        rollmill.register_algorithm("third", with_value(lambda weights: 0.0), Sizes)("CartPole-v1")
 
 
 def test_mistakes_of_a_builder_are_told_with_its_line():

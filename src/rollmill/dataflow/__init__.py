@@ -68,7 +68,11 @@ from rollmill.dataflow.graph import (
     Trajectory as Trajectory,
     Weights as Weights,
 )
-from rollmill.dataflow.graph_checks import check_loops as check_loops, check_parameters as check_parameters
+from rollmill.dataflow.graph_checks import (
+    check_loops as check_loops,
+    check_outputs as check_outputs,
+    check_parameters as check_parameters,
+)
 from rollmill.dataflow.graph_traces import TracedDigests as TracedDigests, traces_of as traces_of
 from rollmill.dataflow.interfaces import (
     EDGES as EDGES,

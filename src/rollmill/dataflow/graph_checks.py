@@ -42,6 +42,9 @@ CALLS: Mapping[str, Call] = {
     "gradients.loss": Call(("network", "learner", "sample", "sequence")),
     "gradients.network": Call(("learner",)),
     "gradients.step": Call(("network", "learner", "memory", "sample")),
+    "outputs.distribution": Call(("weights", "memory", "observation", "action_mask")),
+    "outputs.value": Call(("weights", "memory", "observation")),
+    "outputs.q_values": Call(("weights", "observation")),
 }
 """Arguments of the functions of a graph, and of those that its fragments consist of."""
 
@@ -112,6 +115,32 @@ def check_results(graph: Graph) -> None:
     _expect(graph, "environment", timestep, Timestep)
     _expect_types(graph, "the state of environment", timestep.state, state, "start_environment")
     _check_learning(graph)
+
+
+def check_outputs(graph: Graph) -> None:
+    """Raises a `ContractError` if a function of `Graph.outputs` fails with the arguments that it is called with.
+
+    Training does not call these functions, so that a mistake would appear only after it.
+    """
+    functions = {field: function for field, function in graph.outputs._asdict().items() if callable(function)}
+    if not functions:
+        return
+    key = jax.eval_shape(jax.random.key, 0)
+    state, observation = jax.eval_shape(graph.start_environment, key, jax.ShapeDtypeStruct((), jnp.int32))
+    arguments = {
+        "weights": jax.eval_shape(lambda key: graph.weights(graph.start_learner(key)), key),
+        "memory": jax.eval_shape(graph.start_memory),
+        "observation": observation,
+        "action_mask": jax.eval_shape(graph.action_mask, state),
+    }
+    for field, function in functions.items():
+        what, call = f"{algorithm_of(graph)}: outputs.{field}", CALLS[f"outputs.{field}"]
+        check_signature(what, function, call)
+        try:
+            with attribute_to_user_code(what):
+                jax.eval_shape(function, *(arguments[name] for name in call.positional))
+        except ContractError as error:
+            raise ContractError(f"{error}\n  hint: outputs.{field} is called as {call}.") from error
 
 
 def check_decision(graph: Graph, field: str, decision: Any) -> None:

@@ -15,7 +15,7 @@ from rollmill.core.registry import Registry
 from rollmill.core.schema import read_as
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
 from rollmill.core.user_frame import attribute_to_user_code
-from rollmill.dataflow import Graph, check_loops
+from rollmill.dataflow import Graph, check_loops, check_outputs
 from rollmill.envs import as_environment
 from rollmill.record.json_files import plain
 
@@ -138,6 +138,7 @@ def _build(
         )
     graph = graph._replace(settings=settings_of(name, env, config))
     check_loops(graph)
+    check_outputs(graph)
     return graph
 
 
