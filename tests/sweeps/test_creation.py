@@ -1,9 +1,12 @@
 """Creating a sweep: what is looked up once for all of its trials."""
 
+import rollmill
+from rollmill.cli.main import _exit_code as command
 from rollmill.core import plugins
 from rollmill.sweeps.creation import NewSweep, create_sweep
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.training.request import TrainingRequest
+from wordings import raises, tells
 
 
 def test_installed_packages_are_read_once_for_all_trials(tmp_path, monkeypatch):
@@ -13,3 +16,12 @@ def test_installed_packages_are_read_once_for_all_trials(tmp_path, monkeypatch):
     axes = (listed_axis("learning-rate", [1e-3, 1e-2]), listed_axis("seed", [0, 1, 2]))
     create_sweep(NewSweep(request, axes, directory=tmp_path / "sweep"))
     assert len(read) == 1
+
+
+def test_a_sweep_is_continued_by_its_own_command(tmp_path, capsys):
+    words = ["--over", "seed=0,1", "--resume-if-exists", "--sweep-dir", str(tmp_path / "sweep")]
+    assert command(["sweep", "ppo", "CartPole-v1", *words]) == 2
+    assert tells("resume-if-exists-applies-to", capsys.readouterr().err)
+    with raises("resume-if-exists-applies-to", "rollmill sweep --resume SWEEP"):
+        rollmill.sweep("ppo", "CartPole-v1", over={"seed": [0, 1]}, resume_if_exists=True)
+    assert not (tmp_path / "sweep").exists()

@@ -19,7 +19,15 @@ from rollmill.gpus.machine_parts import check_sharing
 from rollmill.processes.forks import end_forks, fork_children
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.trust import remember, trusted_modules
-from rollmill.sweeps.creation import DEFAULT_FACTOR, NewSweep, code_of, create_sweep, resume_command, typed_axis
+from rollmill.sweeps.creation import (
+    DEFAULT_FACTOR,
+    NewSweep,
+    code_of,
+    create_sweep,
+    refuse_resume_if_exists,
+    resume_command,
+    typed_axis,
+)
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.metrics import check_metric, extra_columns
 from rollmill.sweeps.population_based import check_shares
@@ -149,6 +157,8 @@ def _created(arguments: list[str]) -> int:
     for name, why in _ONLY_RESUMED.items():
         if f"--{name}" in arguments:
             raise UsageError(f"--{name} applies only to --resume SWEEP: {why}.")
+    if "--resume-if-exists" in arguments:
+        refuse_resume_if_exists()
     more = ("sweeping", Annotated[_New, MERGED], _New())
     parsed = parse_training(arguments, command="sweep", more=more)
     new: _New = parsed.more

@@ -17,7 +17,7 @@ from rollmill.envs.named_transforms import OPTION, parse_transforms
 from rollmill.gpus.machine_parts import check_sharing
 from rollmill.gpus.sharing import SHARINGS
 from rollmill.runs.own_names import modules_of_names
-from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, typed_axis
+from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, refuse_resume_if_exists, typed_axis
 from rollmill.sweeps.metrics import check_metric
 from rollmill.sweeps.population_based import check_shares
 from rollmill.sweeps.running import run_sweep
@@ -114,6 +114,8 @@ def sweep(
         >>> rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(3)})
     """
     _check_names(algorithm, environment, gpu_sharing, metric)
+    if options.get("resume_if_exists"):
+        refuse_resume_if_exists()
     if together not in get_args(Together):
         raise unknown_name("together", str(together), get_args(Together))
     counts = _counts(

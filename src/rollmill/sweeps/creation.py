@@ -100,6 +100,14 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     return sweep
 
 
+def refuse_resume_if_exists() -> None:
+    """Raises a `UsageError` that says how a sweep is continued."""
+    raise UsageError(
+        "--resume-if-exists applies to a single run, not to a sweep. hint: give the sweep a directory with "
+        "--sweep-dir SWEEP, and continue it with rollmill sweep --resume SWEEP."
+    )
+
+
 def code_of(sweep: SweepDirectory) -> NamedCode:
     """Collects the modules, clusters and stores that the trials of a sweep name, including trials that a sampler
     has not proposed yet.
