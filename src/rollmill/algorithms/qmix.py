@@ -37,7 +37,7 @@ class QMIXConfig(TeamConfig):
     """Number of hidden units of the mixing network."""
     hypernetwork_size: Annotated[int, Range(0)] = 64
     """Number of hidden units of the hypernetworks that compute the weights of the mixing network. With 0, they are
-    linear, as in the paper of 2018."""
+    linear, as in the 2018 paper."""
     normalize_state: bool = True
     """Normalise the features of each state to mean 0 and variance 1, as in layer normalisation, before the
     hypernetworks read them. Otherwise, the weights of the mixing network grow with the size of the state, and
