@@ -44,7 +44,7 @@ def labels_of(begun: Sequence[Output]) -> ValueClasses:
 
 
 def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
-    """Returns those of the given labels that a step preserves. The step was lowered under these labels.
+    """Returns the labels that still hold after a step, of the labels that were assumed when the step was lowered.
 
     Elements that the step makes different, or changes from their constant, lose their common label.
     """

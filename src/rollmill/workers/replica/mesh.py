@@ -220,10 +220,10 @@ def placed(whole: PyTree[Any], shardings: PyTree[Any]) -> PyTree[Array]:
             value = np.asarray(leaf)
             return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
         data = np.asarray(jax.random.key_data(leaf))
-        whole = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec))
-        placed = jax.make_array_from_callback(data.shape, whole, lambda index: data[index])
+        of_bits = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec))
+        bits = jax.make_array_from_callback(data.shape, of_bits, lambda index: data[index])
         wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(leaf))
-        return jax.jit(wrap, out_shardings=sharding)(placed)
+        return jax.jit(wrap, out_shardings=sharding)(bits)
 
     return jax.tree.map(place, whole, shardings)
 

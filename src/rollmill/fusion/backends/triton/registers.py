@@ -15,8 +15,8 @@ def pack_row(source: KernelSource, parts: Sequence[str]) -> str:
 
 
 def interleave(source: KernelSource, parts: Sequence[str]) -> str:
-    """Builds a row from scalars, each of which a thread holds, and returns the row's name. The number of scalars
-    must be a power of two.
+    """Emits code that joins scalars into a row, and returns the row's name. Each thread builds the row of its own
+    sample. The number of scalars must be a power of two.
     """
     if len(parts) == 1:
         return parts[0]
