@@ -147,7 +147,7 @@ class _CSteps:
         self._scalar = [int(m.jnt_dofadr[joint]) for joint in range(m.njnt) if m.jnt_type[joint] >= 2]
         self._mujoco.set_mju_user_warning(lambda message: None)  # otherwise MuJoCo writes warnings to a file
         warnings = self._mujoco.mjtWarning
-        self._full = {"contacts": warnings.mjWARN_CONTACTFULL, "constraints": warnings.mjWARN_CNSTRFULL}
+        self._full = {"contacts": int(warnings.mjWARN_CONTACTFULL), "constraints": int(warnings.mjWARN_CNSTRFULL)}
         """Warnings of buffers that are too small: MuJoCo leaves out what does not fit."""
         threads = max(1, min(count, thread_share()))
         self._parts = np.array_split(np.arange(count), threads)
@@ -186,7 +186,8 @@ class _CSteps:
             self._mujoco.mj_step(self._compiled, data, steps)
         except self._mujoco.FatalError as error:
             raise self._overflow(str(error).splitlines()[0]) from None
-        if full := [name for name, index in self._full.items() if data.warning[index].number]:
+        counts = data.warning.number  # as an array: a read of single warnings takes longer than a step
+        if full := [name for name, index in self._full.items() if counts[index]]:
             raise self._overflow(" and ".join(full))
         after.positions[row], after.velocities[row], after.accelerations[row] = data.qpos, data.qvel, data.qacc
         readings = after.sensors[row]
@@ -194,5 +195,5 @@ class _CSteps:
         # more readings than the sensors have, because the forces on hinges and slides are included
         if readings.size > data.sensordata.size:
             readings[data.sensordata.size :] = (data.qfrc_actuator + data.qfrc_constraint)[self._scalar]
-        if any(warning.number for warning in data.warning):
+        if counts.any():
             after.velocities[row] = np.nan
