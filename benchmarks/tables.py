@@ -336,6 +336,34 @@ def robots_learning() -> str:
     return table_of([*head, "Compiled in, s"], rows)
 
 
+BACK_ENDS = {"xla": "XLA", "kernel": "Kernel", "warp": "MuJoCo Warp"}
+
+
+def robots_backends() -> str:
+    """Returns steps a second of each robot's rollouts and training by each back end, and what a back end costs."""
+    found = read_result("robots-backends-gpu") | read_result("robots-backends-others-gpu")
+    rows = []
+    for name in sorted(found):
+        sides = [found[name][side] for side in BACK_ENDS]
+        memory = [row.get("bytes_a_copy", 0) + row.get("bytes_a_copy_in_warp", 0) for row in sides]
+        rows.append(
+            [
+                f"`robots:{name}`",
+                *map(_rollouts_and_training, sides),
+                ", ".join(f"{row['compile_seconds']:.0f}" if "compile_seconds" in row else "-" for row in sides),
+                ", ".join(f"{each / 1e3:.0f}" if each else "-" for each in memory),
+            ]
+        )
+    return table_of(["Task", *BACK_ENDS.values(), "Compiled in, s", "kB per copy"], rows)
+
+
+def _rollouts_and_training(row: Mapping[str, Any]) -> str:
+    if "steps_per_second" not in row:
+        return "refused" if "refused" in row else "-"
+    both = (row[f"steps_per_second{part}"] for part in ("", "_of_training"))
+    return ", ".join(f"{rate / 1e6:.3g} M" for rate in both)
+
+
 def robots_physics() -> str:
     """Returns how far steps of robots' models are from those of C MuJoCo."""
     share = lambda found, limit: f"{100 * found[f'within_{limit}']:.1f} %"
@@ -535,6 +563,21 @@ def instances_ppo() -> str:
     return table_of(head, rows)
 
 
+def robots_serving() -> str:
+    """Returns decisions a second of processes under MPS that act on robots, and of one process for all robots."""
+    rows = []
+    for task, sides in read_result("robots-study-gpu")["tasks"].items():
+        served = {name.removeprefix("serving "): row for name, row in sides.items() if name.startswith("serving ")}
+        for count, row in served.items():
+            side = "1 process, all robots" if count == "wide" else f"{count} process{'es' * (count != '1')}"
+            rate = row["steps_per_second"]
+            over = f"{rate / served['1']['steps_per_second']:.2f}"
+            rows.append(
+                [f"`robots:{task}`, {side}", f"{rate / 1e6:.2f} M", over, f"{100 * row['sm_activity']:.0f} %"]
+            )
+    return table_of(["", "decisions/s", "over one process", "SM activity (GPM)"], rows)
+
+
 def _rate(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return "–"
@@ -659,7 +702,7 @@ def fusion() -> str:
     }
     trainings = {
         f"{case}, {gpu_of(each)}": own
-        for each in read("training-4096", "training-65536")
+        for each in read("training-4096", "training-65536", "training-256-256", "training-256-128-64")
         for case, own in each["result"].items()
     }
     errors = [
@@ -1006,6 +1049,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "defaults over environments": defaults_over_environments,
     "seconds to return": seconds_to_return,
     "robots learning": robots_learning,
+    "robots back ends": robots_backends,
     "robots physics": robots_physics,
     "tag learning": tag_learning,
     "strength": strength,
@@ -1014,6 +1058,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "distribution": distribution,
     "instances ppo": instances_ppo,
     "instances alphazero": instances_alphazero,
+    "robots serving": robots_serving,
     "seeds": seeds,
     "sweeps": sweeps,
     "populations": populations,
