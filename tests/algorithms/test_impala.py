@@ -133,7 +133,9 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
     before, after = rollout.learner.weights.values, learner.weights.values
     raw_targets, advantages, ratio = vtrace_by_hand(rollout, before)
     targets = (raw_targets - float(after.mean)) / deviation(after)
-    advantages = (advantages - advantages.mean()) / advantages.std()
+    rho = np.minimum(config.clip_rho, ratio)
+    advantages = advantages - rho * advantages.mean() / rho.mean()  # the baseline has the ratio's weight
+    advantages = advantages / advantages.std()
     assert (ratio > config.clip_rho).mean() > 0.1 and (ratio < config.clip_c).mean() > 0.1
     targets, advantages = jnp.asarray(targets, jnp.float32), jnp.asarray(advantages, jnp.float32)
 
