@@ -103,10 +103,10 @@ class Lowering(NamedTuple):
             case Uniform():
                 return self._uniform_keys(value) if is_key(value.dtype) else self._uniform_scalars(value)
             case RowArray(nodes, _, dtype):
-                check_columns(value.shape)
+                check_columns(value)
                 return filled(value.shape, dtype, lambda at: self.column(nodes[at[:-1]], at[-1]))
             case Concat(parts):
-                check_columns(value.shape)
+                check_size(value.shape)
                 return ScalarArray(
                     np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype
                 )
@@ -216,13 +216,14 @@ def _is_uniform_row(node: Node) -> bool:
     return node.op == "uniform" and node.width is not None and node.dtype.kind == "f"
 
 
-def check_columns(shape: tuple[int, ...]) -> None:
-    """Raises a `LoweringError` if rows are too wide to be split into scalars."""
-    if shape[-1] > MAX_COLUMNS:
-        raise LoweringError(
-            f"an array of shape {shape} must be split into single numbers, for which the limit is {MAX_COLUMNS} "
-            "along the last axis"
-        )
+def check_columns(value: RowArray | Concat) -> None:
+    """Raises a `LoweringError` if a value contains rows that are too wide to be split into scalars."""
+    for part in value.parts if isinstance(value, Concat) else (value,):
+        if isinstance(part, RowArray) and part.width > MAX_COLUMNS:
+            raise LoweringError(
+                f"an array of shape {part.shape} must be split into single numbers, for which the limit is "
+                f"{MAX_COLUMNS} along the last axis"
+            )
 
 
 def settled(value: Value) -> Value:

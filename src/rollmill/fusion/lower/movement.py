@@ -121,7 +121,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
     # If there are many short runs, as after a transposition along columns, splitting rows is cheaper than many
     # pieces.
     if len(cuts) - 1 > max(MAX_PIECES, places.shape[-1] // NARROW):
-        check_columns(value.shape)
+        check_columns(value)
         return _as_scalars(ctx, value, places, fill)
     pieces = [_piece(ctx, value, table[:, a], b - a, lead, fill) for a, b in zip(cuts, cuts[1:], strict=False)]
     return joined(ctx, pieces)
