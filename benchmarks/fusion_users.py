@@ -22,7 +22,15 @@ from measure import options, platform, read_result, some_of, write_result
 import rollmill
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import start
-from rollmill.fusion import backend_of, compile_candidates, fastest, lower_rollout, pressure_of, rollout_search
+from rollmill.fusion import (
+    backend_of,
+    compile_candidates,
+    fastest,
+    lower_rollout,
+    many_products,
+    pressure_of,
+    rollout_search,
+)
 from rollmill.programs.compiled import unroll_for
 from rollmill.programs.search_cost import MIN_GAIN
 
@@ -59,7 +67,7 @@ def rate(name: str) -> dict[str, Any]:
     begin = partial(start, graph, jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
     device, step = jax.devices()[0], lower_rollout(graph)
     backend, pressure = backend_of(device, "float32" if platform() == "cpu" else "tf32"), pressure_of(step.program)
-    if (reason := backend.hopeless(pressure)) is not None:
+    if (reason := many_products(pressure)) is not None:
         return {"operations": pressure.operations, "left": reason}
     launches = backend.rollouts.launches(ENVS, pressure.operations)
     unroll = unroll_for(platform())

@@ -6,8 +6,8 @@ Each task is a process of its own. All compile side by side at low priority unti
 been compiled by then is timed one task after the other: rollouts of the policy of the task's recipe with the
 trajectory stored, and PPO by that recipe with `--envs` environments. Of C MuJoCo, environments are timed with
 random actions on all cores of this process, and no training. A launch is environments of a block and its warps, on
-CPUs environments alone. `auto` says which of XLA and the kernel `--fusion auto` takes, and why: it does not try
-kernels of large steps, and otherwise times both. Memory is what XLA allots for the arguments, results and
+CPUs environments alone. `auto` says which of XLA and the kernel `--fusion auto` takes, and why, in a run that is
+long enough for it to time both. Memory is what XLA allots for the arguments, results and
 intermediate values of rollouts, and what MuJoCo Warp holds besides, divided by the environments. Writes
 results/robots-backends-DEVICE.json.
 """
@@ -38,7 +38,7 @@ from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Graph
 from rollmill.envs.robots import MODELS, TASKS
 from rollmill.envs.robots.in_mujoco import MujocoBatch
-from rollmill.fusion import backend_of, lower_rollout, pressure_of_step, rollouts_in_a_row
+from rollmill.fusion import lower_rollout, many_products, pressure_of_step, rollouts_in_a_row
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.kernels import device_name
 from rollmill.programs.search_cost import MIN_GAIN
@@ -105,7 +105,7 @@ def warp_bytes() -> int | None:
 def left_to_xla(graph: Graph) -> str | None:
     """Returns why `--fusion auto` does not try a kernel of rollouts; None if it does."""
     try:
-        return backend_of(jax.devices()[0], "tf32").hopeless(pressure_of_step(lower_rollout(graph)))
+        return many_products(pressure_of_step(lower_rollout(graph)))
     except CannotFuse as reason:
         return str(reason)
 

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 import rollmill
 from rollmill.core.types import Environment, Timestep
-from rollmill.fusion import machine_code
+from rollmill.fusion import CannotFuse, machine_code
 from rollmill.programs.evaluation import compiled, fused
 from rollmill.programs.evaluation.compiled import evaluate, evaluator
 from wordings import raises
@@ -73,6 +73,12 @@ def test_steps_that_no_kernel_can_compute_are_computed_by_xla():
     weights = graph.weights(graph.start_learner(jax.random.key(0)))
     lengths = evaluator(graph, weights, episodes=2, backend=machine_code())(weights).lengths
     np.testing.assert_array_equal(lengths, [41, 41])
+
+
+def test_no_evaluation_waits_for_a_kernel_that_compiles_for_minutes(trained):
+    backend = machine_code()._replace(compile_seconds=lambda pressure: 61.0)
+    with raises("compiling-kernel-for-evaluations-would", "61", "60", kind=CannotFuse):
+        fused.fused_steps(trained[0], backend, 4)
 
 
 def test_more_episodes_than_say_anything_are_refused(trained):

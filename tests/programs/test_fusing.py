@@ -12,12 +12,14 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import describe_processor
 from rollmill.dataflow import MeanGradients
 from rollmill.fusion import CannotFuse, pressure_of_rollout
+from rollmill.fusion.backends import base
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.triton import launches as kernel_launches
 from rollmill.programs import fused_kernels as fusing, kernels as choosing
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.kernel_choice import choose_kernels
+from rollmill.programs.search_cost import SearchBudget, SearchRecords
 from rollmill.record.leaves import to_host
 from wordings import raises
 
@@ -207,36 +209,48 @@ def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
     assert not ways.rollouts.fused and "Triton cannot compile the kernel" in ways.rollouts.note
 
 
-@pytest.mark.parametrize(("longest", "fused"), [(10_000, True), (100, False)])
-def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollouts_alone, longest, fused):
-    monkeypatch.setattr(kernel_launches, "MAX_NODES", longest)
+@pytest.mark.parametrize(("training", "fused"), [(1e5, True), (100.0, False)])
+def test_a_kernel_that_compiles_for_minutes_is_tried_in_long_runs(monkeypatch, rollouts_alone, training, fused):
+    """`auto` leaves no step to XLA because of its size: a long run times both."""
+    monkeypatch.setattr(kernel_launches, "needs_segments", lambda count: True)
+    monkeypatch.setattr(kernel_launches, "COMPILE_SECONDS", 1.0)
+    launches, graph = [], graph_on(rollmill.make("CartPole-v1"))
+    budget = SearchBudget(training, 5.0, SearchRecords("gpu", "an artificial machine"))
+
+    def timed(tuner, search, prepare):
+        launches.extend(search.launches)
+        budget.admit(search.file, 1, 0.0, search.compile_seconds)
+        return lambda: fusing.Tuned((32, 1), 1.0, 2.0)
+
+    monkeypatch.setattr(fusing.Tuner, "start", timed)
+    way = choose_kernels(graph, fusion="auto", budget=budget, **CHOICE).rollouts
+    assert way.fused == fused and launches == [(32, 1, 0, 0, 0)]
+    operations = pressure_of_rollout(graph).operations
+    assert fused or f"would take about {operations:,} s, but only 20 s are left for it in this run" in way.note
+
+
+@pytest.mark.parametrize(("longest", "fused"), [(1e6, True), (10, False)])
+def test_kernels_that_compile_for_minutes_have_to_be_asked_for_without_a_budget(
+    monkeypatch, rollouts_alone, longest, fused
+):
+    """As on a mesh, and with a replay memory."""
+    monkeypatch.setattr(kernel_launches, "needs_segments", lambda count: True)
+    monkeypatch.setattr(kernel_launches, "COMPILE_SECONDS", 1.0)
+    monkeypatch.setattr(fusing, "MAX_COMPILE_SECONDS", longest)
     monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1), 1.0, 2.0))
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
-    assert (
-        fused
-        or "A kernel with more than 100 takes minutes to compile. Use fusion=rollout to fuse anyway" in way.note
-    )
+    assert fused or "more than the limit of 10 s for runs whose duration is not estimated" in way.note
     assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 
-def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be_asked_for(
-    monkeypatch, rollouts_alone
-):
-    monkeypatch.setattr(kernel_launches, "REGISTER_ROOM", 16)
-    monkeypatch.setattr(kernel_launches, "INSTRUCTION_CACHE", 100)
-    tuned = []
-    monkeypatch.setattr(
-        fusing._Chooser, "_tune_rollouts", lambda *_: tuned.append(1) or (lambda: fusing.Tuned((32, 1)))
-    )
+def test_very_many_products_have_to_be_asked_for(monkeypatch, rollouts_alone):
+    monkeypatch.setattr(base, "MAX_PRODUCTS", 0)
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1)))
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
-    pressure = pressure_of_rollout(graph)
-    assert not way.fused and not tuned, "nothing is compiled"
-    assert f"holds up to {pressure.live} numbers at a time, but the registers have space for about 16" in way.note
-    assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
-    assert "Use fusion=rollout to fuse anyway" in way.note
+    assert not way.fused and "With more than 0, compiling takes minutes. Use fusion=rollout to fuse" in way.note
     assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 

@@ -189,7 +189,7 @@ def records(tmp_path, monkeypatch):
 def test_a_search_ends_when_it_has_taken_what_it_may(tmp_path, records):
     processes, clock = [], SimpleNamespace(now=0.0)
     search = search_in(tmp_path, lambda: compiling_for_an_hour(processes))
-    with Tuner(jax.devices()[0], budget=SearchBudget(1000.0, 5.0, records), clock=lambda: clock.now) as tuner:
+    with Tuner(jax.devices()[0], budget=SearchBudget(300.0, 5.0, records), clock=lambda: clock.now) as tuner:
         find = tuner.start(search, lambda: lambda: [jnp.ones(8)])
         clock.now = 31.0
         with raises("kernels-still-compile-after-s", "30"):
@@ -215,7 +215,7 @@ def test_a_search_ends_when_the_function_with_its_fastest_kernel_compiles_too_lo
         return 31.0 if compiling.is_set() else 0.0
 
     search = search._replace(fused=fused)
-    with Tuner(jax.devices()[0], budget=SearchBudget(1000.0, 5.0, records), clock=now) as tuner:
+    with Tuner(jax.devices()[0], budget=SearchBudget(300.0, 5.0, records), clock=now) as tuner:
         find = tuner.start(search, lambda: lambda: [jnp.ones(8)])
         submit = tuner.compile
 
@@ -239,9 +239,24 @@ def test_the_seconds_of_a_search_are_predicted_from_those_on_the_same_kind_of_ma
     assert records.predict(400) == 1.5 * 16  # larger than all three
     assert records.predict(20_000) == 1.5 * 120
     assert records.predict(1_000_000) == 1.5 * 6000
+    assert records.predict(1_000_000, 150.0) == 150.0  # known better than from searches of another size
+    assert records.predict(400, 150.0) == 1.5 * 16
     assert SearchRecords("cpu", "a processor").least() == 4.0
     assert SearchRecords("cpu", "another").least() == 10.0
     assert SearchRecords("tpu", "another").least() == float("inf")
+
+
+def test_a_kernel_that_compiles_for_minutes_is_tried_only_in_long_runs(tmp_path, records):
+    search = search_in(tmp_path, no_wait)._replace(compile_seconds=150.0, launches=[(1,)])
+
+    def found_in(training):
+        budget = SearchBudget(training, 5.0, records)
+        with Tuner(jax.devices()[0], budget=budget, clock=lambda: 0.0) as tuner:
+            return tuner.start(search, lambda: lambda: [jnp.ones(8)])()
+
+    with raises("search-for-fastest-takes-about", "150", "100", kind=SearchTooLong):
+        found_in(1000.0)
+    assert found_in(1600.0).launch == (1,)
 
 
 def test_damaged_records_are_forgotten(records, tmp_path):
@@ -352,22 +367,22 @@ def test_no_search_loses_more_than_it_may(machine, records):
         risk = max(MAX_LOSS * training, min(LIKELY_SAVING * training - program, MAX_RISK))
         lost.append(machine.seconds_lost(training, program, kernels) / risk)
     assert max(lost) <= 1 + 1e-9
-    assert min(lost) < -10 and max(lost) > 0.9  # some paid off, and some were in vain
+    assert min(lost) < -5 and max(lost) > 0.9  # some paid off, and some were in vain
 
 
 def test_a_search_that_compiled_in_vain_is_not_begun_again(machine):
     """The seconds of a search are known after the first."""
-    assert machine.seconds_lost(1000.0, 5.0, [(1000, 500.0, 0.5)]) == pytest.approx(30.0)
-    assert machine.seconds_lost(1000.0, 5.0, [(1000, 500.0, 0.5)]) == 0.0 and machine.begun == []
+    assert machine.seconds_lost(300.0, 5.0, [(1000, 500.0, 0.5)]) == pytest.approx(30.0)
+    assert machine.seconds_lost(300.0, 5.0, [(1000, 500.0, 0.5)]) == 0.0 and machine.begun == []
 
 
 def test_savings_of_one_kernel_pay_for_the_search_of_another(machine, records):
     records.add(1000, 4.0)
     records.add(9000, 100.0)
-    assert machine.seconds_lost(2000.0, 5.0, SLOW_GRADIENTS) == pytest.approx(4 + 200 + 5 - 0.6 * 2000)
+    assert machine.seconds_lost(1400.0, 5.0, SLOW_GRADIENTS) == pytest.approx(4 + 200 + 5 - 0.6 * 1400)
     assert machine.begun == [4.0, 200.0]
-    assert machine.seconds_lost(400.0, 5.0, SLOW_GRADIENTS) == pytest.approx(4 + 5 - 0.3 * 400)
-    assert machine.begun == [4.0]  # 120 s are not enough for 1.5 x 150 s
+    assert machine.seconds_lost(350.0, 5.0, SLOW_GRADIENTS) == pytest.approx(4 + 5 - 0.3 * 350)
+    assert machine.begun == [4.0]  # 105 s are not enough for 1.5 x 100 s
 
 
 STORED_KERNELS = plain_kernels(1)._replace(rollouts=Implementation(None, True, "a kernel", (8,)))

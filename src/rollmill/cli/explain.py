@@ -29,6 +29,7 @@ from rollmill.fusion import (
     lower_gradients,
     lower_rollout,
     machine_code,
+    many_products,
     stages_of,
 )
 from rollmill.runs.algorithms import ALGORITHMS
@@ -125,11 +126,14 @@ def run(arguments: list[str]) -> int:
 def _verdict(environment: str, found: Explanation, chip: str, graph: Graph) -> list[str]:
     """Returns sentences for somebody who decides: what fuses, what `--fusion auto` does, and the gain at most."""
     limit, rate = min(found.bounds.items(), key=lambda item: item[1])
-    on_gpu = (
-        f"leaves the rollout to XLA, because {found.hopeless}; `--fusion rollout` uses a kernel anyway."
-        if found.hopeless
-        else "times kernels at the start of a run, and uses them if they are faster than XLA."
-    )
+    on_gpu = "times kernels at the start of a run, and uses them if they are faster than XLA."
+    if products := many_products(found.pressure):
+        on_gpu = f"leaves the rollout to XLA, because {products}; `--fusion rollout` uses a kernel anyway."
+    elif found.compile_seconds:
+        on_gpu = (
+            f"times the kernel only in long runs, because it takes about {found.compile_seconds:,.0f} s to "
+            "compile, and uses it if it is faster than XLA."
+        )
     return [
         f"{environment} fuses: policy and environment become one kernel for all steps of a rollout.",
         f"Gradients: {_gradients(graph).rstrip('.')}.",

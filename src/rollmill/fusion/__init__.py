@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from rollmill.core.errors import CannotFuse as CannotFuse
     from rollmill.core.machine import Numerics as Numerics
     from rollmill.fusion.backends import backend_of as backend_of
-    from rollmill.fusion.backends.base import Backend as Backend, check_package as check_package
+    from rollmill.fusion.backends.base import (
+        Backend as Backend,
+        check_package as check_package,
+        many_products as many_products,
+    )
     from rollmill.fusion.backends.cpu.launches import machine_code as machine_code
     from rollmill.fusion.backends.triton.gradients import (
         GradientLaunch as GradientLaunch,

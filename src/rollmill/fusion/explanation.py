@@ -15,7 +15,7 @@ from rollmill.core.children import run_program
 from rollmill.core.machine import Numerics
 from rollmill.dataflow import Graph, start
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
-from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
+from rollmill.fusion.backends.triton.launches import compile_seconds_on_gpu
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
 from rollmill.fusion.estimate.chips import Chip
 from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
@@ -62,9 +62,9 @@ class Explanation(NamedTuple):
     """Shapes and dtypes of the arrays that the kernel takes."""
 
     @property
-    def hopeless(self) -> str | None:
-        """The reason why the kernel would be slower than XLA or take too long to compile, or None."""
-        return hopeless_on_gpu(self.pressure)
+    def compile_seconds(self) -> float:
+        """Approximate seconds that the kernel of a long step takes to compile, or 0 for other steps."""
+        return compile_seconds_on_gpu(self.pressure)
 
 
 def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:

@@ -29,6 +29,7 @@ from rollmill.fusion import (
     largest_tiled_matrix,
     lower_gradients,
     lower_rollout,
+    many_products,
     minibatch_loop_search,
     num_kernel_rows,
     pressure_of_step,
@@ -45,7 +46,7 @@ from rollmill.programs.kernels import (
     seeds_side_by_side,
     sought_parts,
 )
-from rollmill.programs.search_cost import MIN_GAIN, SearchTooLong
+from rollmill.programs.search_cost import MAX_COMPILE_SECONDS, MIN_GAIN, SearchTooLong
 from rollmill.programs.tuning import Arguments, Tuner
 
 
@@ -75,7 +76,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
     """Returns the deepest fusion that is worth trying on the first device, without compiling or timing."""
     backend = usable_backend(jax.devices()[0], numerics)
     try:
-        if backend is None or backend.hopeless(pressure_of_step(lower_rollout(graph))) is not None:
+        if backend is None or many_products(pressure_of_step(lower_rollout(graph))) is not None:
             return "off"
     except CannotFuse:
         return "off"
@@ -248,11 +249,13 @@ class _Chooser:
     def _rollout_candidates(self) -> "_Candidates":
         step = lower_rollout(self.graph)
         pressure = pressure_of_step(step)
-        self._check_pressure(pressure)
+        compile_seconds = self.backend.compile_seconds(pressure)
+        self._check_size(pressure, compile_seconds)
         launches = self.backend.rollouts.launches(
             self._share, pressure.operations, largest_matrix=largest_tiled_matrix(step.program)
         )
-        return _Candidates(step, self._launch("rollouts", launches, partial(self._tune_rollouts, step)))
+        tune = partial(self._tune_rollouts, step, compile_seconds)
+        return _Candidates(step, self._launch("rollouts", launches, tune))
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
@@ -277,14 +280,23 @@ class _Chooser:
         """Returns whether neither the options nor the begin of the run ask for kernels."""
         return self.fusion == "auto" and self.launches is None
 
-    def _check_pressure(self, pressure: Pressure) -> None:
-        """Raises `CannotFuse` if a step is not worth compiling as a kernel, unless the options request it."""
-        if self._is_free and (reason := self.backend.hopeless(pressure)) is not None:
+    def _check_size(self, pressure: Pressure, compile_seconds: float) -> None:
+        """Raises `CannotFuse` if a kernel takes too long to compile, unless the options request it."""
+        reason = many_products(pressure)
+        if reason is None and self.tuner.budget is None and compile_seconds > MAX_COMPILE_SECONDS:
+            reason = (
+                f"the kernel would take about {compile_seconds:,.0f} s to compile, more than the limit of "
+                f"{MAX_COMPILE_SECONDS} s for runs whose duration is not estimated"
+            )
+        if self._is_free and reason is not None:
             raise CannotFuse(f"{reason}. Use fusion=rollout to fuse anyway")
 
-    def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
+    def _tune_rollouts(
+        self, step: RolloutStep, compile_seconds: float, launches: Sequence[tuple[int, ...]]
+    ) -> Callable[[], Tuned]:
         shapes, device = self._example_shapes, self.place.device
         search = rollout_search(self.graph, shapes, self.backend, launches, device, unroll=self.unroll, step=step)
+        search = search._replace(compile_seconds=compile_seconds)
 
         def arguments() -> tuple[Weights, Collector, Key]:
             state = self._example

@@ -81,7 +81,7 @@ class Tuner:
             return lambda: stored
         spent = self._spent()
         if self.budget is not None:
-            self.budget.admit(search.file, _size(search), spent)
+            self.budget.admit(search.file, _size(search), spent, search.compile_seconds * _turns(search))
         began = self._began = self._clock() if self._began is None else self._began
         wait_for_kernels = self._kernels.enter_context(search.compile_ahead())
         compiled_at: list[float] = []
@@ -162,4 +162,9 @@ class Tuner:
 
 def _size(search: Search) -> int:
     """Returns the characters of a kernel's source, times the number of kernels that one core compiles."""
-    return max(1, search.size) * math.ceil(len(search.launches) / usable_cores())
+    return max(1, search.size) * _turns(search)
+
+
+def _turns(search: Search) -> int:
+    """Returns the number of kernels that one core compiles."""
+    return math.ceil(len(search.launches) / usable_cores())

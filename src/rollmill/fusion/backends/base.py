@@ -60,8 +60,8 @@ class Backend(NamedTuple):
     gradients_too_long: Callable[[Any], str | None]
     """Returns the reason why the kernel of a `GradientStep` would take too long to compile unless the user asks
     for it, or None."""
-    hopeless: Callable[[Pressure], str | None]
-    """Returns the reason why a rollout kernel is not worth compiling unless the user asks for it, or None."""
+    compile_seconds: Callable[[Pressure], float]
+    """Returns the approximate seconds that the rollout kernel of a long step takes to compile, or 0 if unknown."""
     timed_repeats: int
     """Number of rollouts or epochs in one timing, enough to keep the device from waiting for the host."""
     has_lanes: bool

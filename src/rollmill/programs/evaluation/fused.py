@@ -6,8 +6,11 @@ import jax.numpy as jnp
 from rollmill.core.errors import CannotFuse
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph, Step, Weights
-from rollmill.fusion import Backend, fused_collect, lower_rollout, pressure_of
+from rollmill.fusion import Backend, fused_collect, lower_rollout, many_products, pressure_of
 from rollmill.programs.evaluation.episodes import CHUNK, OUTCOME, Advance, Playing, with_outcome
+
+MAX_COMPILE_SECONDS = 60
+"""Maximum seconds to compile a kernel for evaluations, which are short, so that a kernel saves little time."""
 
 
 def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
@@ -18,8 +21,13 @@ def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
     graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
     step = lower_rollout(graph)
     pressure = pressure_of(step.program)
-    if reason := backend.hopeless(pressure):
+    if reason := many_products(pressure):
         raise CannotFuse(reason)
+    if (seconds := backend.compile_seconds(pressure)) > MAX_COMPILE_SECONDS:
+        raise CannotFuse(
+            f"compiling a kernel for evaluations would take about {seconds:,.0f} s, more than the limit of "
+            f"{MAX_COMPILE_SECONDS} s"
+        )
     # Uses the smallest blocks, because there are few episodes, and each block runs on a separate multiprocessor.
     launch = min(backend.rollouts.launches(episodes, pressure.operations))
     run = backend.rollouts.run(launch)

@@ -1,4 +1,4 @@
-"""Launch configurations worth timing on a GPU, and estimates of which kernels are not worth compiling."""
+"""Launch configurations worth timing on a GPU, and estimates of how long kernels take to compile."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics
-from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
+from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind
 from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
 from rollmill.fusion.backends.triton.descents import descend_by_kernel
@@ -35,21 +35,16 @@ ROLLOUTS = (
     *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
     *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
 )
-LONG_ROLLOUTS = (Launch(16, 1), Launch(32, 1))
-"""Launches for steps with many operations, whose kernels take a minute each to compile. They were the fastest of
-five for TagContinuous-Small-v0, and of three for robots:Ant."""
-MAX_NODES = 20_000
-"""Maximum number of nodes of a step whose kernel compiles in two minutes on one core."""
+LONG_ROLLOUTS = (Launch(32, 1),)
+"""The launch for steps with many operations, whose kernels take minutes to compile. With it, kernels of robots:Ant
+and robots:FrankaCabinet were 2.7 and 3.0 times as fast as XLA on an H200 (benchmarks/robots_backends.py)."""
+COMPILE_SECONDS = 0.0085
+"""Approximate seconds for each operation of a long step, to compile its kernel.
+
+The kernels of robots:Ant and robots:FrankaCabinet, with 17,325 and 15,055 operations, took 129 and 143 s on the
+host of an H200, beside other compilations (benchmarks/robots_backends.py)."""
 MAX_GRADIENT_OPERATIONS = 3_000
 """Maximum number of operations of a gradient kernel that compiles in a minute on one core."""
-REGISTER_ROOM = 160
-"""Approximate number of values of a step that fit in registers, besides the network and addresses."""
-INSTRUCTION_CACHE = 8_192
-"""Maximum number of instructions with which a kernel is still faster than XLA if its values do not fit in
-registers.
-
-Measured on an H200 by benchmarks/fusion_limits.py: with 7,600 instructions the kernel is 1.5 times as fast as XLA,
-and with 12,000 it is 0.7 times as fast."""
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
 """Launches for float32 matrix products, which use no tensor cores and need more registers."""
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
@@ -98,7 +93,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         device_name=lambda device: device.device_kind,
         check=_check_chip,
         gradients_too_long=gradients_too_long_on_gpu,
-        hopeless=hopeless_on_gpu,
+        compile_seconds=compile_seconds_on_gpu,
         timed_repeats=4,
         has_lanes=True,
         unroll=16,  # enough for all epochs of a usual iteration to become one CUDA graph
@@ -129,28 +124,15 @@ def triton_kernels(numerics: Numerics) -> Backend:
     )
 
 
-def hopeless_on_gpu(pressure: Pressure) -> str | None:
-    """Returns the reason why a rollout kernel would be slower than XLA or take too long to compile, or None.
+def compile_seconds_on_gpu(pressure: Pressure) -> float:
+    """Returns the approximate seconds that the rollout kernel of a long step takes to compile, or 0 for other
+    steps.
 
-    Values that do not fit in registers are spilled to the data cache. Instructions that do not fit in the
-    instruction cache are fetched again in every step. Neither is enough to make a kernel slower than XLA, but both
-    together are. Loops are an exception, because XLA launches their operations again in every iteration: the
-    kernel of robots:Ant is ten times as fast.
+    The size of a step does not tell whether its kernel is faster than XLA. Bodies-12 and Bodies-20 (12,000 and
+    23,600 instructions) took 1.4 and 2.5 times as long as XLA on an H200 (benchmarks/fusion_limits.py), but
+    robots:Ant, with 29,500 instructions, was 2.7 times as fast (benchmarks/robots_backends.py).
     """
-    if pressure.operations > MAX_NODES:
-        size = f"{pressure.operations:,} operations"
-        return f"a step has {size}. A kernel with more than {MAX_NODES:,} takes minutes to compile"
-    if (reason := many_products(pressure)) is not None:
-        return reason
-    instructions = pressure.instructions + pressure.guarded
-    is_looped = pressure.looped > instructions / 2
-    if pressure.live > REGISTER_ROOM and instructions > INSTRUCTION_CACHE and not is_looped:
-        return (
-            f"a step holds up to {pressure.live:,} numbers at a time, but the registers have space for about "
-            f"{REGISTER_ROOM}. It has about {instructions:,} instructions, but the instruction cache holds "
-            f"{INSTRUCTION_CACHE:,}. Such a kernel is slower than XLA"
-        )
-    return None
+    return COMPILE_SECONDS * pressure.operations if needs_segments(pressure.operations) else 0.0
 
 
 def gradients_too_long_on_gpu(step: GradientStep) -> str | None:
@@ -194,10 +176,12 @@ def _rollout_launches(
 ) -> Sequence[Launch]:
     if numerics == "float32":
         return EXACT_ROLLOUTS[:1] if needs_segments(num_nodes) else EXACT_ROLLOUTS
-    launches = LONG_ROLLOUTS if needs_segments(num_nodes) else ROLLOUTS
+    is_long, only_in_tiles = needs_segments(num_nodes), 4 * largest_matrix > MAX_MATRIX_BYTES
+    if is_long:
+        return WIDE_ROLLOUTS[:1] if only_in_tiles else LONG_ROLLOUTS
     if largest_matrix <= MAX_WHOLE:
-        return launches
-    return WIDE_ROLLOUTS if 4 * largest_matrix > MAX_MATRIX_BYTES else (*launches, *WIDE_ROLLOUTS)
+        return ROLLOUTS
+    return WIDE_ROLLOUTS if only_in_tiles else (*ROLLOUTS, *WIDE_ROLLOUTS)
 
 
 def _gradient_launches(
