@@ -79,6 +79,13 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish():
+    """Spares the garbage collector the modules and the tests, through which it would walk again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
 def resident_bytes() -> int:
     """Memory that this process holds; Linux only."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -111,8 +111,9 @@ DIFFERS_BY_EMITTERS = ("cbrt",)
 
 def chunks() -> list[list[Case]]:
     apart = lambda case: case.primitive in DIFFERS_BY_EMITTERS
-    groups = by_operands([case for case in cases() if not apart(case)])
-    groups += by_operands([case for case in cases() if apart(case)])
+    every = list(cases())
+    groups = by_operands([case for case in every if not apart(case)])
+    groups += by_operands([case for case in every if apart(case)])
     return [group[first : first + CHUNK] for group in groups for first in range(0, len(group), CHUNK)]
 
 

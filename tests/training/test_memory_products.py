@@ -1,7 +1,7 @@
 """Every algorithm with a replay memory, under every placement: what is lost by a kill, a loss, a move. Nothing.
 
-The cases are made of the algorithms and distribution policies that there are, so that a new one is in the product
-by itself, and the table of docs/distribution.md has to name it. Placements of several groups run in threads.
+The table of docs/distribution.md has to name all algorithms and distribution policies that there are. A new one is
+therefore in the product by itself. Placements of several groups run in threads.
 """
 
 import functools
@@ -113,7 +113,7 @@ def placements():
                 options[count] = value
         if _is_read(options):
             found.append(Placement(f"{policy}, asynchronous" if asynchronous else policy, tuple(options.items())))
-    return found
+    return {placement.name: placement for placement in found}
 
 
 @functools.cache
@@ -138,24 +138,25 @@ def plan_of(graph, placement):
         return None
 
 
-def rows_of_page():
-    """The table of the page: cells by the name of the placement."""
-    section = PAGE.partition("## What a replay memory survives")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (?!Placement|---)(.+?) \|$", section, re.M)
-    return {cells[0].strip("`"): cells[1:] for cells in (row.split(" | ") for row in rows)}, section
+SECTION = PAGE.partition("## What a replay memory survives")[2].partition("\n## ")[0]
+ROWS = {
+    cells[0].strip("`"): cells[1:]
+    for cells in (row.split(" | ") for row in re.findall(r"^\| (?!Placement|---)(.+?) \|$", SECTION, re.M))
+}
+"""The table of the page: cells by the name of the placement."""
+NAMED = re.search(r"These algorithms have a replay memory: (.+?)\.", SECTION, re.S)[1].replace("\n", " ")
+NAMES = [name.replace(" with prioritised replay", ", prioritised") for name in re.split(", | and ", NAMED)]
 
 
 def test_the_page_has_every_algorithm_and_every_placement():
-    rows, section = rows_of_page()
-    assert list(rows) == [placement.name for placement in placements()]
-    named = re.search(r"These algorithms have a replay memory: (.+?)\.", section, re.S)[1].replace("\n", " ")
-    names = [name.replace(" with prioritised replay", ", prioritised") for name in re.split(", | and ", named)]
-    assert names == list(variants())
+    """Tests are collected by the names on the page, because it takes seconds to build the graphs and the plans."""
+    assert list(ROWS) == list(placements())
+    assert list(variants()) == NAMES
 
 
-@pytest.mark.parametrize("placement", placements(), ids=lambda placement: placement.name)
-def test_the_page_says_what_is_refused_and_who_is_replaced(placement):
-    (resumed, lost, moved), graphs = rows_of_page()[0][placement.name], variants().values()
+@pytest.mark.parametrize("name", ROWS)
+def test_the_page_says_what_is_refused_and_who_is_replaced(name):
+    (resumed, lost, moved), graphs, placement = ROWS[name], variants().values(), placements()[name]
     plans = [plan_of(graph, placement) for graph in graphs]
     if None in plans:
         assert plans == [None] * len(plans) and {resumed, lost, moved} == {"rejected"}
@@ -169,10 +170,10 @@ def test_the_page_says_what_is_refused_and_who_is_replaced(placement):
         assert ("exact" if not replaced else "begins new episodes") in lost
 
 
-CASES = [  # by the page, which the test above holds to the plans: these take seconds
-    pytest.param(name, placement, id=f"{name}-{placement.name}")
-    for name, placement in itertools.product(learners(), placements())
-    if "rejected" not in rows_of_page()[0].get(placement.name, ())
+CASES = [
+    pytest.param(name, place, id=f"{name}-{place}")
+    for name, place in itertools.product([*NAMES, "sequences"], ROWS)
+    if "rejected" not in ROWS[place]
 ]
 FAST = {("dqn, prioritised", "one program")}
 
@@ -207,18 +208,14 @@ def assert_filled(state, iteration):
 
 
 @pytest.mark.parametrize(
-    ("name", "placement"),
+    ("name", "place"),
     [
-        pytest.param(
-            *case.values,
-            id=case.id,
-            marks=() if (case.values[0], case.values[1].name) in FAST else pytest.mark.slow,
-        )
+        pytest.param(*case.values, id=case.id, marks=() if case.values in FAST else pytest.mark.slow)
         for case in CASES
     ],
 )
-def test_a_killed_training_goes_on_as_if_it_had_not_been(name, placement, tmp_path):
-    graph = learners()[name]
+def test_a_killed_training_goes_on_as_if_it_had_not_been(name, place, tmp_path):
+    graph, placement = learners()[name], placements()[place]
     run = trained(name, placement, tmp_path / "whole")
     folder, number = killed_midway(run, tmp_path / "killed")
     midway = state_of(folder, graph, number)
@@ -236,10 +233,10 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(name, placement, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "placement"), CASES)
-def test_a_training_that_moves_takes_its_memory_along(name, placement, tmp_path):
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_a_training_that_moves_takes_its_memory_along(name, place, tmp_path):
     """To one program, or from it to a mesh: the memory is that of the place before, and what is learned, too."""
-    graph = learners()[name]
+    graph, placement = learners()[name], placements()[place]
     run = trained(name, placement, tmp_path / "whole")
     elsewhere = (
         {"place": "mesh", "learners": 2} if placement.name == "one program" else {"distribution": "gpu-only"}
@@ -254,9 +251,9 @@ def test_a_training_that_moves_takes_its_memory_along(name, placement, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", learners())
+@pytest.mark.parametrize("name", [*NAMES, "sequences"])
 def test_a_mesh_that_loses_a_process_keeps_its_memory(name, tmp_path, capsys):
-    mesh = next(placement for placement in placements() if placement.name == "mesh")
+    mesh = placements()["mesh"]
     right, said, killed = trained(name, mesh, tmp_path / "whole"), [], []
 
     def kill_one(event):
