@@ -111,7 +111,7 @@ def name_of_robot(name: str) -> str:
 
 
 def distributed_learning() -> Any:
-    results = read_result("distributed-learning")
+    results = {name: each for name, each in read_result("distributed-learning").items() if each["recipe"]}
     figure, axes = pyplot.subplots(1, len(results), figsize=(4 * len(results), 3), squeeze=False)
     for axis, (name, result) in zip(axes[0], results.items(), strict=True):
         for run in result["runs"]:

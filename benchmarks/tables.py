@@ -161,18 +161,19 @@ def _replay_row(study: dict[str, Any]) -> list[str]:
     ]
 
 
-def placed_study(name: str) -> str:
-    """Returns what a recipe learned under a distribution policy."""
-    study = read_result("distributed-learning")[name]
+def placed_study(*names: str) -> str:
+    """Returns what recipes, or the defaults of an algorithm, learned under a distribution policy."""
+    studies = read_result("distributed-learning")
     rows = [
         [
-            f"`{study['recipe']}`",
+            f"`{study['recipe']}`" if study["recipe"] else "none (defaults)",
             f"`{' '.join(study['placement'])}`",
             str(run["seed"]),
             f"{run['final_return']:,.1f}",
         ]
         + ["" if run["greedy"] is None else f"{run['greedy']:,.1f}"]
         + [f"{run['policy_lag_mean']:.1f}", f"{run['seconds']:.0f}"]
+        for study in (studies[name] for name in names if name in studies)
         for run in study["runs"]
     ]
     head = ["Recipe", "Placement", "Seed", "Final return", "Greedy policy", "Mean policy lag", "Seconds"]
@@ -1040,8 +1041,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in BUILTIN.items()},
     "fields of a network": lambda: fields_of(NetworkConfig),
     "results of ppo": lambda: placed_study("half-cheetah"),
-    "results of a3c": lambda: placed_study("a3c-cartpole"),
-    "results of impala": lambda: placed_study("impala-cartpole"),
+    "results of a3c": lambda: placed_study("a3c-cartpole", "a3c-defaults"),
+    "results of impala": lambda: placed_study("impala-cartpole", "impala-defaults"),
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
     "defaults": defaults,
