@@ -422,6 +422,18 @@ def test_asynchronous_trainings_stop_and_go_on(tmp_path, watched, policy):
     assert_whole(run, 1000)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "policy"), [(rollmill.impala, COARSE), (rollmill.a3c, "central")])
+def test_asynchronous_trainings_learn_with_defaults(tmp_path, algorithm, policy):
+    """The pole is balanced although workers have weights that are some updates old."""
+    placement = {"distribution": policy, "actors": 2, "asynchronous": True}
+    for seed in range(2):
+        run = rollmill.train(
+            algorithm("CartPole-v1"), seed=seed, run_dir=tmp_path / str(seed), **placement, **QUIET
+        )
+        assert run.summary["final_return"] > 400, seed
+
+
 # --- hanging ------------------------------------------------------------------------------------------
 
 
