@@ -36,7 +36,7 @@ from rollmill.algorithms.on_policy import (
     update_value_statistics,
 )
 from rollmill.algorithms.reports import value_moments
-from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
+from rollmill.algorithms.returns import bootstrap_values, vtrace
 from rollmill.core.bounds import (
     Count,
     Range,
@@ -91,7 +91,8 @@ class IMPALAConfig:
     vtrace_lambda: ScheduledFraction = 1.0
     """Decay of the trace; 1 as published."""
     norm_adv: bool = True
-    """Divide the advantages of each batch by their root mean square before the first update."""
+    """Standardise the advantages of each batch before the first update. Ratios weigh the baseline that is
+    subtracted, too."""
     ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: ScheduledNonNegative = 0.5
@@ -143,8 +144,8 @@ class Ends(NamedTuple):
     """Observation after the last step."""
     units: PyTree[Array] = ()
     """Statistics of targets before the batch, for each sequence. `()` unless values are normalised."""
-    scale: PyTree[Float[Array, "..."]] = ()
-    """Root mean square of the batch's advantages, for each sequence. `()` unless advantages are scaled."""
+    scale: PyTree[Array] = ()
+    """`Scale` of the batch's advantages, for each sequence. `()` unless advantages are standardised."""
 
 
 class Outputs(NamedTuple):
@@ -153,6 +154,28 @@ class Outputs(NamedTuple):
     log_prob: Float[Array, "..."]
     entropy: Float[Array, "..."]
     value: Float[Array, "..."]
+
+
+class Scale(NamedTuple):
+    """Baseline and standard deviation of advantages, which standardise them."""
+
+    baseline: Float[Array, ""]
+    deviation: Float[Array, ""]
+
+    def standardise(self, weighted: Float[Array, "..."], rho: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Scales advantages, which are weighted by their ratios, to mean 0 and standard deviation 1."""
+        return (weighted - rho * self.baseline) / (self.deviation + 1e-8)
+
+
+class Estimates(NamedTuple):
+    """Results of V-trace, in the units of rewards."""
+
+    advantage: Float[Array, "..."]
+    """Advantage of each action, weighted by the ratio `rho`."""
+    target: Float[Array, "..."]
+    """Estimated return from each step, for the critic."""
+    rho: Float[Array, "..."]
+    """Ratio of the learner's policy to the behaviour policy, bounded by `clip_rho`."""
 
 
 class Signals(NamedTuple):
@@ -260,22 +283,34 @@ def prepare(
             update_value_statistics(learner, found.target, reduce=reduce, replicas=replicas),
         )
     if config.norm_adv:
-        scale = jnp.sqrt(reduce(jnp.mean(jnp.square(found.advantage))))
+        scale = _scale_of(found, reduce)
     each = lambda leaf: jnp.broadcast_to(leaf, (len(found.target),))
     units, scale = jax.tree.map(each, (units, scale))
     return learner, batch._replace(sequences=batch.sequences._replace(units=units, scale=scale))
 
 
+def _scale_of(found: Estimates, reduce: Reduce) -> Scale:
+    """Returns the scale of the advantages of all replicas.
+
+    The ratio weighs the baseline, too. A constant that is subtracted from weighted advantages would not have an
+    expected gradient of 0: it would push the policy away from the behaviour policy if it is positive.
+    """
+    advantage, rho = reduce((jnp.mean(found.advantage), jnp.mean(found.rho)))
+    baseline = advantage / jnp.maximum(rho, 1e-8)
+    square = reduce(jnp.mean(jnp.square(found.advantage - baseline * found.rho)))
+    return Scale(baseline, jnp.sqrt(square))
+
+
 def _estimates(
     policy: NetworkPolicy, config: Any, learner: ActorCriticLearner, weights: PolicyWeights, batch: Batch
-) -> Advantages:
+) -> Estimates:
     """V-trace advantages and targets of a rollout, `[E, T]`, of few sequences at a time if they are large."""
     unroll = partial(sequence_gradients(policy, config).unroll, weights.network, replace(learner, weights=weights))
 
-    def estimate(minibatch: Batch) -> Advantages:
+    def estimate(minibatch: Batch) -> Estimates:
         return _vtrace(policy, config, weights, minibatch, unroll(minibatch))
 
-    def estimate_of(env: Array) -> Advantages:
+    def estimate_of(env: Array) -> Estimates:
         sequence = jax.tree.map(lambda leaf: leaf[None, :, env], batch.samples)
         ends = jax.tree.map(lambda leaf: leaf[None, env], batch.sequences)
         return jax.tree.map(lambda leaf: leaf[0], estimate(Batch(sequence, ends)))
@@ -323,11 +358,11 @@ def _signals(
     minibatch: Batch,
     unrolled: Unrolled,
 ) -> Signals:
-    """Scaled advantages and normalised targets of each sequence `[N, T]`."""
+    """Standardised advantages and normalised targets of each sequence `[N, T]`."""
     config, (_, _, units, scale) = current(config, numbers_now(learner)), minibatch.sequences
     in_units = replace(learner.weights, values=_of_all(units))
     found = _vtrace(policy, config, in_units, minibatch, unrolled)
-    advantage = found.advantage if is_missing(scale) else found.advantage / (_of_all(scale) + 1e-8)
+    advantage = _of_all(scale).standardise(found.advantage, found.rho) if scale else found.advantage
     target = learner.weights.normalised_value(found.target)
     return Signals(advantage, target, in_units.raw_value(unrolled.outputs.value), found.target)
 
@@ -339,7 +374,7 @@ def _of_all(same: PyTree[Array]) -> Any:
 
 def _vtrace(
     policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, unrolled: Unrolled
-) -> Advantages:
+) -> Estimates:
     """V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
 
     Final observations are evaluated only if an episode of the minibatch was truncated.
@@ -370,7 +405,12 @@ def _vtrace(
     )
     done = steps.terminated | steps.truncated
     log_ratio = outputs.log_prob - steps.log_prob
-    return jax.vmap(estimate)(log_ratio, steps.reward, value, next_value, done)
+    found = jax.vmap(estimate)(log_ratio, steps.reward, value, next_value, done)
+    return Estimates(*found, _rho(config, log_ratio))
+
+
+def _rho(config: Any, log_ratio: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jnp.minimum(config.clip_rho, jnp.exp(log_ratio))
 
 
 def _loss(
@@ -386,6 +426,6 @@ def _loss(
         "losses/value": value_loss,
         "losses/entropy": outputs.entropy,
         "losses/approx_kl": approximate_kl(log_ratio),
-        "losses/rho": jnp.minimum(config.clip_rho, jnp.exp(log_ratio)),
+        "losses/rho": _rho(config, log_ratio),
         **value_moments(signals.raw_value, signals.raw_target),
     }
