@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +103,7 @@ def clipped_descent(
     clipping = optax.clip_by_global_norm(max_grad_norm) if is_bounded else optax.identity()
     inner = optax.with_extra_args_support(optax.chain(clipping, scaling, step))
     flat = optax.flatten(inner)
-    return optax.GradientTransformationExtraArgs(flat.init, _FlatUpdate(inner, flat, _reads_weights(inner)))
+    return optax.GradientTransformationExtraArgs(flat.init, _FlatUpdate(inner, flat))
 
 
 def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number | None = None) -> optax.Schedule:
@@ -245,7 +245,17 @@ class _FlatUpdate:
     inner: optax.GradientTransformationExtraArgs
     flat: optax.GradientTransformationExtraArgs
     """`inner` on the leaves of a tree, joined."""
-    reads_weights: bool
+
+    @cached_property
+    def reads_weights(self) -> bool:
+        """Whether an update depends on the weights, as weight decay does. Traces an update."""
+        one = jax.ShapeDtypeStruct((1,), jnp.float32)
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                jax.eval_shape(lambda one: self.inner.update(one, self.inner.init(one), None, share=1.0), one)
+        except ValueError:  # Optax raises this error if the weights are needed
+            return True
+        return False
 
     def __call__(self, updates: Any, state: Any, params: Any = None, **others: Any) -> Any:
         """Returns the updates and the next state, as in Optax."""
@@ -254,17 +264,6 @@ class _FlatUpdate:
     def of_vector(self, gradients: Float[Array, " numbers"], state: PyTree[Array], *, share: float) -> Any:
         """Returns the flat step and the next state, given gradients that are already flat."""
         return self.inner.update(gradients, state, None, share=share)
-
-
-def _reads_weights(optimiser: optax.GradientTransformationExtraArgs) -> bool:
-    """Returns whether an update depends on the weights, as weight decay does."""
-    one = jax.ShapeDtypeStruct((1,), jnp.float32)
-    try:
-        with jax.numpy_dtype_promotion("standard"):
-            jax.eval_shape(lambda one: optimiser.update(one, optimiser.init(one), None, share=1.0), one)
-    except ValueError:  # Optax raises this error if the weights are needed
-        return True
-    return False
 
 
 def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
