@@ -8,8 +8,9 @@ from fused_runs import assert_same, by_program, by_vmap
 from gymnasium import spaces
 
 import rollmill
-from rollmill.fusion import CHIPS, CannotFuse, Launch, explain, lower_function
+from rollmill.fusion import CHIPS, CannotFuse, Launch, explain, largest_tiled_matrix, lower_function, lower_rollout
 from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.launches import triton_kernels
 from rollmill.fusion.lower.values import MAX_COLUMNS
 from wordings import raises
 
@@ -95,13 +96,28 @@ def walker(width):
     return rollmill.time_limit(rollmill.Environment("Walker", reset, step, box, actions), 25)
 
 
+def graph_on_walker(*hidden_sizes):
+    sizes = {"num_envs": 32, "num_steps": 4, "total_timesteps": 128, "num_minibatches": 1}
+    network = rollmill.NetworkConfig(hidden_sizes=hidden_sizes, shared_torso=True)
+    return rollmill.ppo(walker(108), **sizes, network=network)
+
+
+def test_large_networks_read_wide_observations_in_tiles():
+    """With the layers of the humanoid's recipe."""
+    step = lower_rollout(graph_on_walker(400, 200, 100))
+    assert largest_tiled_matrix(step.program) == 400 * 200
+    (launch,) = triton_kernels("tf32").rollouts.launches(4_096, 38_000, largest_matrix=400 * 200)
+    assert launch.tile == 64
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
-def test_a_kernel_with_the_observation_of_a_humanoid_compiles(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("hidden_sizes", "launch"), [((16,), Launch(32, 1)), ((400, 200, 100), Launch(32, 4, tile=64, kept=192))]
+)
+def test_a_kernel_with_the_observation_of_a_humanoid_compiles(hidden_sizes, launch, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
-    sizes = {"num_envs": 32, "num_steps": 4, "total_timesteps": 128, "num_minibatches": 1}
-    network = rollmill.NetworkConfig(hidden_sizes=(16,), shared_torso=True)
-    found = explain(rollmill.ppo(walker(108), **sizes, network=network), CHIPS["H200"], "tf32", Launch(32, 1))
+    found = explain(graph_on_walker(*hidden_sizes), CHIPS["H200"], "tf32", launch)
     assert ".target sm_90" in compiled(found.kernel, found.arrays, 90).asm["ptx"]

@@ -26,6 +26,7 @@ from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArr
 from rollmill.fusion.lower.rules.products import materialised
 from rollmill.fusion.lower.rules.random import check_threefry
 from rollmill.fusion.lower.values import (
+    MAX_COLUMNS,
     MIN_ROW,
     ComputedArray,
     Concat,
@@ -225,17 +226,21 @@ def _stable_layout(
 ) -> tuple[Lowering, list[ScalarArray | RowArray | MemoryArray], list[tuple[Value, str | None]]]:
     """Returns the context, the inputs, and the results with the layout that each must have.
 
-    Lowered again while a carried leaf comes back in rows that was handed in as scalars: rows only ever grow more.
+    Lowered again while a carried leaf comes back in another layout than it was handed in. A leaf that comes back
+    in rows is handed in as rows. A wide leaf that comes back in parts is handed in as scalars from then on, as
+    tiled kernels cannot carry wide rows.
     """
-    common = list(map(shared, uniform))
+    common, in_parts = list(map(shared, uniform)), set[int]()
     while True:
         ctx = Lowering(Region(), PrologueBuilder(), lower_jaxpr)
         inputs = _inputs(ctx.region, traced, assumed, layouts)
         values = _results(ctx, traced, [*common, *inputs])
-        back = [isinstance(value, RowArray | Concat) for value in values[: traced.carried]]
-        back += [False] * (len(layouts) - len(back))
-        pairs = zip(layouts, back, strict=True)
-        wanted = [ROWS if row and before == SCALARS else before for before, row in pairs]
+        wanted = list(layouts)
+        for n, value in enumerate(values[: traced.carried]):
+            if isinstance(value, Concat) and value.shape[-1] > MAX_COLUMNS:
+                in_parts.add(n)
+            if layouts[n] != MEMORY and isinstance(value, RowArray | Concat):
+                wanted[n] = SCALARS if n in in_parts else ROWS
         if wanted == layouts:
             own = [*layouts[: traced.carried], *[None] * (len(values) - traced.carried)]
             return ctx, inputs, list(zip(values, own, strict=True))
