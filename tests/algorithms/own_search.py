@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rollmill.algorithms.alphazero import Planner, SearchExtras
 from rollmill.algorithms.fragments import legal_actions
-from rollmill.algorithms.positions import action_of
+from rollmill.algorithms.positions import discrete_action
 from rollmill.dataflow import Decision, UnfusedPolicy
 
 
@@ -34,7 +34,7 @@ def decide(planner: Planner, temperature, explores, weights, key, memory, observ
     _, discount = planner.advance(now.state, choice, now.params)
     agrees = (jnp.argmax(prior) == jnp.argmax(scores)).astype(jnp.float32)
     return Decision(
-        action_of(planner.env, choice), memory, SearchExtras(improved, jnp.max(scores), discount, agrees)
+        discrete_action(planner.env, choice), memory, SearchExtras(improved, jnp.max(scores), discount, agrees)
     )
 
 

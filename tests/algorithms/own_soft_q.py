@@ -13,13 +13,13 @@ import rollmill
 from rollmill.algorithms import (
     StepCounts,
     adam,
-    counted,
+    count_update,
     descend,
-    follow,
-    module,
+    functional_network,
+    initial_progress,
     off_policy_graph,
-    off_policy_parts,
-    start_progress,
+    prepare_off_policy,
+    update_target,
 )
 from rollmill.dataflow import Decision, MeanGradients
 from rollmill.networks import Categorical, action_values
@@ -44,9 +44,9 @@ class SoftQLearner(eqx.Module):
 
 def soft_q(env: Any, config: SoftQConfig | None = None, **overrides: Any) -> Any:
     """Soft Q-learning as a graph."""
-    parts = off_policy_parts(SoftQConfig, env, config, overrides, params=None, network=None)
+    parts = prepare_off_policy(SoftQConfig, env, config, overrides, params=None, network=None)
     chosen, optimiser = parts.config, adam(parts)
-    values = module(
+    values = functional_network(
         lambda key: action_values(
             key, parts.env.observation_space, parts.env.action_space, chosen.network, duelling=False
         )
@@ -59,8 +59,8 @@ def soft_q(env: Any, config: SoftQConfig | None = None, **overrides: Any) -> Any
         return Decision(Categorical(values(weights, observation)).mode(), memory, ())
 
     def start(key):
-        network = values.start(key)
-        return SoftQLearner(network, network, optimiser.init(network), start_progress())
+        network = values.init(key)
+        return SoftQLearner(network, network, optimiser.init(network), initial_progress())
 
     return off_policy_graph(
         "soft_q",
@@ -87,4 +87,6 @@ def loss(values, config, network, learner, sample, sequence):
 
 def update(config, optimiser, learner, gradients, *, share=1.0):
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, share=share)
-    return SoftQLearner(network, follow(learner.target, network, config.tau), state, counted(learner.progress))
+    return SoftQLearner(
+        network, update_target(learner.target, network, config.tau), state, count_update(learner.progress)
+    )

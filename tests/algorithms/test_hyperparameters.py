@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.algorithms.hyperparameters import current, numbers_of
+from rollmill.algorithms.hyperparameters import current_config, numbers_of
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.dataflow import Graph, iterate, start, with_hyperparameters
 from rollmill.dataflow.program_digests import Digests
@@ -113,7 +113,7 @@ def test_numbers_are_the_finite_floats():
 
 def test_a_current_configuration_has_the_held_numbers():
     config = PPOConfig()
-    now = current(config, {"gamma": jnp.float32(0.5), "planned_updates": jnp.float32(3)})
+    now = current_config(config, {"gamma": jnp.float32(0.5), "planned_updates": jnp.float32(3)})
     assert now.gamma == 0.5 and config.gamma == 0.99
     assert replace(config, gamma=0.5) == replace(now, gamma=0.5)
 

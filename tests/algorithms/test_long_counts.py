@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.algorithms.off_policy import StepCounts, counted, start_progress
+from rollmill.algorithms.off_policy import StepCounts, count_update, initial_progress
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Trajectory, empty_experience, identity
 from rollmill.networks import NetworkConfig
@@ -66,10 +66,10 @@ def test_steps_are_compared_as_two_words(limit):
 def test_intervals_of_updates_go_on_where_the_count_starts_again(interval):
     """The largest multiple below 2^32 is due, and so is the one an interval later."""
     begin = 2**32 // interval * interval - 2
-    progress = eqx.tree_at(lambda counts: counts.updates, start_progress(), jnp.asarray(begin, jnp.uint32))
+    progress = eqx.tree_at(lambda counts: counts.updates, initial_progress(), jnp.asarray(begin, jnp.uint32))
     due = []
     for n in range(1, interval + 4 if interval < 1000 else 8):
-        progress = counted(progress, interval=interval)
+        progress = count_update(progress, interval=interval)
         due += [n] if int(progress.updates) % interval == 0 else []
     assert due == ([2, *range(2 + interval, interval + 4, interval)] if interval < 1000 else [2])
 

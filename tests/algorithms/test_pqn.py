@@ -10,7 +10,7 @@ from numpy_networks import assert_slopes, in_float64
 
 import rollmill
 from rollmill.algorithms.epsilon_greedy import value_agent
-from rollmill.algorithms.off_policy import module
+from rollmill.algorithms.off_policy import functional_network
 from rollmill.algorithms.pqn import _best
 from rollmill.algorithms.value_distributions import Mean
 from rollmill.core.types import FINAL_MASK
@@ -85,10 +85,10 @@ class Fixed(eqx.Module):
 
 def test_a_state_without_legal_actions_has_the_value_of_an_action():
     """As a final state may be, from which a truncated episode is bootstrapped."""
-    outputs = module(lambda key: Fixed(jnp.array([1.5, 4.0, -2.0])))
+    outputs = functional_network(lambda key: Fixed(jnp.array([1.5, 4.0, -2.0])))
     agent, weights = (
         value_agent(outputs, Mean(False), spaces.Discrete(3, start=2)),
-        outputs.start(jax.random.key(0)),
+        outputs.init(jax.random.key(0)),
     )
     seen, none = jnp.zeros(2), jnp.zeros(3, bool)
     assert float(_best(agent, weights, none, seen)) == 1.5

@@ -30,5 +30,5 @@ def test_minibatches_are_as_large_as_there(name):
 @pytest.mark.parametrize("name", STEPS_A_MOVE)
 def test_target_networks_move_as_often_as_there(name):
     config = RECIPES[name]().config
-    steps_an_update = config.num_envs * config.num_steps / config.gradient_steps
-    assert config.target_interval * steps_an_update == STEPS_A_MOVE[name]
+    steps_per_update = config.num_envs * config.num_steps / config.gradient_steps
+    assert config.target_interval * steps_per_update == STEPS_A_MOVE[name]

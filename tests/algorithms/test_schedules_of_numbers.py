@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 import rollmill
-from rollmill.algorithms.hyperparameters import follows_schedules, numbers_now, numbers_of
+from rollmill.algorithms.hyperparameters import current_hyperparameters, follows_schedules, numbers_of
 from rollmill.algorithms.optimisers import Annealing
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.core.schedules import NumberSchedule
@@ -142,7 +142,7 @@ def test_a_schedule_is_held_as_its_ends():
 def test_the_value_now_follows_from_the_updates():
     graph = graph_of("ppo", iterations=8, ent_coef="linear:0.02:0", clip_coef="cosine:0.3:0.1")
     learner = start_state(graph).learner
-    now = numbers_now(replace(learner, progress=Annealing(jnp.int32(1), jnp.float32(1))))
+    now = current_hyperparameters(replace(learner, progress=Annealing(jnp.int32(1), jnp.float32(1))))
     assert float(now["ent_coef"]) == pytest.approx(0.015, rel=1e-6)
     assert float(now["clip_coef"]) == pytest.approx(0.2 + 0.1 * np.cos(np.pi / 4), rel=1e-6)
     assert float(NumberSchedule("constant", 0.5, 0.5).at(0.7)) == 0.5

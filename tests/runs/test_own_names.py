@@ -161,7 +161,7 @@ def test_sizes_of_an_own_graph_are_checked_when_it_is_built():
 
 def test_a_host_environment_is_refused_by_an_algorithm_for_environments_in_jax():
     make_graph = rollmill.register_algorithm("mine", with_sizes, Sizes)
-    with raises("is-host-environment-but-this", "gymnasium:CartPole-v1", "off_policy_parts"):
+    with raises("is-host-environment-but-this", "gymnasium:CartPole-v1", "prepare_off_policy"):
         make_graph("gymnasium:CartPole-v1")
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rollmill.algorithms.a2c import A2CConfig as A2CConfig, a2c as a2c
     from rollmill.algorithms.a3c import A3CConfig as A3CConfig, a3c as a3c
     from rollmill.algorithms.alphazero import AlphaZeroConfig as AlphaZeroConfig, alphazero as alphazero
-    from rollmill.algorithms.building import settings_of as settings_of
+    from rollmill.algorithms.building import graph_settings as graph_settings
     from rollmill.algorithms.ddpg import DDPGConfig as DDPGConfig, ddpg as ddpg
     from rollmill.algorithms.dqn import DQNConfig as DQNConfig, dqn as dqn
     from rollmill.algorithms.fragments import (
@@ -17,22 +17,25 @@ if TYPE_CHECKING:
         clip_to_space as clip_to_space,
         environment_functions as environment_functions,
     )
-    from rollmill.algorithms.hyperparameters import current as current, numbers_now as numbers_now
+    from rollmill.algorithms.hyperparameters import (
+        current_config as current_config,
+        current_hyperparameters as current_hyperparameters,
+    )
     from rollmill.algorithms.impala import IMPALAConfig as IMPALAConfig, impala as impala
     from rollmill.algorithms.mappo import MAPPOConfig as MAPPOConfig, ippo as ippo, mappo as mappo
     from rollmill.algorithms.off_policy import (
-        Module as Module,
+        FunctionalNetwork as FunctionalNetwork,
         StepCounts as StepCounts,
         adam as adam,
-        counted as counted,
-        follow as follow,
-        learner_numbers as learner_numbers,
-        module as module,
+        count_update as count_update,
+        functional_network as functional_network,
+        initial_progress as initial_progress,
+        learner_hyperparameters as learner_hyperparameters,
+        learning_rate_metric as learning_rate_metric,
         off_policy_graph as off_policy_graph,
-        off_policy_parts as off_policy_parts,
-        rate_metric as rate_metric,
-        start_progress as start_progress,
+        prepare_off_policy as prepare_off_policy,
         uniform_replay as uniform_replay,
+        update_target as update_target,
     )
     from rollmill.algorithms.opponents import opponent as opponent
     from rollmill.algorithms.optimisers import (
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
         clipped_descent as clipped_descent,
         descend as descend,
     )
-    from rollmill.algorithms.positions import action_of as action_of, position as position
+    from rollmill.algorithms.positions import discrete_action as discrete_action, position as position
     from rollmill.algorithms.ppo import PPOConfig as PPOConfig, ppo as ppo
     from rollmill.algorithms.pqn import PQNConfig as PQNConfig, pqn as pqn
     from rollmill.algorithms.qmix import QMIXConfig as QMIXConfig, qmix as qmix

@@ -42,11 +42,11 @@ from rollmill.algorithms.fragments import (
     legal_actions,
     network_policy,
 )
-from rollmill.algorithms.hyperparameters import current, numbers_now
+from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import rate_now
-from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
+from rollmill.algorithms.positions import Position, advance, discrete_action, plannable_parts, position
 from rollmill.algorithms.reports import GAMES, value_moments
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.algorithms.search import (
@@ -216,7 +216,7 @@ class Planner(NamedTuple):
 
     def now(self, learner: ActorCriticLearner) -> "Planner":
         """Returns the planner with the hyperparameters that a learner holds."""
-        return self._replace(config=current(self.config, numbers_now(learner)))
+        return self._replace(config=current_config(self.config, current_hyperparameters(learner)))
 
     def predict(
         self, network: PyTree[Array], observation: Observation, action_mask: PyTree
@@ -367,7 +367,7 @@ def _decide(
     discount = planner.advance(now.state, result.choice, now.params)[1] if explores else planner.config.gamma
     agrees = jnp.argmax(prior) == jnp.argmax(result.action_weights)
     extras = SearchExtras(result.action_weights, result.value, jnp.float32(discount), agrees.astype(jnp.float32))
-    return Decision(action_of(planner.env, result.choice), memory, extras)
+    return Decision(discrete_action(planner.env, result.choice), memory, extras)
 
 
 def _as_position(planner: Planner, mask: ActionMask) -> Position:

@@ -19,7 +19,7 @@ from rollmill.algorithms.fragments import (
 from rollmill.algorithms.hyperparameters import (
     PLANNED_UPDATES,
     configured_schedule,
-    current,
+    current_config,
     follows_schedules,
     numbers_of,
     settle_of,
@@ -178,7 +178,8 @@ def optimiser_of(
         check_schedule(choices.schedule, planned_updates(loops))
 
     def make(held: Hyperparameters) -> optax.GradientTransformation:
-        config, rates = current(_started(choices.config), held), _learning_rate(choices, loops, every, held, rate)
+        config = current_config(_started(choices.config), held)
+        rates = _learning_rate(choices, loops, every, held, rate)
         return clipped_descent(scaling(config), max_grad_norm=config.max_grad_norm, **rates)
 
     make({})  # raises now if the schedule is invalid
@@ -201,7 +202,7 @@ def _learning_rate(
     choices: Choices, loops: Loops, every: int, held: Hyperparameters, name: str = "learning_rate"
 ) -> dict[str, Any]:
     """Returns the common arguments of `clipped_descent` and `rate_schedule`."""
-    config, updates = current(choices.config, held), planned_updates(loops)
+    config, updates = current_config(choices.config, held), planned_updates(loops)
     planned: Any = held.get(PLANNED_UPDATES, updates)
     rate: Any = getattr(config, name)
     if choices.schedule is not None and name == "learning_rate":
@@ -342,7 +343,7 @@ def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches
     )
 
 
-def settings_of(
+def graph_settings(
     name: str, env: Environment | HostEnvironment, config: Any, *, custom: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Returns the settings from which a graph is rebuilt: names, options and hyperparameters, as JSON.
@@ -413,7 +414,7 @@ def assembled(
         **fields: the other fields of `Graph`.
     """
     return Graph(
-        settings=settings_of(name, env, config, custom=custom),
+        settings=graph_settings(name, env, config, custom=custom),
         observation_space=env.observation_space,
         action_space=env.action_space,
         environment=environment.step,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollmill.algorithms.off_policy import OffPolicyConfig, adam, off_policy_parts
+from rollmill.algorithms.off_policy import OffPolicyConfig, adam, prepare_off_policy
 from rollmill.algorithms.td3 import deterministic_graph
 from rollmill.core.bounds import ScheduledNonNegative, ScheduledPositive
 from rollmill.core.field_help import with_field_help
@@ -59,5 +59,5 @@ def ddpg(
     Examples:
         >>> algorithm = rollmill.ddpg("Pendulum-v1", total_timesteps=100_000)
     """
-    parts = off_policy_parts(DDPGConfig, env, config, overrides, params=params, network=network)
+    parts = prepare_off_policy(DDPGConfig, env, config, overrides, params=params, network=network)
     return deterministic_graph("ddpg", parts, adam(parts, "critic_learning_rate"), num_critics=1, delay=1)

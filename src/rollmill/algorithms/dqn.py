@@ -21,23 +21,23 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
-from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
+from rollmill.algorithms.hyperparameters import as_data, current_config, current_hyperparameters
 from rollmill.algorithms.off_policy import (
     OffPolicyParts,
     StepCounts,
     adam,
     check_discrete,
     check_interval,
-    counted,
-    follow,
-    learner_numbers,
-    module,
+    count_update,
+    functional_network,
+    initial_progress,
+    learner_hyperparameters,
+    learning_rate_metric,
     off_policy_graph,
-    off_policy_parts,
-    rate_metric,
+    prepare_off_policy,
     scale_weights,
-    start_progress,
     uniform_replay,
+    update_target,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.algorithms.value_distributions import ValueDistribution, ValueHead, ValueLoss, value_head
@@ -61,7 +61,7 @@ from rollmill.networks import NetworkConfig, action_values
 EXPLORATION_STEPS = "exploration_steps"
 """Environment steps over which the share of random actions falls."""
 
-STEPS_AN_UPDATE = 4
+STEPS_PER_UPDATE = 4
 """Environment steps of one update, unless the updates are set (Mnih et al., Nature 2015, table 1)."""
 
 
@@ -202,7 +202,7 @@ def dqn(
     Examples:
         >>> algorithm = rollmill.dqn("CartPole-v1", total_timesteps=500_000)
     """
-    parts = off_policy_parts(
+    parts = prepare_off_policy(
         DQNConfig,
         env,
         config,
@@ -210,13 +210,13 @@ def dqn(
         params=params,
         network=network,
         replay=_replay_of,
-        steps_an_update=STEPS_AN_UPDATE,
+        steps_per_update=STEPS_PER_UPDATE,
     )
     chosen: DQNConfig = parts.config
     check_interval("target_interval", chosen.target_interval)
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo support continuous actions")
     head = _head_of(chosen)
-    outputs = module(partial(_network, parts.env.observation_space, actions, chosen, head.atoms))
+    outputs = functional_network(partial(_network, parts.env.observation_space, actions, chosen, head.atoms))
     agent = value_agent(outputs, head, actions)
     compare = partial(_compare, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
@@ -224,7 +224,7 @@ def dqn(
     return q_learning_graph(
         "dqn",
         parts,
-        outputs.start,
+        outputs.init,
         policy=agent.explore,
         greedy=agent.act,
         gradients=MeanGradients(partial(_loss, compare), lambda learner: learner.network),
@@ -245,14 +245,14 @@ def q_learning_graph(
 
     Args:
         name: name of the algorithm.
-        parts: result of `off_policy_parts`, whose configuration is a `QLearningConfig`.
+        parts: result of `prepare_off_policy`, whose configuration is a `QLearningConfig`.
         start: returns the initial weights.
         acting: returns the part of the weights that the policy needs.
         **fragments: the other arguments of `off_policy_graph`.
     """
     config: QLearningConfig = parts.config
-    optimiser, rate = adam(parts), rate_metric(parts)
-    numbers = learner_numbers(parts, **{EXPLORATION_STEPS: _exploration_steps(config)})
+    optimiser, rate = adam(parts), learning_rate_metric(parts)
+    numbers = learner_hyperparameters(parts, **{EXPLORATION_STEPS: _exploration_steps(config)})
     return off_policy_graph(
         name,
         parts,
@@ -294,7 +294,7 @@ def _start(
 ) -> DQNLearner:
     """Returns the learner before its first step, with a target network equal to the network."""
     network, held = start(key), as_data(numbers)
-    return DQNLearner(network, network, optimiser.init(network), start_progress(), held)
+    return DQNLearner(network, network, optimiser.init(network), initial_progress(), held)
 
 
 def _exploration_steps(config: QLearningConfig) -> float:
@@ -304,8 +304,9 @@ def _exploration_steps(config: QLearningConfig) -> float:
 
 def _epsilon(config: Any, learner: DQNLearner) -> Float[Array, ""]:
     """Returns the current share of random actions."""
-    config, steps = current(config, numbers_now(learner)), learner.hyperparameters[EXPLORATION_STEPS]
-    explored = learner.progress.share_of(steps)
+    config = current_config(config, current_hyperparameters(learner))
+    steps = learner.hyperparameters[EXPLORATION_STEPS]
+    explored = learner.progress.fraction_of(steps)
     return config.start_epsilon + explored * (config.end_epsilon - config.start_epsilon)
 
 
@@ -350,9 +351,11 @@ def _update(
     share: float = 1.0,
 ) -> DQNLearner:
     """Makes one optimiser step, and updates the target network if it is due. Returns the new learner."""
-    held = numbers_now(learner)
+    held = current_hyperparameters(learner)
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
-    progress = counted(learner.progress, interval=config.target_interval)
+    progress = count_update(learner.progress, interval=config.target_interval)
     is_due = progress.updates % config.target_interval == 0
-    tau = jnp.where(is_due, current(config, held).tau, 0.0)
-    return DQNLearner(network, follow(learner.target, network, tau), state, progress, learner.hyperparameters)
+    tau = jnp.where(is_due, current_config(config, held).tau, 0.0)
+    return DQNLearner(
+        network, update_target(learner.target, network, tau), state, progress, learner.hyperparameters
+    )

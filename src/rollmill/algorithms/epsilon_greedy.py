@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.algorithms.off_policy import Module
+from rollmill.algorithms.off_policy import FunctionalNetwork
 from rollmill.algorithms.value_distributions import ValueHead
 from rollmill.core.types import Action, Key, Memory, Observation
 from rollmill.dataflow import Decision
@@ -28,7 +28,7 @@ class EpsilonGreedy(NamedTuple):
 class ValueAgent(NamedTuple):
     """An action-value network, and the discrete actions that it values."""
 
-    outputs: Module
+    outputs: FunctionalNetwork
     head: ValueHead
     first: int
     """Number of the first action of the space (`Discrete.start`)."""
@@ -79,6 +79,6 @@ class ValueAgent(NamedTuple):
         return Decision(self.distribution(values, action_mask).mode(), memory, ())
 
 
-def value_agent(outputs: Module, head: ValueHead, actions: spaces.Discrete) -> ValueAgent:
+def value_agent(outputs: FunctionalNetwork, head: ValueHead, actions: spaces.Discrete) -> ValueAgent:
     """Creates a `ValueAgent` from an action-value network, its head and its actions."""
     return ValueAgent(outputs, head, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))

@@ -122,7 +122,7 @@ def environment_functions(
         raise UsageError(
             f"{env.name} is a host environment, but this algorithm calls environment_functions, which needs an "
             "environment in JAX. hint: train on an environment in JAX, or build the algorithm with "
-            "off_policy_parts, which also supports host environments."
+            "prepare_off_policy, which also supports host environments."
         )
     own, inputs = env.params, _inputs(env, params)
     env = strongly_typed(env)

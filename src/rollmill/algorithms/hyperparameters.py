@@ -138,7 +138,9 @@ def settled(learner: Any) -> Any:
 
     The result has the same leaves, so it can replace the learner.
     """
-    return learner if _is_settled(learner) else replace(learner, hyperparameters=Settled(numbers_now(learner)))
+    if _is_settled(learner):
+        return learner
+    return replace(learner, hyperparameters=Settled(current_hyperparameters(learner)))
 
 
 def settle_of(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
@@ -155,7 +157,7 @@ def follows_schedules(numbers: Mapping[str, Any]) -> bool:
     return any(True for _ in scheduled_in(numbers))
 
 
-def numbers_now(learner: Any) -> Hyperparameters:
+def current_hyperparameters(learner: Any) -> Hyperparameters:
     """Returns a learner's hyperparameters, with schedules evaluated.
 
     The learner must have the field `hyperparameters` and, if there are schedules, `updates_done`.
@@ -172,10 +174,10 @@ def schedule_metrics(learner: Any) -> Metrics:
     return {SCHEDULES + name: schedule.at(_share_done(learner)) for name, schedule in schedules}
 
 
-def current(config: Any, held: Hyperparameters) -> Any:
+def current_config(config: Any, held: Hyperparameters) -> Any:
     """Returns the configuration with the hyperparameters held by a learner.
 
-    Code reads `current(config, numbers_now(learner)).gamma` as it would read `config.gamma`. The copy is not
+    `current_config(config, current_hyperparameters(learner)).gamma` is read like `config.gamma`. The copy is not
     validated again, because its values may be traced.
     """
     named = {field.name for field in fields(config)}

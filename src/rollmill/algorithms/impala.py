@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
-from rollmill.algorithms.hyperparameters import current, numbers_now
+from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import (
     IMAGES_AT_ONCE,
@@ -257,7 +257,7 @@ def prepare(
     Values are computed later, by `gradients`. They are also computed here if statistics of targets or advantages
     need them.
     """
-    config = current(config, numbers_now(learner))
+    config = current_config(config, current_hyperparameters(learner))
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     final_value = steps.extras.final_value
@@ -359,7 +359,7 @@ def _signals(
     unrolled: Unrolled,
 ) -> Signals:
     """Standardised advantages and normalised targets of each sequence `[N, T]`."""
-    config, (_, _, units, scale) = current(config, numbers_now(learner)), minibatch.sequences
+    config, (_, _, units, scale) = current_config(config, current_hyperparameters(learner)), minibatch.sequences
     in_units = replace(learner.weights, values=_of_all(units))
     found = _vtrace(policy, config, in_units, minibatch, unrolled)
     advantage = _of_all(scale).standardise(found.advantage, found.rho) if scale else found.advantage
@@ -417,7 +417,8 @@ def _loss(
     config: Any, learner: ActorCriticLearner, sample: StepValues, signals: Signals, outputs: Outputs
 ) -> tuple[Float[Array, ""], Metrics]:
     """Loss of ONE step (Espeholt et al., 2018, section 4.2)."""
-    config, log_ratio = current(config, numbers_now(learner)), outputs.log_prob - sample.log_prob
+    config = current_config(config, current_hyperparameters(learner))
+    log_ratio = outputs.log_prob - sample.log_prob
     policy_loss = policy_gradient_loss(outputs.log_prob, signals.advantage)
     value_loss = squared_value_loss(outputs.value, signals.target)
     loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * outputs.entropy

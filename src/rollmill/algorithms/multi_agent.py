@@ -24,7 +24,13 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
-from rollmill.algorithms.hyperparameters import Number, as_data, current, follows_schedules, numbers_now
+from rollmill.algorithms.hyperparameters import (
+    Number,
+    as_data,
+    current_config,
+    current_hyperparameters,
+    follows_schedules,
+)
 from rollmill.algorithms.on_policy import (
     IMAGES_AT_ONCE,
     SampleLoss,
@@ -153,7 +159,7 @@ def prepare(
     It uses `gamma`, `gae_lambda`, `frozen`, `pool_every` and `pool_share` of `config`. Agents that acted with
     earlier weights are ignored.
     """
-    steps, held = trajectory.steps, numbers_now(learner)
+    steps, held = trajectory.steps, current_hyperparameters(learner)
     learns = _learning(learner, steps)
     fixed = {name for group in policy.sets if group.name in config.frozen for name in group.names}
     updated = _update_statistics(learner, steps, fixed, reduce=reduce, replicas=replicas)
@@ -161,7 +167,7 @@ def prepare(
     advantages = {}
     for name in values:
         raw_values = [_raw(learner, name, by_kind[name]) for by_kind in (values, last_values, final_values)]
-        own = current(config, numbers_of_role(held, "gammas", name))
+        own = current_config(config, numbers_of_role(held, "gammas", name))
         advantages[name] = _advantages(steps, name, *raw_values, gamma=own.gamma, gae_lambda=own.gae_lambda)
     statistics, targets = _normalised_targets(learner, learns, advantages, reduce=reduce, replicas=replicas)
     rows = SetRows(
@@ -172,7 +178,7 @@ def prepare(
         weight={name: active.astype(jnp.float32) for name, active in learns.items()},
         begins=beginnings(steps.terminated | steps.truncated) if policy.recurrent else (),
     )
-    updated = _with_next_opponents(updated, current(config, held), opponents)
+    updated = _with_next_opponents(updated, current_config(config, held), opponents)
     return replace(updated, targets=statistics), Batch(rows, trajectory.start_memory)
 
 
@@ -494,10 +500,10 @@ def _loss_of_outputs(
     Metrics are means over parameter sets, followed by the metrics of each set if there are several. The learner
     holds the returns of each kind, which are equal for all steps.
     """
-    held = numbers_now(learner)
+    held = current_hyperparameters(learner)
 
     def of_kind(name: str) -> tuple[Float[Array, ""], Metrics]:
-        own = current(config, numbers_of_role(held, "ent_coefs", name))
+        own = current_config(config, numbers_of_role(held, "ent_coefs", name))
         agent_loss = lambda sample, output: loss(own, sample, output)
         losses = jax.vmap(agent_loss)(row.agents[name], outputs[name])
         return jax.tree.map(partial(jnp.vdot, row.weight[name]), losses)
@@ -529,7 +535,7 @@ def update(
 
     `share` is the fraction of a minibatch that the gradients come from.
     """
-    weights, held = learner.weights, numbers_now(learner)
+    weights, held = learner.weights, current_hyperparameters(learner)
     networks, optimisers = dict(weights.networks), dict(learner.optimisers)
     for group in trained:
         name, now = group.name, numbers_of_role(held, "learning_rates", group.name)

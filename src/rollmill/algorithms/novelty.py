@@ -23,7 +23,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.fragments import weights_and_rest
-from rollmill.algorithms.hyperparameters import current, numbers_now
+from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, with_rate
 from rollmill.algorithms.optimisers import Optimiser, advanced, descend
 from rollmill.algorithms.returns import decaying_sum
@@ -123,7 +123,7 @@ def _prepare(
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
     """Adds the bonus to the rewards of a rollout, and updates its statistics for the next rollout."""
-    now, steps, novelty = current(config, numbers_now(learner)), trajectory.steps, _own(learner)
+    now, steps, novelty = current_config(config, current_hyperparameters(learner)), trajectory.steps, _own(learner)
     seen = policy.normalise(learner.weights, _reached(trajectory))
     error = partial(distilled.error, novelty.target, novelty.predictor)
     errors = jax.vmap(jax.vmap(error))(seen)
@@ -168,7 +168,8 @@ def _update(
 ) -> ActorCriticLearner:
     """Makes one optimiser step for policy and predictor, as `on_policy.update` does."""
     novelty, progress = _own(learner), learner.progress
-    networks, held = (learner.weights.network, novelty.predictor), with_rate(learner, numbers_now(learner))
+    networks = (learner.weights.network, novelty.predictor)
+    held = with_rate(learner, current_hyperparameters(learner))
     (network, predictor), state = descend(optimiser, networks, learner.optimiser, gradients, held, share=share)
     return replace(
         learner,

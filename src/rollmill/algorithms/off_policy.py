@@ -29,7 +29,7 @@ from rollmill.algorithms.building import (
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
-from rollmill.algorithms.hyperparameters import Number, numbers_now
+from rollmill.algorithms.hyperparameters import Number, current_hyperparameters
 from rollmill.algorithms.on_policy import unconditioned
 from rollmill.algorithms.optimisers import Optimiser, rate_now
 from rollmill.algorithms.sizes import check_positive, iterations_for
@@ -149,7 +149,7 @@ class StepCounts(eqx.Module):
         """Number of updates made so far, on which schedules depend."""
         return self.updates.astype(jnp.uint32).astype(jnp.float32)
 
-    def share_of(self, steps: Number) -> Float[Array, ""]:
+    def fraction_of(self, steps: Number) -> Float[Array, ""]:
         """Returns the number of environment steps so far as a fraction of `steps`, at most 1."""
         high, low = (word.astype(jnp.float32) for word in (self.env_step_wraps, self.env_steps))
         return jnp.minimum((high * float(_WORD) + low) / steps, 1)
@@ -163,14 +163,14 @@ class StepCounts(eqx.Module):
         return (high < jnp.uint32(wraps)) | ((high == jnp.uint32(wraps)) & (low < jnp.uint32(rest)))
 
 
-class Module(NamedTuple):
+class FunctionalNetwork(NamedTuple):
     """A neural network as functions of its weights."""
 
     make: Callable[[Key], Any]
     static: PyTree
     """Parts of the network that are not weights, such as functions and sizes."""
 
-    def start(self, key: Key) -> PyTree[Array]:
+    def init(self, key: Key) -> PyTree[Array]:
         """Returns the initial weights of the network."""
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
@@ -180,7 +180,7 @@ class Module(NamedTuple):
 
     def start_memory(self) -> Memory:
         """Returns the memory of a network at the start of an episode, or `()` for a network without memory."""
-        shapes = jax.eval_shape(self.start, jax.random.key(0))
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
         zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
         return self.network(zeros).initial_memory()
 
@@ -189,9 +189,9 @@ class Module(NamedTuple):
         return self.network(weights)(*inputs)
 
 
-def module(make: Callable[[Key], Any]) -> Module:
-    """Creates a `Module` from a function that creates the network from a random key."""
-    return Module(make, weights_and_rest(make)[1])
+def functional_network(make: Callable[[Key], Any]) -> FunctionalNetwork:
+    """Creates a `FunctionalNetwork` from a function that creates the network from a random key."""
+    return FunctionalNetwork(make, weights_and_rest(make)[1])
 
 
 def check_replay(config: Any, replay: Replay, loops: Loops) -> None:
@@ -240,7 +240,7 @@ def check_stored(config: Any, loops: Loops, *, steps_each: int, steps_before: in
         )
 
 
-def off_policy_parts(
+def prepare_off_policy(
     kind: type[Any],
     env: Environment | HostEnvironment | GymnasiumObject | str,
     config: Any,
@@ -250,8 +250,8 @@ def off_policy_parts(
     network: NetworkConfig | str | None,
     replay: Callable[[Any], ExperienceStore] | None = None,
     check: Callable[[Any, Any, Loops], None] = check_replay,
-    steps_an_update: int = 1,
-    environment_of: Callable[..., Any] = environment_parts,
+    steps_per_update: int = 1,
+    prepare_environment: Callable[..., Any] = environment_parts,
 ) -> OffPolicyParts:
     """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
 
@@ -259,16 +259,16 @@ def off_policy_parts(
     replaces the environment's parameters, and `network` replaces `config.network`. `replay` creates the replay
     memory from the hyperparameters. By default, the memory holds single steps and draws them uniformly. `check`
     checks the hyperparameters, the memory and the loops. If `gradient_steps` is None, there is one update for
-    every `steps_an_update` environment steps. The default of 1 follows the papers of SAC and TD3. `environment_of`
-    checks and prepares the environment. By default, it rejects several agents. Raises a `UsageError` for invalid
-    names, types or sizes, and for an unsupported environment.
+    every `steps_per_update` environment steps. The default of 1 follows the papers of SAC and TD3.
+    `prepare_environment` checks and prepares the environment. By default, it rejects several agents. Raises a
+    `UsageError` for invalid names, types or sizes, and for an unsupported environment.
     """
     config, choices = configured(kind, env, config, network, overrides)
     refuse_network(choices)
-    made, environment, host = environment_of(env, config, params=params, final_mask=True)
+    made, environment, host = prepare_environment(env, config, params=params, final_mask=True)
     config = with_layout(config, made)
     memory = (replay or uniform_replay)(config)
-    loops = _loops_of(config, steps_an_update)
+    loops = _loops_of(config, steps_per_update)
     check(config, memory, loops)
     return OffPolicyParts(
         made, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
@@ -295,7 +295,7 @@ def uniform_replay(config: Any) -> Replay:
 
 def _gamma(config: Any, learner: Learner) -> Float[Array, ""]:
     """Returns the discount factor of the learner, or the configured one if it holds no hyperparameters."""
-    held = numbers_now(learner) if getattr(learner, "hyperparameters", {}) else {}
+    held = current_hyperparameters(learner) if getattr(learner, "hyperparameters", {}) else {}
     return jnp.float32(held.get("gamma", config.gamma))
 
 
@@ -330,7 +330,7 @@ def off_policy_graph(
     store: ExperienceStore | None = None,
     start_memory: Callable[[], Memory] = lambda: (),
 ) -> Graph:
-    """Assembles the graph of an algorithm with a replay memory from the parts of `off_policy_parts`.
+    """Assembles the graph of an algorithm with a replay memory from the parts of `prepare_off_policy`.
 
     `policy` explores, and `greedy` is the deployed policy. The learner has a field `progress`, which is a
     `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. By default, the
@@ -360,12 +360,12 @@ def off_policy_graph(
     )
 
 
-def start_progress() -> StepCounts:
+def initial_progress() -> StepCounts:
     """Returns the counts of an off-policy learner before its first step."""
     return StepCounts(jnp.uint32(0), jnp.uint32(0))
 
 
-def learner_numbers(parts: OffPolicyParts, **further: float | int) -> dict[str, float]:
+def learner_hyperparameters(parts: OffPolicyParts, **further: float | int) -> dict[str, float]:
     """Returns the hyperparameters that an off-policy learner holds as data (`numbers_of`)."""
     return numbers_to_hold(parts.config, _learning(parts), **further)
 
@@ -379,7 +379,7 @@ def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) 
     return optimiser_of(parts.choices, scaling, _learning(parts), rate=rate, every=every)
 
 
-def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
+def learning_rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
     """Returns a function from a learner and the state of its optimiser (`adam`) to the metric `learning_rate`."""
     schedule = partial(schedule_of, parts.choices, _learning(parts), every=every)
     return lambda learner, state: {"learning_rate": rate_now(schedule(learner.hyperparameters), state)}
@@ -407,7 +407,7 @@ def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: Py
     return low + (high - low) * jax.random.uniform(key, space.shape)
 
 
-def follow(target: PyTree[Array], network: PyTree[Array], tau: Number) -> PyTree[Array]:
+def update_target(target: PyTree[Array], network: PyTree[Array], tau: Number) -> PyTree[Array]:
     """Moves a target network towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
     return jax.tree.map(lambda slow, fast: slow + tau * (fast - slow), target, network)
 
@@ -422,7 +422,7 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch._replace(samples=minibatch.samples._replace(weight=scaled))
 
 
-def counted(progress: StepCounts, *, interval: int = 1) -> StepCounts:
+def count_update(progress: StepCounts, *, interval: int = 1) -> StepCounts:
     """Returns the counts after one more update.
 
     Before the number of updates overflows, it restarts at 0 in place of a multiple of `interval`, so that
@@ -452,11 +452,11 @@ def _count_steps(
     return eqx.tree_at(lambda learner: learner.progress, learner, progress), Batch(())
 
 
-def _loops_of(config: Any, steps_an_update: int) -> Loops:
+def _loops_of(config: Any, steps_per_update: int) -> Loops:
     names = ("total_timesteps", "num_envs", "num_steps", "batch_size", "buffer_size")
     updates = config.gradient_steps
     if updates is None:
-        updates = max(1, config.num_envs * config.num_steps // steps_an_update)
+        updates = max(1, config.num_envs * config.num_steps // steps_per_update)
     check_positive({**{name: getattr(config, name) for name in names}, "gradient_steps": updates})
     shards = config.num_shards or _most_shards(config.num_envs, config.batch_size)
     for name in ("num_envs", "batch_size"):

@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
-from rollmill.algorithms.hyperparameters import as_data, current, follows_schedules, numbers_now
+from rollmill.algorithms.hyperparameters import as_data, current_config, current_hyperparameters, follows_schedules
 from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.reports import MOMENTS, value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
@@ -116,7 +116,7 @@ def prepare(
 
     It uses `gamma` and `gae_lambda` of `config`.
     """
-    config = current(config, numbers_now(learner))
+    config = current_config(config, current_hyperparameters(learner))
     steps, weights = trajectory.steps, learner.weights
     learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     value, last_value, final_value = _values(policy, weights, trajectory)
@@ -302,7 +302,8 @@ def _sample_loss(
     sample: TrainingSamples,
     memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
-    weights, config = replace(learner.weights, network=network), current(config, numbers_now(learner))
+    weights = replace(learner.weights, network=network)
+    config = current_config(config, current_hyperparameters(learner))
     return loss(config, sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
 
 
@@ -316,7 +317,8 @@ def _recurrent_step(
     sample: TrainingSamples,
 ) -> tuple[Memory, tuple[Float[Array, ""], Metrics]]:
     """Memory after a step of one environment, and the loss of the step."""
-    weights, config = replace(learner.weights, network=network), current(config, numbers_now(learner))
+    weights = replace(learner.weights, network=network)
+    config = current_config(config, current_hyperparameters(learner))
     memory = jax.tree.map(partial(jnp.where, sample.begins), policy.start_memory(), memory)
     output = policy.forward(weights, memory, sample.observation, sample.action_mask)
     return output.memory, loss(config, sample, output)
@@ -330,7 +332,7 @@ def update(
     share: float = 1.0,
 ) -> ActorCriticLearner:
     """Makes one optimiser step. `share` is the fraction of a minibatch that the gradients come from."""
-    held, progress = with_rate(learner, numbers_now(learner)), learner.progress
+    held, progress = with_rate(learner, current_hyperparameters(learner)), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
     progress = None if progress is None else advanced(progress, share)
     weights = replace(learner.weights, network=network)

@@ -14,7 +14,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import legal_actions
-from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position, require_discrete
+from rollmill.algorithms.positions import (
+    Position,
+    advance,
+    discrete_action,
+    plannable_parts,
+    position,
+    require_discrete,
+)
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
 from rollmill.dataflow import Decide, Decision
@@ -73,7 +80,7 @@ def _random_move(
     env: Environment, weights: PyTree, key: Key, memory: Memory, observation: Observation, now: Position
 ) -> Decision:
     equal = jnp.zeros(_num_actions(env), jnp.float32)
-    return Decision(action_of(env, _draw_best(key, _legal_only(now.action_mask, equal))), memory, ())
+    return Decision(discrete_action(env, _draw_best(key, _legal_only(now.action_mask, equal))), memory, ())
 
 
 def _best_move(
@@ -86,7 +93,7 @@ def _best_move(
     now: Position,
 ) -> Decision:
     scores = _scores(env, plies, now)
-    return Decision(action_of(env, _draw_best(key, scores)), memory, ())
+    return Decision(discrete_action(env, _draw_best(key, scores)), memory, ())
 
 
 def _scores(env: Environment, plies: int, now: Position) -> Float[Array, " A"]:

@@ -89,7 +89,7 @@ def position(env: Environment, state: State, params: Params = None) -> Position:
     )
 
 
-def action_of(env: Environment, choice: Int[Array, ""]) -> Action:
+def discrete_action(env: Environment, choice: Int[Array, ""]) -> Action:
     """Returns the action of a `Discrete` space with the given index."""
     space: Any = env.action_space
     return (choice + int(space.start)).astype(jax.dtypes.canonicalize_dtype(space.dtype))
@@ -104,7 +104,7 @@ def advance(
     if it passes to the opponent, and 0 if the episode terminates.
     """
     # The steps of a plannable environment do not depend on the key.
-    timestep = env.step(jax.random.key(0), state, action_of(env, choice), params)
+    timestep = env.step(jax.random.key(0), state, discrete_action(env, choice), params)
     turn_stays = _player(env, state, params) == _player(env, timestep.state, params)
     factor = jnp.where(turn_stays, jnp.float32(1), jnp.float32(-1))
     return timestep, jnp.where(timestep.terminated, 0.0, factor)

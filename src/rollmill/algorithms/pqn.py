@@ -31,8 +31,8 @@ from rollmill.algorithms.building import (
     with_layout,
 )
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
-from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, as_data, current, numbers_now
-from rollmill.algorithms.off_policy import check_discrete, module, refuse_network
+from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, as_data, current_config, current_hyperparameters
+from rollmill.algorithms.off_policy import check_discrete, functional_network, refuse_network
 from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, over_steps, unconditioned
 from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
@@ -164,7 +164,7 @@ def pqn(
         config=chosen.network,
         duelling=False,
     )
-    agent = value_agent(module(make), Mean(huber=False), actions)
+    agent = value_agent(functional_network(make), Mean(huber=False), actions)
     loops = loops_of(
         chosen, by_sequence=False, epochs=chosen.update_epochs, num_minibatches=chosen.num_minibatches
     )
@@ -197,12 +197,12 @@ def pqn(
 
 
 def _start(agent: ValueAgent, optimiser: Optimiser, numbers: Mapping[str, float], key: Key) -> PQNLearner:
-    network = agent.outputs.start(key)
+    network = agent.outputs.init(key)
     return PQNLearner(network, optimiser.init(network), no_updates(), as_data(numbers))
 
 
 def _epsilon(config: Any, learner: PQNLearner) -> Float[Array, ""]:
-    config, share = current(config, numbers_now(learner)), learner.updates_done
+    config, share = current_config(config, current_hyperparameters(learner)), learner.updates_done
     share = share / (learner.hyperparameters[PLANNED_UPDATES] * jnp.maximum(config.exploration_fraction, 1e-8))
     return config.start_epsilon + jnp.minimum(share, 1) * (config.end_epsilon - config.start_epsilon)
 
@@ -217,7 +217,7 @@ def _prepare(
     replicas: int,
 ) -> tuple[PQNLearner, Batch]:
     """Computes the lambda returns of a rollout, by the best legal action of each observation."""
-    config, steps = current(config, numbers_now(learner)), trajectory.steps
+    config, steps = current_config(config, current_hyperparameters(learner)), trajectory.steps
     best = jax.vmap(partial(_best, agent, learner.network))
     large = any(is_large(jax.ShapeDtypeStruct(x.shape[2:], x.dtype)) for x in jax.tree.leaves(steps.observation))
     of_steps = partial(over_steps, best, at_once=IMAGES_AT_ONCE if large else None)
@@ -265,7 +265,7 @@ def _loss(
 def _update(
     optimiser: Optimiser, learner: PQNLearner, gradients: PyTree[Array], *, share: float = 1.0
 ) -> PQNLearner:
-    held = numbers_now(learner)
+    held = current_hyperparameters(learner)
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
     return PQNLearner(network, state, advanced(learner.progress, share), learner.hyperparameters)
 

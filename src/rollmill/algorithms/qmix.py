@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentView, central_size_of
-from rollmill.algorithms.off_policy import Module, module
+from rollmill.algorithms.off_policy import FunctionalNetwork, functional_network
 from rollmill.algorithms.team_values import TeamConfig, state_features, team_graph, team_of, team_parts
 from rollmill.core.bounds import Count, Range
 from rollmill.core.field_help import with_field_help
@@ -84,12 +84,12 @@ def qmix(
         hypernetwork_size=chosen.hypernetwork_size,
         normalised=chosen.normalize_state,
     )
-    mixer = module(make)
-    return team_graph("qmix", parts, team_of(parts, partial(_mix, mixer, parts.env), mixer.start))
+    mixer = functional_network(make)
+    return team_graph("qmix", parts, team_of(parts, partial(_mix, mixer, parts.env), mixer.init))
 
 
 def _mix(
-    mixer: Module,
+    mixer: FunctionalNetwork,
     env: Environment | HostEnvironment,
     weights: PyTree[Array],
     values: Float[Array, " A"],

@@ -25,13 +25,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.dqn import DQNLearner, QLearningConfig, q_learning_graph
 from rollmill.algorithms.epsilon_greedy import ValueAgent, value_agent
-from rollmill.algorithms.hyperparameters import current, numbers_now
+from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.off_policy import (
     check_discrete,
     check_interval,
     check_stored,
-    module,
-    off_policy_parts,
+    functional_network,
+    prepare_off_policy,
 )
 from rollmill.algorithms.on_policy import beginnings
 from rollmill.algorithms.returns import n_step_returns
@@ -54,7 +54,7 @@ from rollmill.dataflow.fragment_results import value_and_gradients
 from rollmill.networks import NetworkConfig, action_values
 from rollmill.networks.actor_critic import CELLS
 
-STEPS_AN_UPDATE = 32
+STEPS_PER_UPDATE = 32
 """Default number of environment steps per update."""
 
 RESCALING = 1e-3
@@ -139,7 +139,7 @@ def r2d2(
     Examples:
         >>> algorithm = rollmill.r2d2("TMaze-v0", total_timesteps=100_000)
     """
-    parts = off_policy_parts(
+    parts = prepare_off_policy(
         R2D2Config,
         env,
         config,
@@ -148,11 +148,11 @@ def r2d2(
         network=network,
         replay=_replay_of,
         check=_check,
-        steps_an_update=STEPS_AN_UPDATE,
+        steps_per_update=STEPS_PER_UPDATE,
     )
     chosen: R2D2Config = parts.config
     actions = check_discrete("r2d2", parts.env.action_space, "ppo has recurrent networks for continuous actions")
-    outputs = module(partial(_network, parts.env.observation_space, actions, chosen))
+    outputs = functional_network(partial(_network, parts.env.observation_space, actions, chosen))
     agent = value_agent(outputs, Mean(huber=False), actions)
     compare = partial(differences, agent, chosen)
     exponents = chosen.priority_exponent, chosen.weight_exponent
@@ -160,7 +160,7 @@ def r2d2(
     return q_learning_graph(
         "r2d2",
         parts,
-        outputs.start,
+        outputs.init,
         policy=agent.explore,
         greedy=agent.act,
         gradients=partial(_gradients, compare),
@@ -233,7 +233,7 @@ def _gradients(compare: Any, learner: DQNLearner, minibatch: Batch) -> tuple[PyT
 def _errors(compare: Any, config: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array, " N"]:
     """Returns the error of each sequence, which determines its priority (section 2.3 of the paper)."""
     error = jnp.abs(compare(learner.network, learner, minibatch.samples).error)
-    share = current(config, numbers_now(learner)).max_error_share
+    share = current_config(config, current_hyperparameters(learner)).max_error_share
     return share * jnp.max(error, axis=1) + (1 - share) * jnp.mean(error, axis=1)
 
 
@@ -244,7 +244,7 @@ def differences(
 
     Both networks begin with the stored memory, and go through the burn-in. Only the values have gradients.
     """
-    config = current(config, numbers_now(learner))
+    config = current_config(config, current_hyperparameters(learner))
     fixed = jax.lax.stop_gradient(network)
     begins = jax.vmap(beginnings)(sequences.steps.terminated | sequences.steps.truncated)
     early = jax.tree.map(lambda leaf: leaf[:, : config.burn_in], (sequences.steps.observation, begins))

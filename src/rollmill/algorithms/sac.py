@@ -17,23 +17,23 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
+from rollmill.algorithms.hyperparameters import as_data, current_config, current_hyperparameters
 from rollmill.algorithms.off_policy import (
-    Module,
+    FunctionalNetwork,
     OffPolicyConfig,
     OffPolicyParts,
     StepCounts,
     adam,
-    counted,
+    count_update,
     explores_at_random,
-    follow,
-    learner_numbers,
-    module,
+    functional_network,
+    initial_progress,
+    learner_hyperparameters,
+    learning_rate_metric,
     off_policy_graph,
-    off_policy_parts,
+    prepare_off_policy,
     random_action,
-    rate_metric,
-    start_progress,
+    update_target,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Positive, Range, Scheduled, ScheduledPositive
@@ -130,10 +130,10 @@ def sac(
     Examples:
         >>> algorithm = rollmill.sac("Pendulum-v1", total_timesteps=100_000)
     """
-    parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
+    parts = prepare_off_policy(SACConfig, env, config, overrides, params=params, network=network)
     agent = _agent_of(parts)
     optimisers = _SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
-    numbers = learner_numbers(parts)
+    numbers = learner_hyperparameters(parts)
     return off_policy_graph(
         "sac",
         parts,
@@ -145,7 +145,7 @@ def sac(
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
-        report=partial(_report, rate_metric(parts)),
+        report=partial(_report, learning_rate_metric(parts)),
         hyperparameters=numbers,
         outputs=PolicyOutputs(
             distribution=lambda weights, memory, observation, action_mask: agent.distribution(
@@ -158,15 +158,15 @@ def sac(
 class _SoftAgent(NamedTuple):
     """The networks as functions, and what the actions need."""
 
-    actor: Module
-    critic: Module
+    actor: FunctionalNetwork
+    critic: FunctionalNetwork
     action_space: spaces.Box | spaces.Discrete
     config: Any
     """Hyperparameters, with the values of a learner if it holds them."""
 
     def now(self, learner: SACLearner) -> "_SoftAgent":
         """Returns the agent with the hyperparameters that a learner holds."""
-        return self._replace(config=current(self.config, numbers_now(learner)))
+        return self._replace(config=current_config(self.config, current_hyperparameters(learner)))
 
     @property
     def is_discrete(self) -> bool:
@@ -216,7 +216,7 @@ def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
     )
     make = partial(action_values, duelling=False) if isinstance(space, spaces.Discrete) else action_critic
     critic: Any = partial(make, observation_space=observation_space, action_space=space, config=config.network)
-    return _SoftAgent(module(actor), module(critic), space, config)
+    return _SoftAgent(functional_network(actor), functional_network(critic), space, config)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
@@ -241,15 +241,15 @@ def _act(
 
 def _start(agent: _SoftAgent, optimisers: _SACOptimisers, numbers: Mapping[str, float], key: Key) -> SACLearner:
     held, (actor_key, first_key, second_key) = as_data(numbers), jax.random.split(key, 3)
-    critics = agent.critic.start(first_key), agent.critic.start(second_key)
+    critics = agent.critic.init(first_key), agent.critic.init(second_key)
     temperature = jnp.log(jnp.float32(agent.config.initial_temperature))
-    networks = SACNetworks(agent.actor.start(actor_key), critics, temperature)
+    networks = SACNetworks(agent.actor.init(actor_key), critics, temperature)
     states = SACNetworks(
         optimisers.actor.init(networks.actor),
         optimisers.others.init(networks.critics),
         optimisers.others.init(temperature),
     )
-    return SACLearner(networks, critics, states, start_progress(), held)
+    return SACLearner(networks, critics, states, initial_progress(), held)
 
 
 def _loss(
@@ -327,7 +327,8 @@ def _update(
     *,
     share: float = 1.0,
 ) -> SACLearner:
-    steps, held = SACNetworks(optimisers.actor, optimisers.others, optimisers.others), numbers_now(learner)
+    steps = SACNetworks(optimisers.actor, optimisers.others, optimisers.others)
+    held = current_hyperparameters(learner)
     moved = [
         descend(optimiser, network, state, slopes, held, share=share)
         for optimiser, network, state, slopes in zip(
@@ -335,8 +336,8 @@ def _update(
         )
     ]
     networks, states = (SACNetworks(*parts) for parts in zip(*moved, strict=True))
-    targets = follow(learner.targets, networks.critics, agent.now(learner).config.tau)
-    return SACLearner(networks, targets, states, counted(learner.progress), learner.hyperparameters)
+    targets = update_target(learner.targets, networks.critics, agent.now(learner).config.tau)
+    return SACLearner(networks, targets, states, count_update(learner.progress), learner.hyperparameters)
 
 
 def _report(rate: Callable[[SACLearner, PyTree[Array]], Metrics], learner: SACLearner, batch: Any) -> Metrics:

@@ -16,25 +16,25 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.hyperparameters import as_data, current, numbers_now
+from rollmill.algorithms.hyperparameters import as_data, current_config, current_hyperparameters
 from rollmill.algorithms.off_policy import (
-    Module,
+    FunctionalNetwork,
     OffPolicyConfig,
     OffPolicyParts,
     StepCounts,
     adam,
     check_continuous,
     check_interval,
-    counted,
+    count_update,
     explores_at_random,
-    follow,
-    learner_numbers,
-    module,
+    functional_network,
+    initial_progress,
+    learner_hyperparameters,
+    learning_rate_metric,
     off_policy_graph,
-    off_policy_parts,
+    prepare_off_policy,
     random_action,
-    rate_metric,
-    start_progress,
+    update_target,
 )
 from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Rate, ScheduledNonNegative
@@ -138,7 +138,7 @@ def td3(
     Examples:
         >>> algorithm = rollmill.td3("Pendulum-v1", total_timesteps=100_000)
     """
-    parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
+    parts = prepare_off_policy(TD3Config, env, config, overrides, params=params, network=network)
     check_interval("policy_delay", parts.config.policy_delay)
     return deterministic_graph("td3", parts, adam(parts), num_critics=2, delay=parts.config.policy_delay)
 
@@ -150,7 +150,7 @@ def deterministic_graph(
 
     Args:
         name: name of the algorithm.
-        parts: result of `off_policy_parts`. If the configuration has `target_noise`, the target's actions are
+        parts: result of `prepare_off_policy`. If the configuration has `target_noise`, the target's actions are
             smoothed.
         of_critics: function that returns the optimiser of the critics.
         num_critics: number of critics. The target uses the lowest of their values.
@@ -158,7 +158,7 @@ def deterministic_graph(
     """
     agent = _agent_of(name, parts, num_critics, delay)
     optimisers = _Optimisers(adam(parts, every=delay), of_critics)
-    rate, numbers = rate_metric(parts, every=delay), learner_numbers(parts)
+    rate, numbers = learning_rate_metric(parts, every=delay), learner_hyperparameters(parts)
     return off_policy_graph(
         name,
         parts,
@@ -168,7 +168,7 @@ def deterministic_graph(
         weights=lambda learner: TD3Weights(
             learner.networks.actor,
             explores_at_random(parts.config, learner.progress),
-            current(parts.config, numbers_now(learner)).exploration_noise,
+            current_config(parts.config, current_hyperparameters(learner)).exploration_noise,
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
@@ -180,8 +180,8 @@ def deterministic_graph(
 class _DeterministicAgent(NamedTuple):
     """The networks as functions, and what the actions need."""
 
-    actor: Module
-    critic: Module
+    actor: FunctionalNetwork
+    critic: FunctionalNetwork
     action_space: spaces.Box
     config: Any
     num_critics: int
@@ -213,7 +213,9 @@ def _agent_of(name: str, parts: OffPolicyParts, num_critics: int, delay: int) ->
         "config": parts.config.network,
     }
     actor, critic = partial(deterministic_actor, **make), partial(action_critic, **make)
-    return _DeterministicAgent(module(actor), module(critic), space, parts.config, num_critics, delay)
+    return _DeterministicAgent(
+        functional_network(actor), functional_network(critic), space, parts.config, num_critics, delay
+    )
 
 
 # --- the fragments ------------------------------------------------------------------------------------
@@ -251,9 +253,9 @@ def _start(
     agent: _DeterministicAgent, optimisers: _Optimisers, numbers: Mapping[str, float], key: Key
 ) -> TD3Learner:
     held, (actor_key, *critic_keys) = as_data(numbers), jax.random.split(key, 1 + agent.num_critics)
-    networks = TD3Networks(agent.actor.start(actor_key), tuple(map(agent.critic.start, critic_keys)))
+    networks = TD3Networks(agent.actor.init(actor_key), tuple(map(agent.critic.init, critic_keys)))
     states = TD3Networks(optimisers.actor.init(networks.actor), optimisers.critics.init(networks.critics))
-    return TD3Learner(networks, networks, states, start_progress(), held)
+    return TD3Learner(networks, networks, states, initial_progress(), held)
 
 
 def _loss(
@@ -264,7 +266,7 @@ def _loss(
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
     """Returns the losses of ONE transition, each differentiated only with respect to its own network."""
-    config, targets = current(agent.config, numbers_now(learner)), learner.targets
+    config, targets = current_config(agent.config, current_hyperparameters(learner)), learner.targets
     next_action = agent.actor(targets.actor, sample.next_observation)
     if agent.smooths:
         noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)
@@ -302,7 +304,7 @@ def _update(
     *,
     share: float = 1.0,
 ) -> TD3Learner:
-    before, states, held = learner.networks, learner.optimisers, numbers_now(learner)
+    before, states, held = learner.networks, learner.optimisers, current_hyperparameters(learner)
     critics, critics_state = descend(
         optimisers.critics, before.critics, states.critics, gradients.critics, held, share=share
     )
@@ -311,7 +313,9 @@ def _update(
     if_due = lambda new, old: jax.tree.map(partial(jnp.where, moves), new, old)
     actor, actor_state = if_due(moved, (before.actor, states.actor))
     networks = TD3Networks(actor, critics)
-    targets = if_due(follow(learner.targets, networks, current(agent.config, held).tau), learner.targets)
-    progress = counted(learner.progress, interval=agent.delay)
+    targets = if_due(
+        update_target(learner.targets, networks, current_config(agent.config, held).tau), learner.targets
+    )
+    progress = count_update(learner.progress, interval=agent.delay)
     optimisers_after = TD3Networks(actor_state, critics_state)
     return TD3Learner(networks, targets, optimisers_after, progress, learner.hyperparameters)

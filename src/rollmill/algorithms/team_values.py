@@ -33,15 +33,15 @@ from rollmill.algorithms.agents import (
     with_agent_ids,
 )
 from rollmill.algorithms.agents_on_host import agent_environment
-from rollmill.algorithms.dqn import STEPS_AN_UPDATE, DQNLearner, QLearningConfig, q_learning_graph
+from rollmill.algorithms.dqn import STEPS_PER_UPDATE, DQNLearner, QLearningConfig, q_learning_graph
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.off_policy import (
     OffPolicyParts,
     check_discrete,
     check_interval,
-    module,
-    off_policy_parts,
+    functional_network,
+    prepare_off_policy,
     uniform_replay,
 )
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets, set_of
@@ -179,7 +179,7 @@ class Team(NamedTuple):
         return self._decide(lambda agent: agent.act, weights, key, memory, observation, action_mask)
 
     def _start(self, group: ParameterSet, key: Key) -> PyTree[Array]:
-        start = self.agents[group.name].outputs.start
+        start = self.agents[group.name].outputs.init
         return jax.lax.map(start, jax.random.split(key, group.size)) if group.independent else start(key)
 
     def _decide(
@@ -238,10 +238,10 @@ def team_parts(
     """Checks the inputs of an algorithm for a team, and prepares them for a graph.
 
     `sees` is "central" if the mixing function reads the central features of the environment. The other arguments
-    are as for `off_policy_parts`. Raises a `UsageError` for invalid names, types or sizes, and for an
+    are as for `prepare_off_policy`. Raises a `UsageError` for invalid names, types or sizes, and for an
     environment that is not a team with `Discrete` actions.
     """
-    parts = off_policy_parts(
+    parts = prepare_off_policy(
         kind,
         env,
         config,
@@ -249,8 +249,8 @@ def team_parts(
         params=params,
         network=network,
         replay=_replay_of,
-        steps_an_update=STEPS_AN_UPDATE,
-        environment_of=partial(_team_environment, name, sees),
+        steps_per_update=STEPS_PER_UPDATE,
+        prepare_environment=partial(_team_environment, name, sees),
     )
     check_interval("target_interval", parts.config.target_interval)
     return parts
@@ -271,7 +271,7 @@ def team_of(parts: OffPolicyParts, mix: Mix, start_mixer: Callable[[Key], PyTree
             config=config.network,
             duelling=False,
         )
-        return value_agent(module(make), Mean(config.huber), actions)
+        return value_agent(functional_network(make), Mean(config.huber), actions)
 
     agents = {group.name: agent(group) for group in sets}
     return Team(parts.env.agents, sets, agents, config.agent_ids, mix, start_mixer)

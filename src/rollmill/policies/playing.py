@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.algorithms import action_of
+from rollmill.algorithms import discrete_action
 from rollmill.core.errors import UsageError
 from rollmill.core.types import NO_OPTIONS, Environment, Options, Timestep
 from rollmill.envs import record_episodes
@@ -99,7 +99,7 @@ class GameAgainstPolicy:
         if action not in legal:
             raise UsageError(f"{action} is not a legal move. Legal moves: {', '.join(map(str, legal))}.")
         first = int(getattr(self.env.action_space, "start", 0))
-        self._advance(action_of(self.env, jnp.int32(action - first)))
+        self._advance(discrete_action(self.env, jnp.int32(action - first)))
 
     def reply(self) -> int:
         """Makes the policy's move and returns its action."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 from rollmill import algorithms
-from rollmill.algorithms.building import settings_of
+from rollmill.algorithms.building import graph_settings
 from rollmill.algorithms.sizes import check_config_sizes
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.json_data import writable
@@ -136,7 +136,7 @@ def _build(
         raise UsageError(
             f"the algorithm {name} returned {type(graph).__name__}, expected a rollmill.dataflow.Graph."
         )
-    graph = graph._replace(settings=settings_of(name, env, config))
+    graph = graph._replace(settings=graph_settings(name, env, config))
     check_loops(graph)
     check_outputs(graph)
     return graph
