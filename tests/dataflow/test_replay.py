@@ -245,7 +245,7 @@ def test_learning_waits_until_enough_is_stored():
         rings = keep(rings, history.rollout())
         stored.append(bool(graph.replay.is_ready(rings, graph.loops)))
     assert stored == [T * E * n >= 32 + E for n in range(1, 5)]
-    assert 0 < float(graph.replay.fill(rings)) < 1
+    assert 0 < float(graph.replay.fill_fraction(rings)) < 1
 
 
 @pytest.mark.parametrize("prioritised", [False, True])

@@ -61,7 +61,7 @@ def test_the_newest_rollouts_of_each_environment_are_drawn_whole_and_nothing_els
         history.append(trajectory)
         # Learning starts after 20 steps: two rollouts of 12.
         assert bool(store.is_ready(contents, graph.loops)) == (n >= 1)
-        assert float(store.fill(contents)) == min(n + 1, KEPT) / KEPT
+        assert float(store.fill_fraction(contents)) == min(n + 1, KEPT) / KEPT
         drawn = sample(contents, jax.random.key(n))
         kept = {}
         for past in history[-KEPT:]:

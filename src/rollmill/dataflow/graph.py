@@ -218,8 +218,8 @@ class Sample(NamedTuple):
     """A minibatch drawn from an experience store."""
 
     minibatch: Batch
-    place: PyTree[Array] = ()
-    """Place of the samples in the store, which only the store's `update` reads."""
+    location: PyTree[Array] = ()
+    """Location of the samples in the store, which only the store's `update` reads."""
 
 
 @runtime_checkable
@@ -269,18 +269,18 @@ class ExperienceStore(Protocol):
         """Returns the store's contents after learning from a sample. `learner` is from before that update."""
         ...
 
-    def mutable(self, contents: PyTree[Array], /) -> PyTree[Array]:
+    def mutable_part(self, contents: PyTree[Array], /) -> PyTree[Array]:
         """Returns the part of the store's contents that `update` changes.
 
         The loop over minibatches carries only this part.
         """
         ...
 
-    def with_mutable(self, contents: PyTree[Array], mutable: PyTree[Array], /) -> PyTree[Array]:
+    def with_mutable_part(self, contents: PyTree[Array], mutable: PyTree[Array], /) -> PyTree[Array]:
         """Returns the store's contents with `mutable` as the part that `update` changes."""
         ...
 
-    def fill(self, contents: PyTree[Array], /) -> Float[Array, ""]:
+    def fill_fraction(self, contents: PyTree[Array], /) -> Float[Array, ""]:
         """Returns the mean fraction of the store's capacity that is in use."""
         ...
 

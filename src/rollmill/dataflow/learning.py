@@ -160,9 +160,9 @@ def learn_from_replay(
     store, loop = graph.replay, (make_minibatch_loop or plain_minibatch_loop)(graph, reduce)
 
     def one_update(carried: Any, mutable: Any, n: Int[Array, ""]) -> tuple[Any, Any, Metrics]:
-        now = store.with_mutable(rings, mutable)
+        now = store.with_mutable_part(rings, mutable)
         carried, now, metrics = learn_sample(graph, loop, carried, now, jax.random.fold_in(key, n), index)
-        return carried, store.mutable(now), metrics
+        return carried, store.mutable_part(now), metrics
 
     def again(n: Int[Array, ""], carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
         carried, mutable, sums = carry
@@ -175,13 +175,13 @@ def learn_from_replay(
 
     # A loop with 0 or 1 turns decides whether to learn, because a branch would copy all of its operands.
     learns, updates = store.is_ready(rings, graph.loops), graph.loops.num_minibatches
-    begin = loop.begin(settle(graph, learner)), store.mutable(rings)
+    begin = loop.begin(settle(graph, learner)), store.mutable_part(rings)
     sums = unlearned(jax.eval_shape(one_update, *begin, jnp.int32(0))[2])
     carried, mutable, sums = jax.lax.fori_loop(0, learns.astype(jnp.int32), all_updates, (*begin, sums))
     many = jnp.where(learns, updates, 1).astype(jnp.float32)
     means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
-    metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill(rings))}
-    return unsettle(graph, loop.end(carried), learner), store.with_mutable(rings, mutable), metrics
+    metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill_fraction(rings))}
+    return unsettle(graph, loop.end(carried), learner), store.with_mutable_part(rings, mutable), metrics
 
 
 def learn_sample(

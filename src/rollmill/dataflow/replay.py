@@ -170,9 +170,9 @@ class Replay(NamedTuple):
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
         """Draws this replica's part of a minibatch. Each ring must hold at least two steps."""
-        return self.sample_by(_draw_uniformly, graph, rings, learner, key, index)
+        return self.sample_with(_draw_uniformly, graph, rings, learner, key, index)
 
-    def sample_by(
+    def sample_with(
         self,
         draw: ChooseSteps,
         graph: Graph,
@@ -200,15 +200,15 @@ class Replay(NamedTuple):
         """Returns the rings unchanged, because transitions are drawn uniformly."""
         return rings
 
-    def mutable(self, rings: ReplayRing, /) -> tuple[()]:
+    def mutable_part(self, rings: ReplayRing, /) -> tuple[()]:
         """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return ()
 
-    def with_mutable(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
+    def with_mutable_part(self, rings: ReplayRing, mutable: tuple[()], /) -> ReplayRing:
         """Returns the rings with `mutable` as the part that `update` changes."""
         return rings
 
-    def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
+    def fill_fraction(self, rings: ReplayRing, /) -> Float[Array, ""]:
         """Returns the mean fraction of the rings' capacity that is in use."""
         return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / self.capacity
 
@@ -272,7 +272,7 @@ class Replay(NamedTuple):
 class PrioritisedReplay(NamedTuple):
     """Experience store that draws transitions in proportion to their errors (Schaul et al., ICLR 2016)."""
 
-    ring: Replay
+    store: Replay
     priority_exponent: float
     """Transitions are drawn in proportion to their errors to this power."""
     weight_exponent: float
@@ -283,16 +283,16 @@ class PrioritisedReplay(NamedTuple):
     @property
     def capacity(self) -> int:
         """Maximum number of steps that are stored for each environment."""
-        return self.ring.capacity
+        return self.store.capacity
 
     def steps_before_learning(self, loops: Loops, /) -> int:
         """Returns the number of environment steps after which learning begins."""
-        return self.ring.steps_before_learning(loops)
+        return self.store.steps_before_learning(loops)
 
     def empty(self, graph: Graph, index: Int[Array, " E"], /) -> ReplayRing:
         """Returns empty rings for the environments with the given global indices."""
         priorities = _for_each(index, empty_priorities(self.capacity))
-        return self.with_mutable(self.ring.empty(graph, index), priorities)
+        return self.with_mutable_part(self.store.empty(graph, index), priorities)
 
     def add(self, graph: Graph, rings: ReplayRing, trajectory: Trajectory, /) -> ReplayRing:
         """Returns the rings after adding a rollout of the same environments.
@@ -300,13 +300,15 @@ class PrioritisedReplay(NamedTuple):
         New steps get the highest priority of their shard.
         """
         before = _fallen_back(rings, self.capacity)
-        after = store(before, self.ring.convert(trajectory.steps))
+        after = store(before, self.store.convert(trajectory.steps))
         num_steps, width = len(trajectory.steps.terminated), graph.loops.num_envs // graph.loops.num_shards
-        return self.with_mutable(after, _with_new_steps(before, after, num_steps=num_steps, shard_width=width))
+        return self.with_mutable_part(
+            after, _with_new_steps(before, after, num_steps=num_steps, shard_width=width)
+        )
 
     def is_ready(self, rings: ReplayRing, loops: Loops, /) -> Bool[Array, ""]:
         """Returns whether the rings hold enough steps to begin learning."""
-        return self.ring.is_ready(rings, loops)
+        return self.store.is_ready(rings, loops)
 
     def sample(
         self, graph: Graph, rings: ReplayRing, learner: Learner, key: Key, index: Int[Array, " E"], /
@@ -323,27 +325,29 @@ class PrioritisedReplay(NamedTuple):
             newest = shard.steps[environment] - 1
             return environment, newest - (newest - row) % self.capacity, weight
 
-        return self.ring.sample_by(draw, graph, rings, learner, key, index)
+        return self.store.sample_with(draw, graph, rings, learner, key, index)
 
     def update(self, graph: Graph, rings: ReplayRing, learner: Learner, sample: Sample, /) -> ReplayRing:
         """Sets the priorities of a sample's transitions from their errors, after learning from the sample."""
         assert rings.priorities is not None
         values = (jnp.abs(self.errors(learner, sample.minibatch)) + SMALLEST_ERROR) ** self.priority_exponent
         is_drawn = sample.minibatch.samples.weight > 0
-        environment = jnp.where(is_drawn, sample.place.environment, len(rings.steps))
-        return self.with_mutable(rings, with_values(rings.priorities, environment, sample.place.row, values))
+        environment = jnp.where(is_drawn, sample.location.environment, len(rings.steps))
+        return self.with_mutable_part(
+            rings, with_values(rings.priorities, environment, sample.location.row, values)
+        )
 
-    def mutable(self, rings: ReplayRing, /) -> Priorities | None:
+    def mutable_part(self, rings: ReplayRing, /) -> Priorities | None:
         """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return rings.priorities
 
-    def with_mutable(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
+    def with_mutable_part(self, rings: ReplayRing, mutable: Priorities | None, /) -> ReplayRing:
         """Returns the rings with `mutable` as the part that `update` changes."""
         return eqx.tree_at(lambda ring: ring.priorities, rings, mutable, is_leaf=lambda leaf: leaf is None)
 
-    def fill(self, rings: ReplayRing, /) -> Float[Array, ""]:
+    def fill_fraction(self, rings: ReplayRing, /) -> Float[Array, ""]:
         """Returns the mean fraction of the rings' capacity that is in use."""
-        return self.ring.fill(rings)
+        return self.store.fill_fraction(rings)
 
 
 def store(rings: ReplayRing, steps: Step) -> ReplayRing:

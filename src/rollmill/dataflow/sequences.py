@@ -144,9 +144,9 @@ class SequenceReplay(NamedTuple):
         self, graph: Graph, ring: SequenceRing, learner: Learner, key: Key, index: Int[Array, " E"], /
     ) -> Sample:
         """Draws this replica's part of a minibatch of `Sequence`s. Each ring must hold at least one sequence."""
-        return self.sample_by(self._draw_uniformly, graph, ring, key, index)
+        return self.sample_with(self._draw_uniformly, graph, ring, key, index)
 
-    def sample_by(
+    def sample_with(
         self, draw: ChooseSequences, graph: Graph, ring: SequenceRing, key: Key, index: Int[Array, " E"]
     ) -> Sample:
         """Draws a minibatch of the sequences chosen by `draw`."""
@@ -165,19 +165,19 @@ class SequenceReplay(NamedTuple):
         """Returns the rings unchanged, because sequences are drawn uniformly."""
         return ring
 
-    def mutable(self, ring: SequenceRing, /) -> tuple[()]:
+    def mutable_part(self, ring: SequenceRing, /) -> tuple[()]:
         """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return ()
 
-    def with_mutable(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
+    def with_mutable_part(self, ring: SequenceRing, mutable: tuple[()], /) -> SequenceRing:
         """Returns the rings with `mutable` as the part that `update` changes."""
         return ring
 
-    def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:
+    def fill_fraction(self, ring: SequenceRing, /) -> Float[Array, ""]:
         """Returns the mean fraction of the rings' capacity that is in use."""
         return jnp.mean(ring.count.astype(jnp.float32)) / self.rollouts
 
-    def drawable(self, ring: SequenceRing) -> Int[Array, " E"]:
+    def num_sequences(self, ring: SequenceRing) -> Int[Array, " E"]:
         """Returns the number of sequences that each ring holds."""
         return jnp.maximum(ring.count - self.length + 1, 0)
 
@@ -185,7 +185,7 @@ class SequenceReplay(NamedTuple):
         self, key: Key, ring: SequenceRing, *, count: int
     ) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
         """Chooses each sequence of one shard with equal probability. See `ChooseSequences`."""
-        environment, number = draw_equally(key, self.drawable(ring), count=count)
+        environment, number = draw_equally(key, self.num_sequences(ring), count=count)
         oldest = ring.newest - ring.count + 1
         return environment, (oldest[environment] + number) % self.rollouts, jnp.ones(count, jnp.float32)
 
@@ -255,7 +255,7 @@ class PrioritisedSequences(NamedTuple):
         """Returns empty rings for the environments with the given global indices."""
         one = empty_priorities(self.store.rollouts)
         priorities = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)), one)
-        return self.with_mutable(self.store.empty(graph, index), priorities)
+        return self.with_mutable_part(self.store.empty(graph, index), priorities)
 
     def add(self, graph: Graph, ring: SequenceRing, trajectory: Trajectory, /) -> SequenceRing:
         """Returns the rings after adding a rollout of the same environments."""
@@ -271,7 +271,7 @@ class PrioritisedSequences(NamedTuple):
             # Sequences that begin with the new rollout are not complete yet.
             environment, row = jnp.concatenate([environment, each]), jnp.concatenate([row, after.newest])
             value = jnp.concatenate([value, jnp.zeros_like(highest)])
-        return self.with_mutable(after, with_values(ring.priorities, environment, row, value))
+        return self.with_mutable_part(after, with_values(ring.priorities, environment, row, value))
 
     def is_ready(self, ring: SequenceRing, loops: Loops, /) -> Bool[Array, ""]:
         """Returns whether the rings hold enough rollouts to begin learning."""
@@ -284,32 +284,32 @@ class PrioritisedSequences(NamedTuple):
 
         def draw(key: Key, shard: SequenceRing, *, count: int):
             assert shard.priorities is not None
-            drawable = self.store.drawable(shard)
+            drawable = self.store.num_sequences(shard)
             return draw_by_priority(
                 key, shard.priorities, drawable, count=count, weight_exponent=self.weight_exponent
             )
 
-        return self.store.sample_by(draw, graph, ring, key, index)
+        return self.store.sample_with(draw, graph, ring, key, index)
 
     def update(self, graph: Graph, ring: SequenceRing, learner: Learner, sample: Sample, /) -> SequenceRing:
         """Sets the priorities of a sample's sequences from their errors, after learning from the sample."""
         assert ring.priorities is not None
         values = (self.errors(learner, sample.minibatch) + SMALLEST_ERROR) ** self.priority_exponent
         is_drawn = sample.minibatch.samples.weight > 0
-        environment = jnp.where(is_drawn, sample.place.environment, len(ring.count))
-        return self.with_mutable(ring, with_values(ring.priorities, environment, sample.place.row, values))
+        environment = jnp.where(is_drawn, sample.location.environment, len(ring.count))
+        return self.with_mutable_part(ring, with_values(ring.priorities, environment, sample.location.row, values))
 
-    def mutable(self, ring: SequenceRing, /) -> Priorities | None:
+    def mutable_part(self, ring: SequenceRing, /) -> Priorities | None:
         """Returns the part of the rings that `update` changes, which the loop over minibatches carries."""
         return ring.priorities
 
-    def with_mutable(self, ring: SequenceRing, mutable: Priorities | None, /) -> SequenceRing:
+    def with_mutable_part(self, ring: SequenceRing, mutable: Priorities | None, /) -> SequenceRing:
         """Returns the rings with `mutable` as the part that `update` changes."""
         return eqx.tree_at(lambda ring: ring.priorities, ring, mutable, is_leaf=lambda leaf: leaf is None)
 
-    def fill(self, ring: SequenceRing, /) -> Float[Array, ""]:
+    def fill_fraction(self, ring: SequenceRing, /) -> Float[Array, ""]:
         """Returns the mean fraction of the rings' capacity that is in use."""
-        return self.store.fill(ring)
+        return self.store.fill_fraction(ring)
 
 
 def _by_environment(trajectory: Trajectory) -> StoredRollout:

@@ -290,7 +290,7 @@ def _learn_sample(loop: MinibatchLoop, structure: Any, leaves: list[Any], miniba
 
 
 def _fill(graph: Graph, rings: PyTree[Any]) -> Metrics:
-    return {} if graph.replay is None else {FILL: graph.replay.fill(rings)}
+    return {} if graph.replay is None else {FILL: graph.replay.fill_fraction(rings)}
 
 
 def _learn_one(
