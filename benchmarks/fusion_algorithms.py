@@ -112,7 +112,7 @@ def gradient_error(case: str, graph: Graph) -> float:
     def both(key: Any) -> Any:
         learner, batch = first_batch(graph, start(graph, key, index))
         leaf = jax.tree.leaves(batch.samples)[0]
-        count = leaf.shape[1] if graph.loops.cut == "sequences" else leaf.shape[0] * leaf.shape[1]
+        count = leaf.shape[1] if graph.loops.minibatch_items == "sequences" else leaf.shape[0] * leaf.shape[1]
         rows = jax.random.permutation(key, count)[: max(64, count // 4)].astype(jnp.uint32)
         with jax.default_matmul_precision("highest"):
             plain = gradients_of_rows(graph, batch, identity)(learner, rows)

@@ -118,8 +118,8 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
 
 def test_an_iteration_makes_one_update_from_the_whole_rollout():
     graph = rollmill.a3c(restless(), configure())
-    assert (graph.loops.epochs, graph.loops.num_minibatches, graph.loops.cut) == (1, 1, "samples")
-    assert rollmill.a3c(restless(), configure("gru")).loops.cut == "sequences"
+    assert (graph.loops.epochs, graph.loops.num_minibatches, graph.loops.minibatch_items) == (1, 1, "samples")
+    assert rollmill.a3c(restless(), configure("gru")).loops.minibatch_items == "sequences"
 
 
 def test_the_statistics_of_rmsprop_are_shared():

@@ -113,7 +113,7 @@ def test_learning_starts_from_a_ratio_of_one(rollout):
     said, _ = said_of(rollout)
     np.testing.assert_allclose(said.log_prob, rollout.trajectory.steps.extras.log_prob, atol=1e-5)
     np.testing.assert_allclose(said.log_prob, rollout.batch.samples.log_prob, atol=1e-5)
-    rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
+    rows = jnp.arange(E * T if rollout.graph.loops.minibatch_items == "samples" else E, dtype=jnp.uint32)
     whole = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
     _, metrics = eqx.filter_jit(lambda m: rollout.graph.gradients(rollout.learner, m))(whole)
     assert metrics["losses/clip_fraction"] == 0
@@ -307,7 +307,7 @@ def with_network(learner, network):
 
 
 def whole_of(rollout):
-    rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
+    rows = jnp.arange(E * T if rollout.graph.loops.minibatch_items == "samples" else E, dtype=jnp.uint32)
     return disturbed(minibatch_gather(rollout.batch, rollout.graph.loops)(rows))
 
 

@@ -60,13 +60,18 @@ def test_sequences_are_what_a_recurrent_policy_cuts():
     with raises("do-not-divide-into-num", "8", "sequences (num_envs)", "3", "2 or 4"):
         rollmill.ppo(CARTPOLE, rollmill.PPOConfig(**small(num_minibatches=3, num_steps=3, network=recurrent)))
     loops = rollmill.ppo(CARTPOLE, rollmill.PPOConfig(**small(num_minibatches=4, network=recurrent))).loops
-    assert (loops.cut, loops.num_shards) == ("sequences", 2)
+    assert (loops.minibatch_items, loops.num_shards) == ("sequences", 2)
 
 
 def test_loops_are_the_sizes():
     loops = rollmill.ppo(CARTPOLE, **small(total_timesteps=33, num_minibatches=2, update_epochs=3)).loops
     assert (loops.iterations, loops.num_envs, loops.num_steps, loops.epochs) == (2, 8, 4, 3)
-    assert (loops.num_minibatches, loops.num_shards, loops.cut, loops.batch_size) == (2, 8, "samples", 32)
+    assert (loops.num_minibatches, loops.num_shards, loops.minibatch_items, loops.batch_size) == (
+        2,
+        8,
+        "samples",
+        32,
+    )
     assert rollmill.ppo(CARTPOLE, **small(num_shards=2)).loops.num_shards == 2
 
 

@@ -74,7 +74,7 @@ def counting_graph(*, keep_learning=None, **sizes):
         epochs=3,
         num_minibatches=2,
         num_shards=4,
-        cut="samples",
+        minibatch_items="samples",
     )
     return Graph(
         settings={},

@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 from rollmill.core.errors import ContractError
-from rollmill.dataflow import cross, cut, drive, evaluate, walk, walk_leaves
+from rollmill.dataflow import answer_crossings, cross, divide_at_crossings, evaluate, walk, walk_leaves
 from wordings import raises
 
 NUMBER = jax.ShapeDtypeStruct((), "float32")
@@ -21,7 +21,7 @@ def ask(name, operands):
 
 def run(function, *arguments, **handlers):
     """Cuts and drives."""
-    return drive(walk(cut(function, *arguments), *arguments), handlers)
+    return answer_crossings(walk(divide_at_crossings(function, *arguments), *arguments), handlers)
 
 
 def double(tree):
@@ -49,7 +49,7 @@ def test_crossings_are_met_in_order_each_with_the_answers_before():
         b = ask("second", a + 10)
         return ask("first", {"a": a, "b": b})
 
-    program = cut(function, ONE)
+    program = divide_at_crossings(function, ONE)
     assert program.crossings == ("first", "second", "first")
     seen = []
 
@@ -57,7 +57,7 @@ def test_crossings_are_met_in_order_each_with_the_answers_before():
         return lambda operands: (seen.append((name, operands)), answer(operands))[1]
 
     handlers = {"first": handler("first", double), "second": handler("second", lambda x: -x)}
-    assert drive(walk(program, ONE), handlers) == {"a": 4.0, "b": -24.0}
+    assert answer_crossings(walk(program, ONE), handlers) == {"a": 4.0, "b": -24.0}
     assert seen == [("first", 1.0), ("second", 12.0), ("first", {"a": 2.0, "b": -12.0})]
 
 
@@ -80,10 +80,10 @@ def test_under_vmap_one_crossing_takes_all(mapped):
         return ask("ask", {"x": x, "y": y})["x"] + y
 
     x, y = jnp.arange(9.0).reshape(3, 3), jnp.arange(3.0) if mapped["in_axes"][1] == 0 else jnp.float32(5)
-    program = cut(jax.vmap(function, **mapped), x, y)
+    program = divide_at_crossings(jax.vmap(function, **mapped), x, y)
     assert program.crossings == ("ask",)
     sent = []
-    found = drive(walk(program, x, y), {"ask": lambda tree: (sent.append(tree), double(tree))[1]})
+    found = answer_crossings(walk(program, x, y), {"ask": lambda tree: (sent.append(tree), double(tree))[1]})
     rows = x.T if mapped["in_axes"][0] == 1 else x
     each = jnp.broadcast_to(y, (3,))
     np.testing.assert_array_equal(sent[0]["x"], rows)  # the new axis in front, wherever it was
@@ -142,14 +142,14 @@ def test_nothing_may_leave_and_nothing_come_back():
     asked = []
     function = lambda x: (cross("wait", (), NUMBER), cross("tell", x, ()), x)[::2]
     handlers = {"wait": lambda nothing: jnp.float32(5), "tell": asked.append}
-    program = cut(function, ONE)
+    program = divide_at_crossings(function, ONE)
     first = walk(program, ONE)
     assert next(first) == ("wait", ())
     assert first.send(jnp.float32(5)) == ("tell", 1.0)
     with pytest.raises(StopIteration) as end:
         first.send(())
     assert end.value.value == (5.0, 1.0)
-    assert drive(walk(program, ONE), {**handlers, "tell": lambda x: ()}) == (5.0, 1.0)
+    assert answer_crossings(walk(program, ONE), {**handlers, "tell": lambda x: ()}) == (5.0, 1.0)
 
 
 def test_typed_keys_stay_in_their_piece_or_travel():
@@ -165,9 +165,9 @@ def test_typed_keys_stay_in_their_piece_or_travel():
 
 
 def test_a_program_without_crossings_is_one_piece():
-    program = cut(lambda x: x * 2, ONE)
+    program = divide_at_crossings(lambda x: x * 2, ONE)
     assert program.crossings == ()
-    assert drive(walk(program, ONE), {}) == 2.0
+    assert answer_crossings(walk(program, ONE), {}) == 2.0
 
 
 def test_pieces_compute_what_the_whole_does_compiled_or_not():
@@ -181,7 +181,8 @@ def test_pieces_compute_what_the_whole_does_compiled_or_not():
     table = table[:4]
     compiled = lambda piece, values: jax.jit(core.jaxpr_as_fun(piece.program))(*values)
     results = [
-        drive(walk(cut(function, x, table), x, table, run=how), {"ask": double}) for how in (evaluate, compiled)
+        answer_crossings(walk(divide_at_crossings(function, x, table), x, table, run=how), {"ask": double})
+        for how in (evaluate, compiled)
     ]
     a = jnp.tanh(x @ table)
     b = 2 * a.sum(axis=0, keepdims=True)
@@ -204,7 +205,7 @@ def test_what_a_crossing_does_not_need_is_computed_after_it():
         beside = jnp.sin(jnp.cos(x))
         return beside + ask("ask", x + 1)
 
-    assert sizes(cut(function, ONE)) == [1, 3]
+    assert sizes(divide_at_crossings(function, ONE)) == [1, 3]
 
 
 def test_where_nothing_is_computed_with_the_answer_the_program_has_one_piece():
@@ -214,7 +215,7 @@ def test_where_nothing_is_computed_with_the_answer_the_program_has_one_piece():
         beside = jnp.sin(jnp.cos(x))
         return beside, ask("ask", x + 1)
 
-    assert sizes(cut(function, ONE)) == [3, 0]
+    assert sizes(divide_at_crossings(function, ONE)) == [3, 0]
     assert run(function, ONE, ask=double) == pytest.approx((np.sin(np.cos(1)), 4))
 
 
@@ -225,14 +226,14 @@ def test_what_nobody_reads_is_left_out():
         jnp.exp(answer * y)
         return answer * 2
 
-    program = cut(function, ONE, ONE)
+    program = divide_at_crossings(function, ONE, ONE)
     assert sizes(program) == [1, 1]
-    assert program.pieces[0].takes == (0,)
+    assert program.pieces[0].inputs == (0,)
 
 
 def test_leaves_go_through_as_trees_do():
     function = lambda x: {"a": ask("ask", x["b"]) + x["c"], "d": x["c"]}
-    program = cut(function, {"b": ONE, "c": jnp.float32(3)})
+    program = divide_at_crossings(function, {"b": ONE, "c": jnp.float32(3)})
     walking = walk_leaves(program, [jnp.float32(5), jnp.float32(7)])
     assert next(walking) == ("ask", 5.0)
     with pytest.raises(StopIteration) as end:
@@ -247,24 +248,24 @@ def test_values_are_let_go_when_nobody_reads_them_any_more():
         return b + y
 
     arguments = (ONE, jnp.float32(3))
-    program = cut(function, *arguments)
+    program = divide_at_crossings(function, *arguments)
     kept = []
 
     def watched(piece, values):
         kept.append(len(values))
         return evaluate(piece, values)
 
-    found = drive(walk(program, *arguments, run=watched), {"first": double, "second": double})
+    found = answer_crossings(walk(program, *arguments, run=watched), {"first": double, "second": double})
     assert found == pytest.approx(2 * 2 * np.e * 3 + 3)
     assert kept == [1, 2, 2]
-    *dropped, last = (set(piece.drops) for piece in program.pieces)
-    read_later = [{n for piece in program.pieces[m + 1 :] for n in piece.takes} for m in range(len(dropped))]
+    *dropped, last = (set(piece.unused_after) for piece in program.pieces)
+    read_later = [{n for piece in program.pieces[m + 1 :] for n in piece.inputs} for m in range(len(dropped))]
     assert all(dropped) and not any(gone & read for gone, read in zip(dropped, read_later, strict=True))
     assert not last & set(program.results)
 
 
 def test_several_walks_go_on_side_by_side():
-    program = cut(lambda x: ask("second", ask("first", x) + x), ONE)
+    program = divide_at_crossings(lambda x: ask("second", ask("first", x) + x), ONE)
     walks = [walk(program, jnp.float32(x)) for x in (1, 2, 3)]
     assert [next(w) for w in walks] == [("first", 1.0), ("first", 2.0), ("first", 3.0)]
     later = [walks[n].send(jnp.float32(10 * n)) for n in (2, 0, 1)]
@@ -297,7 +298,7 @@ def loop(x):
 def test_a_crossing_inside_of_another_program_is_refused(function, where):
     message = f"a crossing to another group lies inside {where}, but the loop or branch around a crossing must run"
     with pytest.raises(ContractError, match=message):
-        cut(function, ONE)
+        divide_at_crossings(function, ONE)
 
 
 def test_a_crossing_cannot_be_computed_where_it_stands():
@@ -306,12 +307,12 @@ def test_a_crossing_cannot_be_computed_where_it_stands():
 
 
 def test_other_arguments_than_those_that_were_traced_are_refused():
-    program = cut(lambda x: ask("ask", x), {"x": ONE})
+    program = divide_at_crossings(lambda x: ask("ask", x), {"x": ONE})
     with raises("arguments-structure-were-given-were", "'y'", "'x'"):
         next(walk(program, {"y": ONE}))
 
 
 def test_another_answer_than_the_one_announced_is_refused():
-    program = cut(lambda x: ask("ask", {"x": x})["x"], ONE)
+    program = divide_at_crossings(lambda x: ask("ask", {"x": x})["x"], ONE)
     with raises("answered-with-was-announced", "'ask'", "'y'", "'x'"):
-        drive(walk(program, ONE), {"ask": lambda tree: {"y": ONE}})
+        answer_crossings(walk(program, ONE), {"ask": lambda tree: {"y": ONE}})

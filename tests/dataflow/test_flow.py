@@ -49,10 +49,10 @@ def test_who_writes_what_of_the_learner_of_ppo(variant):
     config, statistics = VARIANTS[variant]
     flows = flow(ppo(**config))
     every = frozenset(range(len(jax.tree.leaves(flows.state.learner))))
-    assert rooms(flows, flows.updated) == {WEIGHTS, OPTIMISER}
-    assert rooms(flows, flows.prepared) == statistics
-    assert not flows.updated & flows.prepared
-    constant = every - flows.updated - flows.prepared
+    assert rooms(flows, flows.updated_leaves) == {WEIGHTS, OPTIMISER}
+    assert rooms(flows, flows.prepared_leaves) == statistics
+    assert not flows.updated_leaves & flows.prepared_leaves
+    constant = every - flows.updated_leaves - flows.prepared_leaves
     assert rooms(flows, constant) == {HYPERPARAMETERS} and not constant & set(flows.parameters)
     # The optimiser's state is read by the update alone, so it does not travel, but for how far annealing is.
     travelling = names(flows, flows.parameters)
@@ -71,9 +71,9 @@ def test_parameters_are_picked_and_put_where_they_belong():
     flows = flow(graph)
     learner = graph.start_learner(jax.random.key(0))
     # In the order of names: prepared is written by `prepare`, updates and weight by the update.
-    assert (flows.prepared, flows.updated, flows.parameters) == ({0}, {1, 2}, (1, 2))
-    assert flows.pick_parameters(learner) == [learner["updates"], learner["weight"]]
-    put = flows.put_parameters(learner, [jnp.int32(7), jnp.float32(8)])
+    assert (flows.prepared_leaves, flows.updated_leaves, flows.parameters) == ({0}, {1, 2}, (1, 2))
+    assert flows.select_parameters(learner) == [learner["updates"], learner["weight"]]
+    put = flows.replace_parameters(learner, [jnp.int32(7), jnp.float32(8)])
     assert put == {"prepared": learner["prepared"], "updates": 7, "weight": 8.0}
 
 
@@ -96,8 +96,8 @@ def test_what_only_the_update_reads_and_what_nobody_writes_do_not_travel():
         update=update,
     )
     flows = flow(nested)
-    assert names(flows, flows.prepared) == {"['inner']['prepared']"}
-    assert names(flows, flows.updated) == {"['inner']['updates']", "['inner']['weight']", "['momentum']"}
+    assert names(flows, flows.prepared_leaves) == {"['inner']['prepared']"}
+    assert names(flows, flows.updated_leaves) == {"['inner']['updates']", "['inner']['weight']", "['momentum']"}
     assert names(flows, flows.parameters) == {"['inner']['updates']", "['inner']['weight']"}
 
 

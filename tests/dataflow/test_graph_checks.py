@@ -55,7 +55,7 @@ def test_parameters_of_a_loss_are_part_of_the_check(graph):
         ({"num_shards": 0}, "in-graphs-loops-must-be", ("num_shards=0",)),
         ({"num_envs": 3}, "num-shards-in-graphs-loops", ("num_shards=4", "num_envs=3", "multiple of 4")),
         ({"num_minibatches": 5}, "shard-has-cannot-be-divided", ("16 samples", "num_minibatches=5")),
-        ({"num_minibatches": 4, "cut": "sequences"}, "shard-has-cannot-be-divided", ("2 sequences",)),
+        ({"num_minibatches": 4, "minibatch_items": "sequences"}, "shard-has-cannot-be-divided", ("2 sequences",)),
     ],
 )
 def test_impossible_sizes_of_loops_are_refused(graph, sizes, code, values):

@@ -81,12 +81,12 @@ def test_statistics_travel_with_the_weights_and_not_with_the_gradients():
     assert normalised["weights"].bytes_per_message == plain["weights"].bytes_per_message + 4 * (4 + 4 + 1)
 
 
-@pytest.mark.parametrize("cut", ["samples", "sequences"])
-def test_nothing_is_computed(cut):
+@pytest.mark.parametrize("items", ["samples", "sequences"])
+def test_nothing_is_computed(items):
     """A rollout of 42 GB costs no memory and no time."""
     began = time.perf_counter()
-    graph = counting_graph(num_envs=2**24, num_steps=48, cut=cut)
-    if cut == "sequences":
+    graph = counting_graph(num_envs=2**24, num_steps=48, minibatch_items=items)
+    if items == "sequences":
         graph = graph._replace(gradients=_of_sequences)
     found = interfaces(graph)
     assert found["trajectory"].bytes_per_message == 48 * 2**24 * 52 + 2**24 * 16 > 40e9

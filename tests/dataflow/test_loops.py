@@ -240,11 +240,11 @@ def test_metrics_say_which_fragment_was_not_finite(fragment, change, unaffected)
         assert metrics[f"finite/{name}"] == 1, name
 
 
-@pytest.mark.parametrize(("cut", "places"), [("samples", 2), ("sequences", 4)])
+@pytest.mark.parametrize(("items", "places"), [("samples", 2), ("sequences", 4)])
 @pytest.mark.slow_beyond(1)
-def test_an_iteration_in_several_places_is_the_iteration_in_one(cut, places):
-    graph = counting_graph(cut=cut, num_shards=4, num_steps=6 if cut == "samples" else 5)
-    if cut == "sequences":
+def test_an_iteration_in_several_places_is_the_iteration_in_one(items, places):
+    graph = counting_graph(minibatch_items=items, num_shards=4, num_steps=6 if items == "samples" else 5)
+    if items == "sequences":
         of_first = lambda learner, batch: _mean_of_sequences(batch, learner)
         graph = graph._replace(gradients=of_first)
     state = begin(graph)

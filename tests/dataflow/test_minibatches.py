@@ -12,7 +12,9 @@ from wordings import raises
 
 
 def loops(**sizes):
-    small = Loops(1, num_envs=16, num_steps=6, epochs=1, num_minibatches=3, num_shards=8, cut="samples")
+    small = Loops(
+        1, num_envs=16, num_steps=6, epochs=1, num_minibatches=3, num_shards=8, minibatch_items="samples"
+    )
     return small._replace(**sizes)
 
 
@@ -120,10 +122,12 @@ def test_shards_and_epochs_have_orders_of_their_own():
 
 
 @pytest.mark.parametrize("places", [2, 4, 8])
-@pytest.mark.parametrize("cut", ["samples", "sequences"])
-def test_a_place_sees_exactly_its_part_of_each_minibatch_of_the_whole(places, cut):
-    each = 6 if cut == "samples" else 1
-    sizes = loops(num_envs=32, num_shards=8, num_minibatches=2 if cut == "sequences" else 3, cut=cut)
+@pytest.mark.parametrize("items", ["samples", "sequences"])
+def test_a_place_sees_exactly_its_part_of_each_minibatch_of_the_whole(places, items):
+    each = 6 if items == "samples" else 1
+    sizes = loops(
+        num_envs=32, num_shards=8, num_minibatches=2 if items == "sequences" else 3, minibatch_items=items
+    )
     index = jnp.arange(32, dtype=jnp.int32)
     whole = as_sets(time_and_env(rows_of(3, index, each, sizes), index))
     found = [set() for _ in whole]
@@ -171,7 +175,7 @@ def test_sequences_are_cut_whole_with_what_belongs_to_them():
     tree = mixed_tree(5, 4)
     memory = {"hidden": jnp.arange(12, dtype=jnp.float32).reshape(4, 3)}
     rows = jnp.array([2, 0], jnp.uint32)
-    taken = minibatch_gather(Batch(tree, memory), loops(cut="sequences"))(rows)
+    taken = minibatch_gather(Batch(tree, memory), loops(minibatch_items="sequences"))(rows)
     np.testing.assert_array_equal(np.asarray(taken.sequences["hidden"]), [[6, 7, 8], [0, 1, 2]])
     for leaf, got in zip(jax.tree.leaves(tree), jax.tree.leaves(taken.samples), strict=True):
         assert got.dtype == leaf.dtype

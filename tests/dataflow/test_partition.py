@@ -7,7 +7,9 @@ import pytest
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import FRAGMENTS, Group, Loops, Partition, check_partition, environments_of_replica, peers
 
-LOOPS = Loops(iterations=1, num_envs=24, num_steps=4, epochs=1, num_minibatches=2, num_shards=12, cut="samples")
+LOOPS = Loops(
+    iterations=1, num_envs=24, num_steps=4, epochs=1, num_minibatches=2, num_shards=12, minibatch_items="samples"
+)
 ACTOR, LEARNER = Group("actor", ("environment", "policy")), Group("learner", ("gradients", "update"))
 
 

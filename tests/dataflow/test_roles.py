@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import FRAGMENTS, Group, Owned, Partition, Stage, channels_of, check_partition, roles
+from rollmill.dataflow import FRAGMENTS, Group, OwnedPart, Partition, Stage, channels_of, check_partition, roles
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 
-ENVIRONMENTS, INPUTS, PARAMETERS, REPLAY, STATISTICS = Owned
+ENVIRONMENTS, INPUTS, PARAMETERS, REPLAY, STATISTICS = OwnedPart
 
 SYNCHRONOUS = {
     ("gpu-only", "all"): ("collect, learn, report metrics", {ENVIRONMENTS, INPUTS, PARAMETERS, STATISTICS}),
@@ -46,7 +46,7 @@ def roles_of(name, *, host=False, replay=False, **counts):
 
 def test_of_every_policy_that_there_is():
     derived = {
-        (name, group): (", ".join(role.stages), set(role.owned))
+        (name, group): (", ".join(role.stages), set(role.owned_parts))
         for name in list_distributions()
         for group, role in roles_of(name).items()
     }
@@ -55,13 +55,13 @@ def test_of_every_policy_that_there_is():
 
 def test_a_replay_memory_lies_with_the_gradients():
     holders = {
-        name: [group for group, role in roles_of(name, replay=True).items() if REPLAY in role.owned]
+        name: [group for group, role in roles_of(name, replay=True).items() if REPLAY in role.owned_parts]
         for name in list_distributions()
     }
     assert all(len(groups) == 1 for groups in holders.values())
     assert holders["single-learner-coarse"] == ["learner"] and holders["central"] == ["actor"]
     begins_empty = roles_of("central", replay=True, actors=2, asynchronous=True)
-    assert not any(REPLAY in role.owned for role in begins_empty.values())
+    assert not any(REPLAY in role.owned_parts for role in begins_empty.values())
 
 
 def test_synchronous_groups_end_together_and_those_with_environments_alone_are_replaceable():
@@ -82,8 +82,8 @@ def test_synchronous_groups_end_together_and_those_with_environments_alone_are_r
 
 def test_asynchronous_actors_follow_the_learner_own_nothing_and_start_anew():
     impala = roles_of("single-learner-coarse", asynchronous=True)
-    assert not impala["actor"].in_step and impala["actor"].owned == frozenset()
-    assert impala["learner"].in_step and impala["learner"].owned == {PARAMETERS, STATISTICS}
+    assert not impala["actor"].in_step and impala["actor"].owned_parts == frozenset()
+    assert impala["learner"].in_step and impala["learner"].owned_parts == {PARAMETERS, STATISTICS}
     a3c = roles_of("central", asynchronous=True)
     assert a3c["actor"].stages == (Stage.FETCH, Stage.COLLECT, Stage.LEARN)  # its metrics go with its gradients
     assert a3c["update"].stages == (Stage.APPLY, Stage.REPORT)
@@ -95,8 +95,8 @@ def test_asynchronous_actors_follow_the_learner_own_nothing_and_start_anew():
 
 def test_environments_on_the_host_are_in_no_snapshot_but_their_workers_end_with_the_others():
     derived = roles_of("single-learner-fine", host=True)
-    assert derived["environment"].owned == frozenset() and derived["environment"].in_step
-    assert derived["learner"].owned == {PARAMETERS, STATISTICS}
+    assert derived["environment"].owned_parts == frozenset() and derived["environment"].in_step
+    assert derived["learner"].owned_parts == {PARAMETERS, STATISTICS}
 
 
 def test_channels_by_name_kind_and_ends():
@@ -157,14 +157,16 @@ def test_of_every_valid_partition_the_stages_and_the_state_are_complete(asynchro
             == stages.count(Stage.RECEIVE_TRAJECTORIES)
             == stages.count(Stage.PUBLISH)
         )
-        assert stages.count(Stage.APPLY) == stages.count(Stage.FETCH) == partition.apart("gradients", "update")
-        assert stages.count(Stage.SERVE) == partition.apart("environment", "policy")
-        owned = [part for role in derived.values() for part in role.owned]
+        assert (
+            stages.count(Stage.APPLY) == stages.count(Stage.FETCH) == partition.are_separate("gradients", "update")
+        )
+        assert stages.count(Stage.SERVE) == partition.are_separate("environment", "policy")
+        owned = [part for role in derived.values() for part in role.owned_parts]
         assert len(owned) == len(set(owned))
         if partition.synchronous:
-            assert set(owned) == set(Owned)
+            assert set(owned) == set(OwnedPart)
         for role in derived.values():
-            assert role.in_step or not role.owned
+            assert role.in_step or not role.owned_parts
             for channel in role.channels:
                 assert role.group in (channel.sender, channel.receiver)
     assert valid >= 6

@@ -99,10 +99,10 @@ def test_an_epoch_with_steps_by_a_kernel_has_the_same_weights_and_metrics() -> N
         state = start(graph, key, index)
         learner, batch = first_batch(graph, state)
         loop = make(graph, identity)
-        samples = loop.samples(batch)
-        shuffled = loop.shuffled(samples, shuffled_rows(key, index, graph.loops)[None])
+        samples = loop.prepare_samples(batch)
+        shuffled = loop.shuffle(samples, shuffled_rows(key, index, graph.loops)[None])
         only = jax.tree.map(lambda leaf: leaf[0], shuffled)
-        after, metrics = loop.epoch(loop.begin(settle(graph, learner)), samples, only)
+        after, metrics = loop.run_epoch(loop.begin(settle(graph, learner)), samples, only)
         return loop.end(after), metrics
 
     run = partial(run_gradients_reference, precision="highest")

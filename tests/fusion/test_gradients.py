@@ -216,15 +216,15 @@ def kernel_of(case, numerics, launch):
 
 
 def num_rows(graph, batch):
-    if graph.loops.cut == "sequences":
+    if graph.loops.minibatch_items == "sequences":
         return graph.loops.num_envs
     return jax.tree.leaves(jax.eval_shape(flat_samples, batch))[0].shape[0]
 
 
 def an_epoch(graph, make_minibatch_loop, learner, batch, rows):
     loop = make_minibatch_loop(graph, identity)
-    samples = loop.samples(batch)
-    after, metrics = loop.epoch(loop.begin(learner), samples, first(loop.shuffled(samples, rows[None])))
+    samples = loop.prepare_samples(batch)
+    after, metrics = loop.run_epoch(loop.begin(learner), samples, first(loop.shuffle(samples, rows[None])))
     return loop.end(after), metrics
 
 

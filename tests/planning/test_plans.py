@@ -143,7 +143,7 @@ def test_where_no_plan_can_be_written(tmp_path):
 
 
 def test_a_plan_fits_the_sizes_or_says_so():
-    loops = Loops(1, num_envs=8, num_steps=4, epochs=1, num_minibatches=1, num_shards=8, cut="samples")
+    loops = Loops(1, num_envs=8, num_steps=4, epochs=1, num_minibatches=1, num_shards=8, minibatch_items="samples")
     plan = Plan(find_distribution("single-learner-fine")(Counts(workers=3)), "processes")
     plan.check()
     with raises("group-has-replicas-cannot-hold", "3", "num_envs=8", "2 or 4"):

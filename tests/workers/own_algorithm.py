@@ -47,7 +47,9 @@ def reinforce(env, *, num_envs=8, num_steps=8, iterations=20, learning_rate=0.1,
         settings={"algorithm": "reinforce", "environment": env.name, "config": {}, "custom": ["algorithm"]},
         observation_space=env.observation_space,
         action_space=env.action_space,
-        loops=Loops(iterations, num_envs, num_steps, epochs=1, num_minibatches=2, num_shards=4, cut="samples"),
+        loops=Loops(
+            iterations, num_envs, num_steps, epochs=1, num_minibatches=2, num_shards=4, minibatch_items="samples"
+        ),
         environment=functions.step,
         policy=_decide,
         gradients=_gradients,

@@ -197,7 +197,7 @@ def assert_the_same_training(trained, algorithm, *, policy_lag):
 def test_every_policy_gives_the_numbers_of_the_one_program(algorithm, policy):
     partition = find_distribution(policy)(POLICIES[policy])
     trained = train(graph_of(algorithm), partition)
-    apart = partition.apart("policy", "gradients")
+    apart = partition.are_separate("policy", "gradients")
     assert_the_same_training(trained, algorithm, policy_lag=apart)
 
 
@@ -211,7 +211,7 @@ def test_the_cases_are_what_they_say():
         if row["episodes/ended"]
     ]
     assert min(ended) < 15 and max(ended) == 15
-    assert flow(graph).prepared and flow(graph_of("mappo")).prepared
+    assert flow(graph).prepared_leaves and flow(graph_of("mappo")).prepared_leaves
     stopping = one_program("ppo stopping")[1]
     assert {float(row["epochs"]) for row in stopping} == {1.0, 2.0}
     assert jax.tree.leaves(flow(graph_of("ppo masked")).reply.action_mask)
@@ -258,7 +258,7 @@ def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
     trained = train(graph_of("ppo"), partition)
     first, second = (learners[f"{partition.groups[0].name}/{n}"] for n in (0, 1))
     own = flow(graph_of("ppo"))
-    kept = own.prepared | (own.updated if policy == "gpu-only" else frozenset(own.parameters))
+    kept = own.prepared_leaves | (own.updated_leaves if policy == "gpu-only" else frozenset(own.parameters))
     for place, name in enumerate(first):
         if place in kept:
             np.testing.assert_array_equal(first[name], second[name], err_msg=name)

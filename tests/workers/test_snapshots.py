@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CheckpointError
-from rollmill.dataflow import Owned, environments_of_replica, roles_of
+from rollmill.dataflow import OwnedPart, environments_of_replica, roles_of
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
@@ -59,8 +59,8 @@ def kind_of(name):
     """The owned part that a leaf is of."""
     room, _, rest = name.partition(".")
     if room == "collector":
-        return Owned.ENVIRONMENTS if rest.startswith("environment") else Owned.POLICY_INPUTS
-    return {"rings": Owned.REPLAY, "learner": Owned.PARAMETERS}.get(room)
+        return OwnedPart.ENVIRONMENTS if rest.startswith("environment") else OwnedPart.POLICY_INPUTS
+    return {"rings": OwnedPart.REPLAY, "learner": OwnedPart.PARAMETERS}.get(room)
 
 
 def parts_of(policy):
@@ -74,18 +74,22 @@ def parts_of(policy):
         mine = {}
         for name, array in whole.items():
             kind = kind_of(name)
-            if kind is Owned.PARAMETERS and role.owned & {Owned.PARAMETERS, Owned.STATISTICS} and replica == 0:
+            if (
+                kind is OwnedPart.PARAMETERS
+                and role.owned_parts & {OwnedPart.PARAMETERS, OwnedPart.STATISTICS}
+                and replica == 0
+            ):
                 mine[name] = array
-            elif kind in role.owned and kind is not Owned.PARAMETERS:
+            elif kind in role.owned_parts and kind is not OwnedPart.PARAMETERS:
                 mine[name] = array[index.start : index.stop]
-        parts.append(StatePart(index.start, mine, f"{group.name}/{replica}", role.owned))
+        parts.append(StatePart(index.start, mine, f"{group.name}/{replica}", role.owned_parts))
     return parts
 
 
 @pytest.mark.parametrize("policy", list_distributions())
 def test_a_state_is_whole_only_with_every_leaf_of_every_owner(policy):
     blank, whole = filled()
-    parts = [part for part in parts_of(policy) if part.owned]
+    parts = [part for part in parts_of(policy) if part.owned_parts]
     state = to_host(assemble(blank, ITERATION, parts))
     assert state.keys() == whole.keys()
     for name, array in state.items():
@@ -95,13 +99,13 @@ def test_a_state_is_whole_only_with_every_leaf_of_every_owner(policy):
         for name in part.arrays:
             others = {other: array for other, array in part.arrays.items() if other != name}
             rest = [*parts[:n], *parts[n + 1 :]]
-            if kind_of(name) is Owned.PARAMETERS and any(name in other.arrays for other in rest):
+            if kind_of(name) is OwnedPart.PARAMETERS and any(name in other.arrays for other in rest):
                 continue  # a leaf of the learner that two groups hold alike
             with pytest.raises(CheckpointError) as caught:
                 assemble(blank, ITERATION, [*rest, part._replace(arrays=others)])
             assert part.replica in str(caught.value) and f"({name})" in str(caught.value)
             dropped.add(kind_of(name))
-    assert dropped >= {Owned.ENVIRONMENTS, Owned.POLICY_INPUTS, Owned.REPLAY}
+    assert dropped >= {OwnedPart.ENVIRONMENTS, OwnedPart.POLICY_INPUTS, OwnedPart.REPLAY}
 
 
 def test_a_memory_that_nobody_owns_is_missed():
@@ -109,8 +113,8 @@ def test_a_memory_that_nobody_owns_is_missed():
     blank, _ = filled()
     parts = [
         part._replace(
-            arrays={name: array for name, array in part.arrays.items() if kind_of(name) is not Owned.REPLAY},
-            owned=part.owned - {Owned.REPLAY},
+            arrays={name: array for name, array in part.arrays.items() if kind_of(name) is not OwnedPart.REPLAY},
+            owned_parts=part.owned_parts - {OwnedPart.REPLAY},
         )
         for part in parts_of("gpu-only")
     ]
@@ -134,7 +138,7 @@ def test_environments_begin_anew_where_nobody_owns_them():
     blank, whole = filled()
     roles = roles_of(graph(), find_distribution("single-learner-coarse")(Counts(actors=2, asynchronous=True)))
     mine = {name: array for name, array in whole.items() if name.startswith(("learner.", "rings."))}
-    state = to_host(assemble(blank, ITERATION, [StatePart(0, mine, "learner/0", roles["learner"].owned)]))
+    state = to_host(assemble(blank, ITERATION, [StatePart(0, mine, "learner/0", roles["learner"].owned_parts)]))
     assert np.all(state["collector.observation"] == 0) and np.all(state["rings.views.words"] == 3)
 
 

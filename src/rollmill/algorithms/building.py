@@ -339,7 +339,7 @@ def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches
         epochs=epochs,
         num_minibatches=num_minibatches,
         num_shards=shards,
-        cut="sequences" if by_sequence else "samples",
+        minibatch_items="sequences" if by_sequence else "samples",
     )
 
 

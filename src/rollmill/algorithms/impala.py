@@ -50,7 +50,7 @@ from rollmill.core.errors import unknown_name
 from rollmill.core.field_help import with_field_help
 from rollmill.core.schema import check_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Memory, Observation, Params
-from rollmill.dataflow import Batch, Graph, Metrics, Reduce, SequenceGradients, Trajectory, Unrolled
+from rollmill.dataflow import Batch, Graph, Metrics, Reduce, SequenceGradients, Trajectory, UnrolledSteps
 from rollmill.networks import NetworkConfig
 
 OPTIMIZERS = ("rmsprop", "adam")
@@ -356,7 +356,7 @@ def _signals(
     config: Any,
     learner: ActorCriticLearner,
     minibatch: Batch,
-    unrolled: Unrolled,
+    unrolled: UnrolledSteps,
 ) -> Signals:
     """Standardised advantages and normalised targets of each sequence `[N, T]`."""
     config, (_, _, units, scale) = current_config(config, current_hyperparameters(learner)), minibatch.sequences
@@ -373,14 +373,14 @@ def _of_all(same: PyTree[Array]) -> Any:
 
 
 def _vtrace(
-    policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, unrolled: Unrolled
+    policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, unrolled: UnrolledSteps
 ) -> Estimates:
     """V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
 
     Final observations are evaluated only if an episode of the minibatch was truncated.
     """
     steps: StepValues = minibatch.samples
-    outputs, after = unrolled.outputs, unrolled.after
+    outputs, after = unrolled.outputs, unrolled.memory_after
     raw_value = lambda memory, observation: weights.raw_value(
         policy.forward(weights, memory, observation, ()).value
     )

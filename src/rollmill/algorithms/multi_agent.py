@@ -446,7 +446,7 @@ def mean_gradients(policy: AgentPolicy, loss: SampleLoss, config: Any) -> MeanGr
         loss=lambda learner, row, constants, loss_and_metrics: loss_and_metrics,
         network=network,
         start_memory=lambda memory: memory,
-        unfused=UNFUSED,
+        unfused_reason=UNFUSED,
     )
 
 

@@ -472,7 +472,7 @@ def _loops_of(config: Any, steps_per_update: int) -> Loops:
         epochs=1,
         num_minibatches=updates,
         num_shards=shards,
-        cut="samples",
+        minibatch_items="samples",
     )
 
 

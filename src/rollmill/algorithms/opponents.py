@@ -1,7 +1,7 @@
 """Fixed opponents for two-player games: random moves, and searches of a few plies.
 
-Opponents are policy fragments (`dataflow.Decide`) without weights, which receive the state as a `Position`. Shape
-letter: `A` actions.
+Opponents are policy fragments (`dataflow.PolicyFunction`) without weights, which receive the state as a `Position`.
+Shape letter: `A` actions.
 """
 
 import math
@@ -24,7 +24,7 @@ from rollmill.algorithms.positions import (
 )
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
-from rollmill.dataflow import Decide, Decision
+from rollmill.dataflow import Decision, PolicyFunction
 
 MAX_LINES = 2**16
 """Maximum number of action sequences that a lookahead search examines."""
@@ -32,7 +32,9 @@ MAX_LINES = 2**16
 LOOKAHEAD = "lookahead-"
 
 
-def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment, State, Params], Position]]:
+def opponent(
+    env: Environment, name: str
+) -> tuple[PolicyFunction, Callable[[Environment, State, Params], Position]]:
     """Returns the policy of a fixed opponent, and the function that returns the position in which it must move.
 
     Args:

@@ -13,12 +13,12 @@ from rollmill.dataflow.collecting import (
     step_one as step_one,
 )
 from rollmill.dataflow.crossing import (
-    Cut as Cut,
+    DividedProgram as DividedProgram,
     Handlers as Handlers,
     Piece as Piece,
+    answer_crossings as answer_crossings,
     cross as cross,
-    cut as cut,
-    drive as drive,
+    divide_at_crossings as divide_at_crossings,
     evaluate as evaluate,
     walk as walk,
     walk_leaves as walk_leaves,
@@ -46,13 +46,12 @@ from rollmill.dataflow.gradients import (
     MeanGradients as MeanGradients,
     SequenceGradients as SequenceGradients,
     UnfusedPolicy as UnfusedPolicy,
-    Unrolled as Unrolled,
+    UnrolledSteps as UnrolledSteps,
 )
 from rollmill.dataflow.graph import (
     ActionMask as ActionMask,
     Batch as Batch,
     Collector as Collector,
-    Decide as Decide,
     Decision as Decision,
     ExperienceStore as ExperienceStore,
     Graph as Graph,
@@ -60,6 +59,7 @@ from rollmill.dataflow.graph import (
     Learner as Learner,
     Loops as Loops,
     Metrics as Metrics,
+    PolicyFunction as PolicyFunction,
     PolicyOutputs as PolicyOutputs,
     Reduce as Reduce,
     Sample as Sample,
@@ -122,7 +122,12 @@ from rollmill.dataflow.minibatches import (
     rows_of_epochs as rows_of_epochs,
     shuffled_rows as shuffled_rows,
 )
-from rollmill.dataflow.packing import TOGETHER as TOGETHER, Packed as Packed, is_large as is_large, pack as pack
+from rollmill.dataflow.packing import (
+    TOGETHER as TOGETHER,
+    PackedSamples as PackedSamples,
+    is_large as is_large,
+    pack as pack,
+)
 from rollmill.dataflow.partition import (
     FRAGMENTS as FRAGMENTS,
     Group as Group,
@@ -153,7 +158,7 @@ from rollmill.dataflow.replay import (
 )
 from rollmill.dataflow.roles import (
     Channel as Channel,
-    Owned as Owned,
+    OwnedPart as OwnedPart,
     Role as Role,
     Stage as Stage,
     channels_of as channels_of,

@@ -43,13 +43,13 @@ class Piece(NamedTuple):
     """A part of a program between two crossings."""
 
     program: core.ClosedJaxpr
-    takes: tuple[int, ...]
+    inputs: tuple[int, ...]
     """Numbers of the values that the piece reads."""
-    gives: tuple[int, ...]
+    outputs: tuple[int, ...]
     """Numbers of the values that the piece computes."""
     crossing: "Crossing | None"
     """Crossing that follows the piece, or None at the end of the program."""
-    drops: tuple[int, ...]
+    unused_after: tuple[int, ...]
     """Numbers of the values that no later piece reads."""
 
 
@@ -57,20 +57,20 @@ class Crossing(NamedTuple):
     """One crossing of a program: the operands that it sends, and the answer that it receives."""
 
     name: str
-    takes: tuple[int, ...]
-    taken: Any
-    gives: tuple[int, ...]
-    given: Any
+    inputs: tuple[int, ...]
+    input_tree: Any
+    outputs: tuple[int, ...]
+    output_tree: Any
 
 
-class Cut(NamedTuple):
+class DividedProgram(NamedTuple):
     """A program divided at its crossings. Values are numbered, beginning with the arguments."""
 
     pieces: tuple[Piece, ...]
-    structure: Any
+    argument_tree: Any
     """Tree structure of all arguments together."""
     results: tuple[int, ...]
-    result: Any
+    result_tree: Any
     constants: dict[int, Any]
     """Values of constants, by number."""
 
@@ -80,7 +80,7 @@ class Cut(NamedTuple):
         return tuple(piece.crossing.name for piece in self.pieces if piece.crossing is not None)
 
 
-def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
+def divide_at_crossings(function: Callable[..., PyTree[Array]], *examples: PyTree) -> DividedProgram:
     """Traces a function and divides it at its crossings.
 
     Args:
@@ -100,7 +100,7 @@ def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
     results = _numbers(whole.outvars, numbers, constants)
     pieces = _pieces(whole, numbers, constants, set(results))
     structure = jax.tree.structure(examples)
-    return Cut(pieces, structure, results, jax.tree.structure(shapes), constants)
+    return DividedProgram(pieces, structure, results, jax.tree.structure(shapes), constants)
 
 
 Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
@@ -112,22 +112,24 @@ def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
     return core.jaxpr_as_fun(piece.program)(*values)
 
 
-def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tuple[str, PyTree], PyTree, PyTree]:
+def walk(
+    program: DividedProgram, *arguments: PyTree, run: Run = evaluate
+) -> Generator[tuple[str, PyTree], PyTree, PyTree]:
     """Runs the pieces of a divided program. Yields each crossing's name and operands, and receives the answer.
 
     Several walks can be interleaved, because the caller chooses when to send each answer.
     """
     leaves, structure = jax.tree.flatten(arguments)
-    if structure != program.structure:
+    if structure != program.argument_tree:
         raise ContractError(
-            f"the program was traced with arguments of structure {program.structure}, got {structure}."
+            f"the program was traced with arguments of structure {program.argument_tree}, got {structure}."
         )
     found = yield from walk_leaves(program, leaves, run=run)
-    return jax.tree.unflatten(program.result, found)
+    return jax.tree.unflatten(program.result_tree, found)
 
 
 def walk_leaves(
-    program: Cut, leaves: Sequence[Any], *, run: Run = evaluate
+    program: DividedProgram, leaves: Sequence[Any], *, run: Run = evaluate
 ) -> Generator[tuple[str, PyTree], PyTree, list[Any]]:
     """Runs the pieces of a divided program like `walk`, on flat lists of leaves.
 
@@ -135,23 +137,23 @@ def walk_leaves(
     """
     values = {**program.constants, **dict(enumerate(leaves))}
     for piece in program.pieces:
-        if piece.gives:
-            made = run(piece, [values[n] for n in piece.takes])
-            values.update(zip(piece.gives, made, strict=True))
+        if piece.outputs:
+            made = run(piece, [values[n] for n in piece.inputs])
+            values.update(zip(piece.outputs, made, strict=True))
         if piece.crossing is not None:
             answer = yield _operands(piece.crossing, values)
-            values.update(zip(piece.crossing.gives, _answer(piece.crossing, answer), strict=True))
-        for n in piece.drops:
+            values.update(zip(piece.crossing.outputs, _answer(piece.crossing, answer), strict=True))
+        for n in piece.unused_after:
             values.pop(n, None)
     return [values[n] for n in program.results]
 
 
-def drive(walking: Generator[tuple[str, PyTree], PyTree, PyTree], handlers: Handlers) -> PyTree:
+def answer_crossings(walk: Generator[tuple[str, PyTree], PyTree, PyTree], handlers: Handlers) -> PyTree:
     """Answers every crossing of a `walk` with its handler, and returns the program's result."""
     try:
-        name, operands = next(walking)
+        name, operands = next(walk)
         while True:
-            name, operands = walking.send(handlers[name](operands))
+            name, operands = walk.send(handlers[name](operands))
     except StopIteration as end:
         return end.value
 
@@ -259,11 +261,11 @@ def _pieces(
     for stretch in reversed(_stretches(whole.eqns)):
         after = later
         crossing = None if stretch.crossing is None else _crossing(stretch.crossing, numbers, constants)
-        wanted = after | set(crossing.takes if crossing else ())
-        program, takes, gives = _program(whole, stretch.equations, numbers, wanted)
-        held = set(takes) | set(gives) | set(crossing.takes + crossing.gives if crossing else ())
-        pieces.append(Piece(program, takes, gives, crossing, tuple(sorted(held - after))))
-        later = (wanted - set(gives) - set(crossing.gives if crossing else ())) | set(takes)
+        wanted = after | set(crossing.inputs if crossing else ())
+        program, inputs, outputs = _program(whole, stretch.equations, numbers, wanted)
+        held = set(inputs) | set(outputs) | set(crossing.inputs + crossing.outputs if crossing else ())
+        pieces.append(Piece(program, inputs, outputs, crossing, tuple(sorted(held - after))))
+        later = (wanted - set(outputs) - set(crossing.outputs if crossing else ())) | set(inputs)
     return tuple(reversed(pieces))
 
 
@@ -285,26 +287,26 @@ def _program(
     Inputs and outputs are indices of values.
     """
     made = {var for equation in equations for var in equation.outvars}
-    gives = [var for var in made if numbers[var] in wanted]
-    gives.sort(key=numbers.__getitem__)
+    outputs = [var for var in made if numbers[var] in wanted]
+    outputs.sort(key=numbers.__getitem__)
     reads = {var for equation in equations for var in _variables(equation.invars)} - made
-    takes = sorted(reads, key=numbers.__getitem__)
-    jaxpr = whole.replace(constvars=(), invars=takes, outvars=gives, eqns=list(equations))
+    inputs = sorted(reads, key=numbers.__getitem__)
+    jaxpr = whole.replace(constvars=(), invars=inputs, outvars=outputs, eqns=list(equations))
     closed = core.ClosedJaxpr(jaxpr, ())
-    return closed, tuple(numbers[v] for v in takes), tuple(numbers[v] for v in gives)
+    return closed, tuple(numbers[v] for v in inputs), tuple(numbers[v] for v in outputs)
 
 
 # --- walking ------------------------------------------------------------------------------------------
 
 
 def _operands(crossing: Crossing, values: Mapping[int, Any]) -> tuple[str, PyTree]:
-    return crossing.name, jax.tree.unflatten(crossing.taken, [values[n] for n in crossing.takes])
+    return crossing.name, jax.tree.unflatten(crossing.input_tree, [values[n] for n in crossing.inputs])
 
 
 def _answer(crossing: Crossing, answer: PyTree) -> list[Any]:
     leaves, structure = jax.tree.flatten(answer)
-    if structure != crossing.given:
-        raise ContractError(f"{crossing.name!r} returned {structure}, expected {crossing.given}.")
+    if structure != crossing.output_tree:
+        raise ContractError(f"{crossing.name!r} returned {structure}, expected {crossing.output_tree}.")
     return leaves
 
 

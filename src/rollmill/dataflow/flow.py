@@ -62,31 +62,31 @@ class Flow(NamedTuple):
     weights: Weights
     metric_names: tuple[str, ...]
     """Names of all metrics of an iteration."""
-    learned_names: tuple[str, ...]
+    learning_metric_names: tuple[str, ...]
     """Names of the metrics of learning."""
-    updated: frozenset[int]
+    updated_leaves: frozenset[int]
     """Positions of the learner's leaves written by the update, such as weights and optimiser state."""
-    prepared: frozenset[int]
+    prepared_leaves: frozenset[int]
     """Positions of the learner's leaves written by `prepare`, such as running statistics."""
-    absorbed: frozenset[int]
+    absorbed_leaves: frozenset[int]
     """Positions of the learner's leaves written by `absorb`."""
     parameters: tuple[int, ...]
     """Positions of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
 
-    def by_metrics(self) -> "Flow":
+    def with_metrics_only(self) -> "Flow":
         """Returns the flow for a graph in which only gradients and metrics reach the update."""
         return self._replace(
-            updated=self.updated | self.absorbed,
-            prepared=self.prepared - self.absorbed,
-            parameters=tuple(sorted({*self.parameters, *self.absorbed})),
+            updated_leaves=self.updated_leaves | self.absorbed_leaves,
+            prepared_leaves=self.prepared_leaves - self.absorbed_leaves,
+            parameters=tuple(sorted({*self.parameters, *self.absorbed_leaves})),
         )
 
-    def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
+    def select_parameters(self, learner: PyTree[Any]) -> list[Any]:
         """Returns the leaves of a learner, or of its shapes, that `parameters` selects."""
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 
-    def put_parameters(self, learner: PyTree[Any], values: Sequence[Any]) -> PyTree[Any]:
+    def replace_parameters(self, learner: PyTree[Any], values: Sequence[Any]) -> PyTree[Any]:
         """Returns the learner with the leaves that `parameters` selects replaced by `values`."""
         leaves, structure = jax.tree.flatten(learner)
         for place, leaf in zip(self.parameters, values, strict=True):
@@ -131,10 +131,10 @@ def flow(graph: Graph) -> Flow:
         gradients=gradients,
         weights=weights,
         metric_names=names,
-        learned_names=tuple(sorted({*learned, *LEARNED})),
-        updated=updated,
-        prepared=_written(prepare_program, count),
-        absorbed=_absorbed(graph, state.learner, names),
+        learning_metric_names=tuple(sorted({*learned, *LEARNED})),
+        updated_leaves=updated,
+        prepared_leaves=_written(prepare_program, count),
+        absorbed_leaves=_absorbed(graph, state.learner, names),
         parameters=tuple(sorted(updated & read)),
     )
 
@@ -154,7 +154,7 @@ def _minibatch(
     if graph.replay is not None:
         return graph.replay.sample(graph, rings, learner, key, index).minibatch
     loops = graph.loops
-    rows = loops.num_envs * loops.rows_each // loops.num_minibatches
+    rows = loops.num_envs * loops.rows_per_env // loops.num_minibatches
     return minibatch_gather(batch, loops)(jnp.zeros(rows, jnp.uint32))
 
 

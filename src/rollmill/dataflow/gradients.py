@@ -40,7 +40,7 @@ class MeanGradients:
         (total, metrics), slopes = value_and_gradients(mean_loss, self.network(learner))
         return slopes, {"losses/total": total, **metrics}
 
-    def of_one(
+    def sample_gradients(
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
     ) -> tuple[Weights, Metrics]:
         """Computes gradients and metrics of ONE sample. Calling the object returns their mean over a minibatch."""
@@ -54,12 +54,12 @@ class MeanGradients:
         return returned
 
 
-class Unrolled(NamedTuple):
+class UnrolledSteps(NamedTuple):
     """Results for all steps of a minibatch of sequences, with leaves `[N, T, ...]`."""
 
-    before: PyTree[Array]
+    memory_before: PyTree[Array]
     """Memory before each step."""
-    after: PyTree[Array]
+    memory_after: PyTree[Array]
     """Memory after each step."""
     outputs: PyTree[Array]
 
@@ -80,11 +80,11 @@ class SequenceGradients:
     """Returns the part of the learner to differentiate with respect to."""
     start_memory: Callable[[PyTree[Array]], PyTree[Array]]
     """Maps ONE element of a batch's `sequences` to the memory before the first step."""
-    constants: Callable[[Learner, Batch, Unrolled], PyTree[Array]] = lambda learner, minibatch, unrolled: ()
+    constants: Callable[[Learner, Batch, UnrolledSteps], PyTree[Array]] = lambda learner, minibatch, unrolled: ()
     """Maps a minibatch of sequences, and the results of its steps, to constants `[N, T, ...]`."""
     recurrent: bool = True
     """Whether steps change the memory."""
-    unfused: str | None = None
+    unfused_reason: str | None = None
     """Reason why a kernel cannot compute the gradients, as the end of a sentence for the user. None if it can."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
@@ -100,26 +100,26 @@ class SequenceGradients:
         (total, metrics), slopes = value_and_gradients(mean_loss, self.network(learner))
         return slopes, {"losses/total": total, **metrics}
 
-    def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> Unrolled:
+    def unroll(self, network: PyTree[Array], learner: Learner, minibatch: Batch) -> UnrolledSteps:
         """Computes the network's outputs for all steps of a minibatch of sequences.
 
         With a memory, it scans over the steps. Without one, it computes all steps at once.
         """
         step = partial(self.step, network, learner)
 
-        def scan_step(memory: PyTree[Array], sample: PyTree[Array]) -> tuple[PyTree[Array], Unrolled]:
+        def scan_step(memory: PyTree[Array], sample: PyTree[Array]) -> tuple[PyTree[Array], UnrolledSteps]:
             after, outputs = step(memory, sample)
-            return after, Unrolled(memory, after, outputs)
+            return after, UnrolledSteps(memory, after, outputs)
 
-        def unroll_one(samples: PyTree[Array], sequence: PyTree[Array]) -> Unrolled:
+        def unroll_one(samples: PyTree[Array], sequence: PyTree[Array]) -> UnrolledSteps:
             start = self.start_memory(sequence)
             if not self.recurrent:
-                return jax.vmap(lambda sample: Unrolled(start, *step(start, sample)))(samples)
+                return jax.vmap(lambda sample: UnrolledSteps(start, *step(start, sample)))(samples)
             return jax.lax.scan(scan_step, start, samples)[1]
 
         return jax.vmap(unroll_one)(minibatch.samples, minibatch.sequences)
 
-    def of_one(
+    def sample_gradients(
         self,
         learner: Learner,
         slope: PyTree[Array],
@@ -177,7 +177,7 @@ class UnfusedPolicy:
     """Fragment `policy` of an algorithm whose decisions a kernel cannot compute, such as a tree search."""
 
     function: Callable[..., Decision]
-    """The policy, a `Decide`."""
+    """The policy, a `PolicyFunction`."""
     reason: str
     """Reason why a kernel cannot compute the policy, as the end of a sentence for the user."""
 

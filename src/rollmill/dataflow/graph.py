@@ -132,13 +132,13 @@ class Loops(NamedTuple):
     """Number of minibatches in an epoch, each followed by an update."""
     num_shards: int
     """Number of equal shards of the environments. Shuffling and sampling stay inside a shard, with its own key."""
-    cut: Literal["samples", "sequences"]
+    minibatch_items: Literal["samples", "sequences"]
     """Whether minibatches consist of single steps, or of whole sequences of an environment."""
 
     @property
-    def rows_each(self) -> int:
+    def rows_per_env(self) -> int:
         """Number of rows that an environment adds to a batch: its steps, or 1 for sequences."""
-        return self.num_steps if self.cut == "samples" else 1
+        return self.num_steps if self.minibatch_items == "samples" else 1
 
     @property
     def batch_size(self) -> int:
@@ -156,7 +156,7 @@ class StepEnvironment(Protocol):
 
 
 @runtime_checkable
-class Decide(Protocol):
+class PolicyFunction(Protocol):
     """Fragment `policy`: chooses one action for one observation."""
 
     def __call__(
@@ -330,7 +330,7 @@ class Graph(NamedTuple):
     environment: StepEnvironment
     """Fragment: `(key, state, action) -> Timestep` of one environment, which resets itself. See
     `algorithms.environment_functions`."""
-    policy: Decide
+    policy: PolicyFunction
     """Fragment: `(weights, key, memory, observation, action_mask) -> Decision` for one observation in training."""
     gradients: Gradients
     """Fragment `(learner, minibatch) -> (gradients, metrics)`. `MeanGradients` derives it from a sample's loss."""
@@ -353,7 +353,7 @@ class Graph(NamedTuple):
     """`(minibatch, reduce) -> minibatch` before `gradients`: rescaling that needs the whole minibatch, such as
     standardising advantages. `lambda minibatch, reduce: minibatch` changes nothing. `reduce` takes the mean over
     replicas, and is the identity for one."""
-    greedy: Decide
+    greedy: PolicyFunction
     """The deployed policy, which takes the most likely action. It does not use its key."""
     host: StartHost | None = None
     """Function that starts environments that are Python objects, or None. `environment` then calls them through a
@@ -397,7 +397,7 @@ class Graph(NamedTuple):
     """Evaluates the schedules of the learner's hyperparameters for all updates of an iteration. The result has the
     leaves of the learner in their order. None if no number follows a schedule."""
 
-    stochastic: Decide | None = None
+    stochastic: PolicyFunction | None = None
     """The deployed policy with sampled actions. Default: `policy`, which may act differently in training."""
 
     def __repr__(self) -> str:
@@ -412,7 +412,7 @@ class Graph(NamedTuple):
             hint = f". hint: {FROM_MODELS[name]}." if name in FROM_MODELS else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
-    def acting(self, *, stochastic: bool) -> Decide:
+    def acting(self, *, stochastic: bool) -> PolicyFunction:
         """Returns the policy for use after training, which samples actions or takes the most likely ones."""
         return (self.stochastic or self.policy) if stochastic else self.greedy
 

@@ -59,7 +59,7 @@ def check_loops(graph: Graph) -> None:
     """Raises a `UsageError` if a size of a graph's loops is less than 1, or if sizes do not divide evenly."""
     loops, name = graph.loops, algorithm_of(graph)
     for field, size in loops._asdict().items():
-        if field != "cut" and size < 1:
+        if field != "minibatch_items" and size < 1:
             raise UsageError(
                 f"{name}: {field}={size} in the graph's Loops must be at least 1. hint: raise the hyperparameter "
                 f"from which {name} computes it."
@@ -70,10 +70,10 @@ def check_loops(graph: Graph) -> None:
             f"num_envs={loops.num_envs}. hint: use a num_envs that is a multiple of {loops.num_shards}, or choose "
             "the number of shards by rollmill.dataflow.choose_num_shards."
         )
-    rows = loops.num_envs // loops.num_shards * loops.rows_each
+    rows = loops.num_envs // loops.num_shards * loops.rows_per_env
     if graph.replay is None and rows % loops.num_minibatches:
         raise UsageError(
-            f"{name}: a shard has {rows} {loops.cut}, which cannot be divided into "
+            f"{name}: a shard has {rows} {loops.minibatch_items}, which cannot be divided into "
             f"num_minibatches={loops.num_minibatches} equal parts. hint: choose the number of shards by "
             "rollmill.dataflow.choose_num_shards, or use another num_envs."
         )
@@ -162,7 +162,9 @@ def _check_learning(graph: Graph) -> None:
     _expect_types(graph, "the learner of prepare", learner, begin.learner, "start_learner")
     if graph.replay is None:
         check_batch(graph, batch, trajectory)
-        rows = jnp.zeros(graph.loops.num_envs * graph.loops.rows_each // graph.loops.num_minibatches, jnp.uint32)
+        rows = jnp.zeros(
+            graph.loops.num_envs * graph.loops.rows_per_env // graph.loops.num_minibatches, jnp.uint32
+        )
         minibatch = jax.eval_shape(lambda batch: minibatch_gather(batch, graph.loops)(rows), batch)
     else:
         sample = partial(graph.replay.sample, graph)

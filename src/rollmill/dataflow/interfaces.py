@@ -51,7 +51,7 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
         "action": widened(flows.request, loops.num_envs),
         "trajectory": flows.trajectory,
         "gradients": flows.gradients,
-        "parameters": flows.pick_parameters(flows.state.learner),
+        "parameters": flows.select_parameters(flows.state.learner),
         "weights": flows.weights,
     }
     rates = {"step": loops.num_steps, "minibatch": loops.epochs * loops.num_minibatches, "iteration": 1}

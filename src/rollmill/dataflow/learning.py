@@ -113,15 +113,15 @@ def learn(
     Rows of all epochs are shuffled at once, which takes 4 bytes for each sample and epoch.
     """
     loop = (make_minibatch_loop or plain_minibatch_loop)(graph, reduce)
-    samples = loop.samples(batch)
+    samples = loop.prepare_samples(batch)
 
     def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
-        after, metrics = loop.epoch(progress.carried, samples, shuffled)
+        after, metrics = loop.run_epoch(progress.carried, samples, shuffled)
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
     begin = _Progress(loop.begin(settle(graph, learner)), jnp.asarray(True))
     with traced("shuffle"):
-        shuffled = loop.shuffled(samples, rows_of_epochs(key, index, graph.loops))
+        shuffled = loop.shuffle(samples, rows_of_epochs(key, index, graph.loops))
     unroll = min(graph.loops.epochs, max(1, loop.unroll // graph.loops.num_minibatches))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled, unroll=unroll)
     return end_iteration(graph, unsettle(graph, loop.end(end.carried), learner)), over_epochs(metrics, learned)
@@ -195,7 +195,7 @@ def learn_sample(
     learner = loop.end(carry)
     with traced("draw"):
         sample = graph.replay.sample(graph, rings, learner, key, index)
-    advanced, metrics = loop.drawn(carry, sample.minibatch)
+    advanced, metrics = loop.run_drawn(carry, sample.minibatch)
     return advanced, graph.replay.update(graph, rings, learner, sample), metrics
 
 

@@ -27,15 +27,15 @@ class MinibatchLoop(NamedTuple):
 
     begin: Callable[[Learner], Any]
     """Maps the learner to the initial carry."""
-    samples: Callable[[Batch], Any]
+    prepare_samples: Callable[[Batch], Any]
     """Maps the batch to what all of its minibatches read."""
-    shuffled: Callable[[Any, UInt32[Array, "epochs M N"]], PyTree[Array]]
+    shuffle: Callable[[Any, UInt32[Array, "epochs M N"]], PyTree[Array]]
     """Maps the samples and the shuffled rows of all epochs to the epochs' inputs, with leaves `[epochs, ...]`."""
-    minibatch: Callable[[Any, Any, PyTree[Array], Int[Array, ""]], tuple[Any, Metrics]]
+    run_minibatch: Callable[[Any, Any, PyTree[Array], Int[Array, ""]], tuple[Any, Metrics]]
     """Maps the carry, the samples, an epoch's input and a minibatch's number to the next carry and metrics."""
-    epoch: Callable[[Any, Any, PyTree[Array]], tuple[Any, Metrics]]
+    run_epoch: Callable[[Any, Any, PyTree[Array]], tuple[Any, Metrics]]
     """Maps the carry, the samples and an epoch's input to the next carry and metrics `[M]`."""
-    drawn: Callable[[Any, Batch], tuple[Any, Metrics]]
+    run_drawn: Callable[[Any, Batch], tuple[Any, Metrics]]
     """Maps the carry and a minibatch, drawn from an experience store, to the next carry and metrics."""
     end: Callable[[Any], Learner]
     """Maps a carry to the learner."""
@@ -65,11 +65,13 @@ def plain_minibatch_loop(graph: Graph, reduce: Reduce) -> MinibatchLoop:
 
     return MinibatchLoop(
         begin=identity,
-        samples=lambda batch: minibatch_gather(batch, graph.loops),
-        shuffled=lambda take, rows: rows,
-        minibatch=lambda learner, take, rows, number: of_rows(learner, take, rows[number]),
-        epoch=lambda learner, take, rows: jax.lax.scan(lambda now, some: of_rows(now, take, some), learner, rows),
-        drawn=partial(learn_minibatch, graph, reduce=reduce),
+        prepare_samples=lambda batch: minibatch_gather(batch, graph.loops),
+        shuffle=lambda take, rows: rows,
+        run_minibatch=lambda learner, take, rows, number: of_rows(learner, take, rows[number]),
+        run_epoch=lambda learner, take, rows: jax.lax.scan(
+            lambda now, some: of_rows(now, take, some), learner, rows
+        ),
+        run_drawn=partial(learn_minibatch, graph, reduce=reduce),
         end=identity,
     )
 

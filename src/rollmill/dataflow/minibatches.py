@@ -19,29 +19,29 @@ from jaxtyping import Array, Int, PyTree, Shaped, UInt32
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Batch, Loops
-from rollmill.dataflow.packing import Packed, is_large, pack
+from rollmill.dataflow.packing import PackedSamples, is_large, pack
 from rollmill.dataflow.shuffle import permutation
 
 
 def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by_sequence: bool) -> int:
     """Returns the largest power of two up to 64 that gives every minibatch an equal part of every shard."""
-    rows_each = 1 if by_sequence else num_steps
+    rows_per_env = 1 if by_sequence else num_steps
     for shards in (64, 32, 16, 8, 4, 2, 1):
-        if _fits(shards, num_envs, rows_each, num_minibatches):
+        if _fits(shards, num_envs, rows_per_env, num_minibatches):
             return shards
-    raise _does_not_divide(num_envs * rows_each, num_minibatches, by_sequence=by_sequence)
+    raise _does_not_divide(num_envs * rows_per_env, num_minibatches, by_sequence=by_sequence)
 
 
 def num_shards_for(loops: Loops, num_devices: int) -> int | None:
     """Returns the smallest number of shards that can be divided equally among `num_devices` devices, or None."""
     for shards in range(num_devices, loops.num_envs + 1, num_devices):
-        if _fits(shards, loops.num_envs, loops.rows_each, loops.num_minibatches):
+        if _fits(shards, loops.num_envs, loops.rows_per_env, loops.num_minibatches):
             return shards
     return None
 
 
-def _fits(shards: int, num_envs: int, rows_each: int, num_minibatches: int) -> bool:
-    return num_envs % shards == 0 and num_envs // shards * rows_each % num_minibatches == 0
+def _fits(shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> bool:
+    return num_envs % shards == 0 and num_envs // shards * rows_per_env % num_minibatches == 0
 
 
 def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> UsageError:
@@ -66,7 +66,7 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
     width = loops.num_envs // loops.num_shards
     shards = index[::width] // width
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, shards)
-    order = jax.vmap(partial(permutation, size=loops.rows_each * width))(keys)
+    order = jax.vmap(partial(permutation, size=loops.rows_per_env * width))(keys)
     step, column = order // jnp.uint32(width), order % jnp.uint32(width)
     first = jnp.arange(len(shards), dtype=jnp.uint32)[:, None] * jnp.uint32(width)
     rows = step * jnp.uint32(index.size) + first + column
@@ -90,14 +90,14 @@ class MinibatchGather(eqx.Module):
 
 def minibatch_gather(batch: Batch, loops: Loops) -> MinibatchGather:
     """Returns a function that gathers the minibatch of some rows. Its arrays are leaves of a pytree."""
-    if loops.cut == "samples":
+    if loops.minibatch_items == "samples":
         return _Samples(pack(flat_samples(batch)))
     transposed = lambda leaf: leaf if _stays(leaf) else leaf.swapaxes(0, 1)
     return _Sequences(jax.tree.map(transposed, batch.samples), batch.sequences)
 
 
 class _Samples(MinibatchGather):
-    packed: Packed
+    packed: PackedSamples
 
     def __call__(self, rows: UInt32[Array, " N"]) -> Batch:
         return Batch(self.packed.take(rows))

@@ -21,7 +21,7 @@ LARGE_BYTES = 4096
 """Size of a leaf of one sample above which it is not packed, and is processed in chunks."""
 
 
-class Packed(eqx.Module):
+class PackedSamples(eqx.Module):
     """Samples as a table of 32-bit words, plus the leaves that do not fit into the table."""
 
     table: UInt32[Array, "R W"]
@@ -88,7 +88,7 @@ def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]
     return jax.tree.unflatten(structure, samples)
 
 
-def pack(samples: PyTree[Array]) -> Packed:
+def pack(samples: PyTree[Array]) -> PackedSamples:
     """Packs samples with leaves `[R, ...]` into a table of 32-bit words."""
     typed, structure = jax.tree.flatten(samples)
     keys = [jax.random.key_impl(leaf) if is_key(leaf.dtype) else None for leaf in typed]
@@ -99,7 +99,7 @@ def pack(samples: PyTree[Array]) -> Packed:
         width += words_of(leaf) if _fits(leaf) else 0
     words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), -width % TOGETHER), jnp.uint32)
-    return Packed(jnp.concatenate([*words, empty], axis=1), leaves, tuple(columns), tuple(keys), structure)
+    return PackedSamples(jnp.concatenate([*words, empty], axis=1), leaves, tuple(columns), tuple(keys), structure)
 
 
 def is_large(leaf: jax.ShapeDtypeStruct) -> bool:

@@ -27,7 +27,7 @@ class Group(NamedTuple):
     synchronous: bool = True
     """Whether replicas wait for the weights of their iteration, instead of taking the newest weights."""
 
-    def has(self, *fragments: str) -> bool:
+    def holds(self, *fragments: str) -> bool:
         """Returns whether the group holds all of the given fragments."""
         return set(fragments) <= set(self.fragments)
 
@@ -42,7 +42,7 @@ class Partition(NamedTuple):
         """Returns the group that holds a fragment."""
         return next(group for group in self.groups if fragment in group.fragments)
 
-    def apart(self, one: str, other: str) -> bool:
+    def are_separate(self, one: str, other: str) -> bool:
         """Returns whether two fragments lie in different groups."""
         return self.holder(one).name != self.holder(other).name
 
@@ -52,14 +52,14 @@ class Partition(NamedTuple):
         return all(group.synchronous for group in self.groups)
 
     @property
-    def sends_gradients_alone(self) -> bool:
+    def sends_only_gradients(self) -> bool:
         """Whether asynchronous replicas send nothing but gradients and metrics to the update."""
-        return self.apart("gradients", "update") and not self.holder("gradients").synchronous
+        return self.are_separate("gradients", "update") and not self.holder("gradients").synchronous
 
     @property
     def cut_edges(self) -> tuple[Edge, ...]:
         """Returns the edges between fragments of different groups."""
-        return tuple(edge for edge in EDGES if self.apart(edge.source, edge.target))
+        return tuple(edge for edge in EDGES if self.are_separate(edge.source, edge.target))
 
     @property
     def replicas(self) -> Iterator[tuple[Group, int]]:
@@ -130,7 +130,7 @@ def _check_group(partition: Partition, group: Group) -> None:
         raise UsageError(f"{where} has replicas={group.replicas}, which must be at least 1.")
     if group.device not in ("any", "cpu", "gpu"):
         raise unknown_name("kind of device", group.device, ("any", "cpu", "gpu"))
-    alone = group.has("update") and not group.has("gradients")
+    alone = group.holds("update") and not group.holds("gradients")
     if alone and len(group.fragments) > 1:
         others = " and ".join(fragment for fragment in group.fragments if fragment != "update")
         raise UsageError(
@@ -142,12 +142,12 @@ def _check_group(partition: Partition, group: Group) -> None:
             f"{where} has replicas={group.replicas}, but an update without gradients needs exactly one replica, "
             "where all gradients meet. hint: use replicas=1, or add gradients to the group."
         )
-    if group.has("update") and not group.synchronous:
+    if group.holds("update") and not group.synchronous:
         raise UsageError(
             f"{where} computes the weights, so it cannot receive them asynchronously. hint: make the group "
             "synchronous."
         )
-    if not group.synchronous and not group.has("policy"):
+    if not group.synchronous and not group.holds("policy"):
         raise UsageError(
             f"{where} is asynchronous, but only a group with the policy receives weights. hint: make the group "
             "synchronous."
@@ -169,7 +169,7 @@ def _check_counts(partition: Partition) -> None:
 
 
 def _check_share(group: Group, loops: Loops) -> None:
-    learns = group.has("gradients")
+    learns = group.holds("gradients")
     shares = loops.num_shards if learns else loops.num_envs
     if shares % group.replicas == 0:
         return

@@ -68,10 +68,10 @@ def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
 
 def with_remote_update(graph: Graph, flow: Flow) -> Graph:
     """Returns a graph for a group that holds the gradients but not the update."""
-    parameters = flow.pick_parameters(flow.state.learner)
+    parameters = flow.select_parameters(flow.state.learner)
 
     def update(learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
-        return flow.put_parameters(learner, cross(UPDATE, gradients, parameters))
+        return flow.replace_parameters(learner, cross(UPDATE, gradients, parameters))
 
     return graph._replace(update=update)
 

@@ -38,7 +38,7 @@ class Stage(StrEnum):
     """Sends the metrics of an iteration to the coordinator."""
 
 
-class Owned(StrEnum):
+class OwnedPart(StrEnum):
     """A part of the training state that a group contributes to a snapshot."""
 
     ENVIRONMENTS = "environments"
@@ -73,7 +73,7 @@ class Role(NamedTuple):
     stages: tuple[Stage, ...]
     channels: tuple[Channel, ...]
     """Channels with an end in this group."""
-    owned: frozenset[Owned]
+    owned_parts: frozenset[OwnedPart]
     in_step: bool
     """Whether all replicas end after the same iteration and share in every snapshot, instead of being stopped."""
     replaceable: bool
@@ -158,19 +158,19 @@ def channels_of(partition: Partition) -> tuple[Channel, ...]:
 
 
 def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, host: bool, replay: bool) -> Role:
-    in_step = partition.synchronous or group.has("update") or (group.has("gradients") and group.synchronous)
+    in_step = partition.synchronous or group.holds("update") or (group.holds("gradients") and group.synchronous)
     return Role(
         group=group,
         stages=_stages(group, partition),
         channels=tuple(channel for channel in channels if group in (channel.sender, channel.receiver)),
-        owned=_owned(group, partition, host=host, replay=replay) if in_step else frozenset(),
+        owned_parts=_owned(group, partition, host=host, replay=replay) if in_step else frozenset(),
         in_step=in_step,
         replaceable=_replaceable(group),
     )
 
 
 def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
-    environment, policy, gradients, update = map(group.has, ("environment", "policy", "gradients", "update"))
+    environment, policy, gradients, update = map(group.holds, ("environment", "policy", "gradients", "update"))
     if update and not gradients:
         # Synchronous workers report the mean of their metrics. For asynchronous workers, the update reports all
         # metrics.
@@ -190,21 +190,21 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
     return tuple(stage for stage, applies in applicable.items() if applies)
 
 
-def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[Owned]:
+def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[OwnedPart]:
     # Asynchronous environments, and environments in Python, begin new episodes when a run is resumed.
     kept = partition.synchronous and not host
     owned = {
-        Owned.ENVIRONMENTS: kept and group.has("environment"),
-        Owned.POLICY_INPUTS: kept and group.has("policy"),
-        Owned.PARAMETERS: group.has("update"),
-        Owned.REPLAY: group.has("gradients") and replay,
-        Owned.STATISTICS: group.has("gradients"),
+        OwnedPart.ENVIRONMENTS: kept and group.holds("environment"),
+        OwnedPart.POLICY_INPUTS: kept and group.holds("policy"),
+        OwnedPart.PARAMETERS: group.holds("update"),
+        OwnedPart.REPLAY: group.holds("gradients") and replay,
+        OwnedPart.STATISTICS: group.holds("gradients"),
     }
     return frozenset(part for part, owns in owned.items() if owns)
 
 
 def _replaceable(group: Group) -> bool:
     """Returns whether replicas hold environments and compute no synchronous gradients."""
-    if group.has("gradients") or group.has("update"):
-        return group.has("environment") and not group.synchronous
-    return group.has("environment")
+    if group.holds("gradients") or group.holds("update"):
+        return group.holds("environment") and not group.synchronous
+    return group.holds("environment")

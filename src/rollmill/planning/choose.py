@@ -126,7 +126,7 @@ def _without_statistics(graph: Graph) -> str:
 def _drifting(graph: Graph, partition: Partition) -> frozenset[int]:
     """Returns the leaves of the learner that asynchronous workers would each write for themselves."""
     flows = flow(graph)
-    return flows.by_metrics().prepared if partition.sends_gradients_alone else flows.prepared
+    return flows.with_metrics_only().prepared_leaves if partition.sends_only_gradients else flows.prepared_leaves
 
 
 def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
@@ -145,7 +145,7 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     if plan.place == "program":
         return
     partition = plan.partition
-    if partition.apart("gradients", "update") and not partition.synchronous and _drifting(graph, partition):
+    if partition.are_separate("gradients", "update") and not partition.synchronous and _drifting(graph, partition):
         raise UsageError(
             f"asynchronous {partition.name} sends only gradients to the update, so the counts and averages that "
             f"{graph.settings['algorithm']} updates while it prepares a batch would diverge. hint: "
@@ -181,7 +181,7 @@ def _check_rollouts(partition: Partition, graph: Graph) -> None:
 
 def _check_learning_apart(partition: Partition, graph: Graph) -> None:
     """Raises a `UsageError` if the update lacks what the learning rate depends on."""
-    if not partition.apart("gradients", "update"):
+    if not partition.are_separate("gradients", "update"):
         return
     if graph.adapt is not None:
         raise UsageError(

@@ -1,6 +1,6 @@
 """Draws a plan with characters: the role of each group, and the data sent between groups."""
 
-from rollmill.dataflow import Graph, Interface, Owned, Partition, Role, interfaces, roles_of
+from rollmill.dataflow import Graph, Interface, OwnedPart, Partition, Role, interfaces, roles_of
 from rollmill.planning.plan import Plan
 
 
@@ -27,7 +27,7 @@ def _box(role: Role, num_envs: int) -> list[str]:
     title = f" {group.name} x {group.replicas} "
     waits = "" if group.synchronous else ", asynchronous"
     share = "" if group.fragments == ("update",) else f"{num_envs // group.replicas} environments each, "
-    owned = [part for part in Owned if part in role.owned]
+    owned = [part for part in OwnedPart if part in role.owned_parts]
     rows = [
         " + ".join(group.fragments),
         f"{share}device: {group.device}{waits}",

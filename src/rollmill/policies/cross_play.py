@@ -19,7 +19,7 @@ from rollmill.core.types import (
     Observation,
     Options,
 )
-from rollmill.dataflow import ActionMask, Decide, Decision, Graph
+from rollmill.dataflow import ActionMask, Decision, Graph, PolicyFunction
 from rollmill.policies.matches import environment_of
 from rollmill.policies.policies import check_same_spaces, evaluator_on, load_weights
 from rollmill.policies.policy import LoadedRun
@@ -34,7 +34,7 @@ AnyEnvironment = Environment | HostEnvironment
 class _Participant(NamedTuple):
     """A policy as one side of cross-play."""
 
-    decide: Decide
+    decide: PolicyFunction
     weights: PyTree
     start_memory: Any
 

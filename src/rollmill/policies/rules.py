@@ -94,7 +94,9 @@ def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
         settings={"environment": env.name},
         observation_space=env.observation_space,
         action_space=env.action_space,
-        loops=Loops(1, num_envs=1, num_steps=1, epochs=1, num_minibatches=1, num_shards=1, cut="samples"),
+        loops=Loops(
+            1, num_envs=1, num_steps=1, epochs=1, num_minibatches=1, num_shards=1, minibatch_items="samples"
+        ),
         environment=functions.step,
         policy=decide,
         gradients=_cannot_learn,

@@ -149,8 +149,8 @@ def plain_kernels(unroll: int) -> KernelChoice:
 
 def kernel_parts(group: Group) -> Sequence[KernelPart]:
     """Returns the parts of an iteration that a group may compute by kernels, because it holds their fragments."""
-    rollouts: Sequence[KernelPart] = ("rollouts",) if group.has("environment", "policy") else ()
-    return (*rollouts, "gradients") if group.has("gradients") else rollouts
+    rollouts: Sequence[KernelPart] = ("rollouts",) if group.holds("environment", "policy") else ()
+    return (*rollouts, "gradients") if group.holds("gradients") else rollouts
 
 
 def sought_parts(fusion: Fusion) -> Sequence[KernelPart]:

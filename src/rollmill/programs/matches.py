@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 from rollmill.core.errors import UsageError
 from rollmill.core.schema import coerce
 from rollmill.core.types import Action, Key, Memory, Observation, Timestep
-from rollmill.dataflow import ActionMask, Decide, Decision, Weights
+from rollmill.dataflow import ActionMask, Decision, PolicyFunction, Weights
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import program_options
@@ -35,7 +35,7 @@ MAX_PLAYED_AT_ONCE = 512
 class Player(NamedTuple):
     """A policy as one side of a two-player game."""
 
-    policy: Decide
+    policy: PolicyFunction
     weights: Weights
     action_mask: Callable[[PyTree[Array]], ActionMask]
     """Maps the state of the game to the legal actions and everything else that the policy may know."""

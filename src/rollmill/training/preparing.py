@@ -231,7 +231,7 @@ def check_group_kernels(graph: Graph, plan: Plan, options: RunOptions, display: 
         )
         return
     groups = plan.partition.groups
-    if not any(group.has("environment", "policy") for group in groups):
+    if not any(group.holds("environment", "policy") for group in groups):
         display.note(
             f"rollouts are not fused, because {plan.partition.name} has environment and policy in different "
             "groups. hint: use distribution=single-learner-coarse"

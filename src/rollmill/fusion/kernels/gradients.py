@@ -30,7 +30,7 @@ from rollmill.dataflow import (
     Learner,
     MeanGradients,
     Metrics,
-    Packed,
+    PackedSamples,
     Reduce,
     SequenceGradients,
     State,
@@ -103,7 +103,7 @@ class Shuffled(NamedTuple):
 class PackedBatch(NamedTuple):
     """A batch in the layout that kernels read."""
 
-    packed: Packed
+    packed: PackedSamples
     """All samples, packed into a table of 32-bit words where possible."""
     sequences: PyTree[Array]
     """Leaves `[E, ...]` with one value per sequence."""
@@ -113,7 +113,7 @@ class Minibatch(NamedTuple):
     """A minibatch as kernels read it: its number within the epoch, and the data of the whole epoch."""
 
     number: Int[Array, ""]
-    packed: Packed
+    packed: PackedSamples
     """All samples of the batch."""
     shuffled: Shuffled
     """The shuffled rows of the epoch."""
@@ -177,7 +177,7 @@ def gradient_step(
     gradients, learner = kernel_gradients(graph), jax.eval_shape(partial(settle, graph), learner)
     if isinstance(gradients, SequenceGradients):
         return _sequence_step(gradients, learner, sample, sequence)
-    lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
+    lowered = lower_function(gradients.sample_gradients, (sample,), (learner,), summed=True)
     leaves = input_leaves(lowered, to_raw(sample))
     return GradientStep(lowered, leaves, sums_of(lowered.outputs), lowered.outputs, [], [])
 
@@ -196,7 +196,7 @@ def _sequence_step(
         raise CannotFuse(
             "the memory of the policy must be float32, because gradients cannot pass through other types."
         )
-    step = lambda learner, slope, sample, ahead: gradients.of_one(learner, slope, sample, *ahead)
+    step = lambda learner, slope, sample, ahead: gradients.sample_gradients(learner, slope, sample, *ahead)
     lowered = lower_function(step, (slope, sample, inside), (learner,), carried=True, summed=True)
     carried = len(jax.tree.leaves(slope))
     leaves = input_leaves(lowered, to_raw((slope, sample, inside)))
@@ -221,10 +221,10 @@ def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
         CannotFuse: the gradients need a whole minibatch or another kind of sequence.
     """
     if isinstance(graph.gradients, SequenceGradients) and graph.replay is None:
-        if graph.gradients.unfused is not None:
-            raise CannotFuse(graph.gradients.unfused)
+        if graph.gradients.unfused_reason is not None:
+            raise CannotFuse(graph.gradients.unfused_reason)
         return graph.gradients
-    if graph.loops.cut != "samples":
+    if graph.loops.minibatch_items != "samples":
         raise CannotFuse(
             "kernels can train on whole sequences only if these come from a rollout and the gradients are "
             "rollmill.dataflow.SequenceGradients."
@@ -373,7 +373,7 @@ def begin_with_gradients(step: GradientStep, gradients: Weights) -> bool:
 
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:
     """Returns the leaves that conditioning a minibatch changes, without reading the others."""
-    by_sequence = graph.loops.cut == "sequences"
+    by_sequence = graph.loops.minibatch_items == "sequences"
     of_steps = lambda leaf: leaf.reshape(graph.loops.num_steps, -1, *leaf.shape[1:])[:, rows].swapaxes(0, 1)
     taken = jax.tree.map(of_steps if by_sequence else lambda leaf: leaf[rows], batch.packed.samples)
     sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences) if by_sequence else ()

@@ -78,7 +78,14 @@ def fused_minibatch_loop(
     """
     own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph), descend)
     return MinibatchLoop(
-        own.begin, own.samples, own.shuffled, own.minibatch, own.epoch, own.drawn, own.end, unroll=unroll
+        own.begin,
+        own.prepare_samples,
+        own.shuffle,
+        own.run_minibatch,
+        own.run_epoch,
+        own.run_drawn,
+        own.end,
+        unroll=unroll,
     )
 
 
@@ -207,13 +214,13 @@ class _FusedLoop:
         self._carried = _carried(graph)
         self.begin = self._carried.begin
 
-    def samples(self, batch: Batch) -> PackedBatch:
+    def prepare_samples(self, batch: Batch) -> PackedBatch:
         return pack_batch(batch)
 
-    def shuffled(self, packed: PackedBatch, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
+    def shuffle(self, packed: PackedBatch, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
         return shuffle_samples(self._graph, packed, rows, self._reduce)
 
-    def minibatch(
+    def run_minibatch(
         self, carried: Any, packed: PackedBatch, shuffled: Shuffled, number: Int[Array, ""]
     ) -> tuple[Any, Metrics]:
         learner, vector = self._carried.learner(carried)
@@ -230,11 +237,11 @@ class _FusedLoop:
         # For one vector, these are a few GPU operations. For a tree, they are several operations per leaf.
         return advanced, {**metrics, **gradient_metrics(in_one_vector(self._step, tree, means), metrics)}
 
-    def epoch(self, carried: Any, packed: PackedBatch, shuffled: Shuffled) -> tuple[Any, Metrics]:
+    def run_epoch(self, carried: Any, packed: PackedBatch, shuffled: Shuffled) -> tuple[Any, Metrics]:
         names: list[str] = []
 
         def minibatch_step(carried: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " metrics"]]:
-            advanced, metrics = self.minibatch(carried, packed, shuffled, number)
+            advanced, metrics = self.run_minibatch(carried, packed, shuffled, number)
             # The names are stored while the body is traced, because a scan can only return arrays.
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
@@ -243,11 +250,11 @@ class _FusedLoop:
         carried, metrics = jax.lax.scan(minibatch_step, carried, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
         return carried, {name: metrics[:, n] for n, name in enumerate(names)}
 
-    def drawn(self, carried: Any, minibatch: Batch) -> tuple[Any, Metrics]:
-        packed = self.samples(jax.tree.map(lambda leaf: leaf[None], minibatch))
+    def run_drawn(self, carried: Any, minibatch: Batch) -> tuple[Any, Metrics]:
+        packed = self.prepare_samples(jax.tree.map(lambda leaf: leaf[None], minibatch))
         rows = jnp.arange(len(packed.packed.table), dtype=jnp.uint32)
-        shuffled = jax.tree.map(lambda leaf: leaf[0], self.shuffled(packed, rows[None, None]))
-        return self.minibatch(carried, packed, shuffled, jnp.int32(0))
+        shuffled = jax.tree.map(lambda leaf: leaf[0], self.shuffle(packed, rows[None, None]))
+        return self.run_minibatch(carried, packed, shuffled, jnp.int32(0))
 
     def end(self, carried: Any) -> Learner:
         return self._carried.learner(carried)[0]

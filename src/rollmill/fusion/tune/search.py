@@ -148,10 +148,10 @@ def minibatch_loop_search(
 
     def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
         loop = make(graph, identity)
-        samples = loop.samples(batch)
+        samples = loop.prepare_samples(batch)
         # Several consecutive epochs, so that the device never waits for the host.
-        shuffled = loop.shuffled(samples, jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
-        epoch = lambda carried, shuffled: loop.epoch(carried, samples, shuffled)
+        shuffled = loop.shuffle(samples, jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
+        epoch = lambda carried, shuffled: loop.run_epoch(carried, samples, shuffled)
         after, metrics = jax.lax.scan(epoch, loop.begin(settle(graph, learner)), shuffled)
         return loop.end(after), metrics
 

@@ -294,7 +294,7 @@ class Coordinator:
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
             case SnapshotPart(iteration, lowest, arrays):
-                part = StatePart(lowest, arrays, job.name, self._starts.role(job).owned)
+                part = StatePart(lowest, arrays, job.name, self._starts.role(job).owned_parts)
                 self._snapshots.add(iteration, part)
             case Hold(begun):
                 self._barrier.hear(job, begun)

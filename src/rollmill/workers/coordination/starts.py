@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.dataflow import Graph, Owned, Role, State, empty_experience, environments_of_replica, roles_of
+from rollmill.dataflow import Graph, OwnedPart, Role, State, empty_experience, environments_of_replica, roles_of
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
@@ -110,7 +110,7 @@ class Starts:
                 index,
                 learner=role.learns,
                 environments=restores_environments,
-                rings=Owned.REPLAY in role.owned,
+                rings=OwnedPart.REPLAY in role.owned_parts,
             )
         return Begin(
             first=self._first,
@@ -127,7 +127,7 @@ class Starts:
     @property
     def _keeps_environments(self) -> bool:
         """Whether states hold the environments. Asynchronous ones and Python objects begin anew."""
-        return any(Owned.ENVIRONMENTS in role.owned for role in self.roles.values())
+        return any(OwnedPart.ENVIRONMENTS in role.owned_parts for role in self.roles.values())
 
 
 def _by_group(launches: Launches | None, groups: Iterable[str], *, mesh: bool) -> dict[str, Launches]:

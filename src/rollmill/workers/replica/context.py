@@ -40,7 +40,7 @@ class ReplicaContext:
     def flow(self) -> Flow:
         """Dataflow of the graph. Deriving it takes seconds for a large graph, so a mesh does not use it."""
         found = flow(self.graph) if self.shared_flow is None else self.shared_flow
-        return found.by_metrics() if self.spec.read_plan().partition.sends_gradients_alone else found
+        return found.with_metrics_only() if self.spec.read_plan().partition.sends_only_gradients else found
 
     @property
     def group(self) -> Group:

@@ -96,7 +96,7 @@ def _graph(context: ReplicaContext) -> Graph:
 
     A kernel's additions to rollout steps stay in the group: sent trajectories always have the shapes of the edge.
     """
-    return context.graph if context.group.has("gradients") else context.graph._replace(appraise=None)
+    return context.graph if context.group.holds("gradients") else context.graph._replace(appraise=None)
 
 
 def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:

@@ -79,7 +79,7 @@ def gradients_layout(flow: Flow) -> Layout:
 
 def parameters_layout(flow: Flow) -> Layout:
     """Returns the layout of a message with parameters, the answer of the group with the update."""
-    return Layout.of(flow.pick_parameters(flow.state.learner))
+    return Layout.of(flow.select_parameters(flow.state.learner))
 
 
 def weights_layout(flow: Flow) -> Layout:

@@ -35,7 +35,7 @@ from rollmill.dataflow import (
     Sample,
     Trajectory,
     collection_metrics,
-    cut,
+    divide_at_crossings,
     end_iteration,
     identity,
     iteration_key,
@@ -148,7 +148,7 @@ class CutLearner:
             self._sample = jax.jit(partial(_sample, graph, self._loop, key, index))
             follow = partial(_follow, graph, self._loop)
             self._follow = jax.jit(follow, donate_argnums=0, compiler_options=program_options())
-        self._learned_names = flow.learned_names
+        self._learned_names = flow.learning_metric_names
         self._programs: dict[str, CompiledPieces] = {}
 
     def __call__(
@@ -218,7 +218,7 @@ class CutLearner:
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
-            self._programs[name] = CompiledPieces(cut(function, *arguments))
+            self._programs[name] = CompiledPieces(divide_at_crossings(function, *arguments))
         handlers: dict[str, Callable[[PyTree], PyTree]] = {}
         if self._reduce is not None:
             handlers[REDUCE] = self._reduce
@@ -253,10 +253,10 @@ def _ready(
     with traced("learn"):
         with traced("prepare"):
             learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
-            reported, samples = report(graph, learner, batch), loop.samples(batch)
+            reported, samples = report(graph, learner, batch), loop.prepare_samples(batch)
         with traced("shuffle"):
             rows = rows_of_epochs(iteration_key(key, iteration, LEARN), jnp.asarray(index), graph.loops)
-            shuffled = loop.shuffled(samples, rows)
+            shuffled = loop.shuffle(samples, rows)
     return (loop.begin(settle(graph, learner)), samples, shuffled), reported
 
 
@@ -285,7 +285,7 @@ def _follow(graph: Graph, loop: MinibatchLoop, rings: PyTree[Any], carried: Any,
 def _learn_sample(loop: MinibatchLoop, structure: Any, leaves: list[Any], minibatch: Batch):
     """Makes an update with a sample of the experience store, from leaves of the carry to such leaves."""
     with traced("learn"):
-        carried, metrics = loop.drawn(jax.tree.unflatten(structure, leaves), minibatch)
+        carried, metrics = loop.run_drawn(jax.tree.unflatten(structure, leaves), minibatch)
     return jax.tree.leaves(carried), metrics
 
 
@@ -305,7 +305,7 @@ def _learn_one(
     """Learns from one minibatch, from leaves of the carry to such leaves."""
     with traced("learn"):
         of_epoch = jax.tree.map(lambda leaf: leaf[epoch], shuffled)
-        carried, metrics = loop.minibatch(jax.tree.unflatten(structure, leaves), samples, of_epoch, number)
+        carried, metrics = loop.run_minibatch(jax.tree.unflatten(structure, leaves), samples, of_epoch, number)
     return jax.tree.leaves(carried), metrics
 
 

@@ -91,7 +91,7 @@ class _Server:
 
     @property
     def parameters(self) -> list[Any]:
-        return jax.device_get(self._context.flow.pick_parameters(self._learner))
+        return jax.device_get(self._context.flow.select_parameters(self._learner))
 
     def apply(self, message: RingMessage) -> None:
         """Makes one update. Raises `Ended` if the run is over, and its last state was sent."""

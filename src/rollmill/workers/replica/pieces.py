@@ -7,14 +7,14 @@ import jax
 from jax.extend import core
 from jaxtyping import PyTree
 
-from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
+from rollmill.dataflow import DividedProgram, Handlers, Piece, answer_crossings, walk, walk_leaves
 from rollmill.programs.compiler_options import program_options
 
 
 class CompiledPieces:
     """A program divided at its crossings, whose pieces are compiled when they first run."""
 
-    def __init__(self, program: Cut) -> None:
+    def __init__(self, program: DividedProgram) -> None:
         self._program = program
         self._compiled = {
             id(piece): jax.jit(core.jaxpr_as_fun(piece.program), compiler_options=program_options())
@@ -31,7 +31,7 @@ class CompiledPieces:
 
     def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:
         """Runs the program, and answers each crossing by its handler."""
-        return drive(self.walk(*arguments), handlers)
+        return answer_crossings(self.walk(*arguments), handlers)
 
     def _run(self, piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
         return self._compiled[id(piece)](*values)

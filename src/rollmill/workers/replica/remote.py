@@ -75,7 +75,7 @@ class ParameterClient:
     def begin(self, learner: Learner, iteration: int) -> Learner:
         """Returns the learner with the parameters with which an iteration begins."""
         self._iteration = iteration
-        return self._context.flow.put_parameters(learner, self._read(self._version if self._waits else None))
+        return self._context.flow.replace_parameters(learner, self._read(self._version if self._waits else None))
 
     def __call__(self, gradients: PyTree, last: bool) -> PyTree:
         """Returns the parameters after the update by these gradients, or the newest if the group is

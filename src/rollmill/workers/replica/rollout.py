@@ -27,7 +27,7 @@ from rollmill.dataflow import (
     StepReply,
     Trajectory,
     Weights,
-    cut,
+    divide_at_crossings,
     is_large,
     iteration_key,
     step_all,
@@ -111,8 +111,10 @@ class RemoteEnvsRollout:
 
     def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
         """Compiles a step of one link. Also returns the structure of its results besides the collector."""
-        program = cut(partial(_step, self._graph), weights, self._link_collector(0), key, np.int32(0))
-        return CompiledPieces(program), program.result.children()[1]
+        program = divide_at_crossings(
+            partial(_step, self._graph), weights, self._link_collector(0), key, np.int32(0)
+        )
+        return CompiledPieces(program), program.result_tree.children()[1]
 
     def _decide(self, link: int, pieces: CompiledPieces, leaves: Sequence[Any], iteration: int):
         """Decides for the environments of one link, and sends the actions."""

@@ -1,7 +1,7 @@
 """Each replica's part of a snapshot as named arrays, and the training state assembled from all parts.
 
-A role says which parts of the state its replicas own (`dataflow.Owned`). The assembled state does not depend on
-the placement, so a run can be resumed under another distribution policy.
+A role says which parts of the state its replicas own (`dataflow.OwnedPart`). The assembled state does not depend
+on the placement, so a run can be resumed under another distribution policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError
-from rollmill.dataflow import Collector, Learner, Owned, State
+from rollmill.dataflow import Collector, Learner, OwnedPart, State
 from rollmill.record.leaves import from_host, to_host
 from rollmill.workers.protocol import SnapshotPart, send
 from rollmill.workers.replica.context import ReplicaContext
@@ -30,7 +30,7 @@ class StatePart(NamedTuple):
     arrays: Mapping[str, np.ndarray]
     replica: str
     """Name of the replica, such as `actor/0`."""
-    owned: frozenset[Owned]
+    owned_parts: frozenset[OwnedPart]
     """The parts of the training state that the replica's group owns."""
 
 
@@ -50,11 +50,11 @@ def send_part(context: ReplicaContext, iteration: int, arrays: Mapping[str, np.n
 
 def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
     """Returns the leaves of a collector that this replica owns, for a snapshot."""
-    owned = context.role.owned
-    if Owned.POLICY_INPUTS not in owned:
+    owned = context.role.owned_parts
+    if OwnedPart.POLICY_INPUTS not in owned:
         return {}
     arrays = to_host({"collector": collector})
-    whole = Owned.ENVIRONMENTS in owned
+    whole = OwnedPart.ENVIRONMENTS in owned
     return {name: array for name, array in arrays.items() if whole or not name.startswith(ENVIRONMENT)}
 
 
@@ -62,7 +62,7 @@ def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> 
     """Returns environment states for a snapshot, in the order of the environments' indices, if this replica owns
     them.
     """
-    if Owned.ENVIRONMENTS not in context.role.owned:
+    if OwnedPart.ENVIRONMENTS not in context.role.owned_parts:
         return {}
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
     return to_host({"collector": {"environment": joined}})
@@ -72,21 +72,21 @@ def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndar
     """Returns the leaves of the learner that this replica owns, and leaves that no fragment writes, for a
     snapshot.
     """
-    owned = context.role.owned
+    owned = context.role.owned_parts
     if context.replica or not owned:
         return {}  # all replicas hold the same learner, and the first replica sends it
     others = frozenset[int]()
-    if Owned.PARAMETERS not in owned:
-        others |= context.flow.updated
-    if Owned.STATISTICS not in owned:
-        others |= context.flow.prepared
+    if OwnedPart.PARAMETERS not in owned:
+        others |= context.flow.updated_leaves
+    if OwnedPart.STATISTICS not in owned:
+        others |= context.flow.prepared_leaves
     arrays = to_host({"learner": learner})
     return {name: array for position, (name, array) in enumerate(arrays.items()) if position not in others}
 
 
 def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndarray]:
     """Returns the replay memory of this replica's environments for a snapshot, if the replica owns one."""
-    return to_host({"rings": rings}) if Owned.REPLAY in context.role.owned else {}
+    return to_host({"rings": rings}) if OwnedPart.REPLAY in context.role.owned_parts else {}
 
 
 def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State:
@@ -121,28 +121,32 @@ def _check_whole(whole: Mapping[str, np.ndarray], iteration: int, parts: Sequenc
                 _unusable(iteration, f"{part.replica} sent {foreign[0]}, which does not belong to it")
             )
         for name in whole.keys() - part.arrays.keys():
-            if (kind := _kind_by_environment(name)) in part.owned:
+            if (kind := _kind_by_environment(name)) in part.owned_parts:
                 raise CheckpointError(_unusable(iteration, f"{part.replica} sent no {kind} ({name})"))
     sent = frozenset[str]().union(*(part.arrays for part in parts))
     for name in sorted(whole.keys() - sent):
         # the learner and the replay memory never begin anew, under any placement
         if name.startswith((LEARNER, RINGS)):
-            kind = f"{Owned.PARAMETERS} or {Owned.STATISTICS}" if name.startswith(LEARNER) else Owned.REPLAY
+            kind = (
+                f"{OwnedPart.PARAMETERS} or {OwnedPart.STATISTICS}"
+                if name.startswith(LEARNER)
+                else OwnedPart.REPLAY
+            )
             raise CheckpointError(_unusable(iteration, f"{_owners(parts, kind)} sent no {kind} ({name})"))
 
 
-def _kind_by_environment(name: str) -> Owned | None:
+def _kind_by_environment(name: str) -> OwnedPart | None:
     """Returns the part of the state that a leaf belongs to, if it is divided along the environments."""
     if name.startswith(RINGS):
-        return Owned.REPLAY
+        return OwnedPart.REPLAY
     if not name.startswith(COLLECTOR):
         return None
-    return Owned.ENVIRONMENTS if name.startswith(ENVIRONMENT) else Owned.POLICY_INPUTS
+    return OwnedPart.ENVIRONMENTS if name.startswith(ENVIRONMENT) else OwnedPart.POLICY_INPUTS
 
 
 def _owners(parts: Sequence[StatePart], kind: str) -> str:
     """Names the replicas that own a kind of state, or all of them if none does."""
-    owners = [part.replica for part in parts if any(owned in kind for owned in part.owned)]
+    owners = [part.replica for part in parts if any(owned in kind for owned in part.owned_parts)]
     return " and ".join(owners or [part.replica for part in parts])
 
 
