@@ -28,7 +28,7 @@ from oscillators import Complexity, oscillators
 
 import rollmill
 from rollmill.core.errors import RollmillError
-from rollmill.dataflow import Graph, gradients_of_rows, identity, start
+from rollmill.dataflow import Graph, identity, init_state, row_gradients
 from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, lower_gradients, run_gradients_kernel
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import lower
@@ -110,12 +110,12 @@ def gradient_error(case: str, graph: Graph) -> float:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
 
     def both(key: Any) -> Any:
-        learner, batch = first_batch(graph, start(graph, key, index))
+        learner, batch = first_batch(graph, init_state(graph, key, index))
         leaf = jax.tree.leaves(batch.samples)[0]
         count = leaf.shape[1] if graph.loops.minibatch_items == "sequences" else leaf.shape[0] * leaf.shape[1]
         rows = jax.random.permutation(key, count)[: max(64, count // 4)].astype(jnp.uint32)
         with jax.default_matmul_precision("highest"):
-            plain = gradients_of_rows(graph, batch, identity)(learner, rows)
+            plain = row_gradients(graph, batch, identity)(learner, rows)
             return fused_gradients(graph, batch, identity, run=run, step=step)(learner, rows), plain
 
     mine, right = jax.device_get(jax.jit(both)(jax.random.key(1)))

@@ -41,7 +41,7 @@ from measure import (
 
 import rollmill
 from rollmill.core.errors import CannotFuse
-from rollmill.dataflow import Graph, collect, start
+from rollmill.dataflow import Graph, collect, init_state
 from rollmill.fusion import backend_of, fused_collect, lower_rollout, pressure_of
 from rollmill.programs.compiled import lower, unroll_for
 
@@ -58,7 +58,7 @@ def graph_of(env: Any, num_envs: int, **settings: Any) -> Graph:
 
 def begun(graph: Graph) -> Any:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    return jax.jit(partial(start, graph))(jax.random.key(0), index)
+    return jax.jit(partial(init_state, graph))(jax.random.key(0), index)
 
 
 def launches(num_envs: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from measure import advance, options, platform, write_result
 
 import rollmill
-from rollmill.dataflow import start
+from rollmill.dataflow import init_state
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import lower
 from rollmill.programs.evaluation.compiled import evaluate
@@ -38,7 +38,7 @@ def learned(graph: Any, how: dict[str, Any]) -> tuple[list[list[float | None]], 
     if platform() == "gpu":
         how = how | {"launches": {"device": jax.devices()[0].device_kind, **LAUNCHES}}
     program = lower(graph, **how)
-    index, begin = jnp.arange(graph.loops.num_envs, dtype=jnp.int32), jax.jit(partial(start, graph))
+    index, begin = jnp.arange(graph.loops.num_envs, dtype=jnp.int32), jax.jit(partial(init_state, graph))
     curves, greedy = [], []
     for seed in range(SEEDS):
         state, rows = advance(program, begin(jax.random.key(seed), index), 0, graph.loops.iterations)

@@ -29,7 +29,7 @@ from gymnasium import spaces
 from measure import compiled, options, timed_in_turns, write_result
 
 import rollmill
-from rollmill.dataflow import Graph, collect, start
+from rollmill.dataflow import Graph, collect, init_state
 from rollmill.fusion import (
     CHIPS,
     Launch,
@@ -144,7 +144,7 @@ def kernel_of(graph: Graph, launch: Launch) -> dict[str, Any]:
 
 def rates_of(graph: Graph, launches: list[Launch]) -> dict[str, Any]:
     """Returns the steps a second by XLA and in the kernel of each launch."""
-    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
     arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
     functions: dict[Any, Any] = {"xla": partial(collect, graph, unroll=4)}
     for launch in launches:

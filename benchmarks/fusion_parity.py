@@ -33,7 +33,7 @@ import numpy as np
 from measure import HERE, advance, options, platform, write_result
 
 import rollmill
-from rollmill.dataflow import collect, start, step_all
+from rollmill.dataflow import collect, init_state, step_all
 from rollmill.fusion import Launch, fused_collect, run_kernel
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.opt import segments
@@ -52,7 +52,7 @@ def steps(environment: str, **settings: Any) -> dict[str, float]:
     env = rollmill.make(environment)
     algorithm = rollmill.mappo if env.agents else rollmill.ppo
     graph = algorithm(env, num_envs=ENVS, num_steps=1, num_minibatches=1, **settings)
-    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(ENVS, dtype=jnp.int32))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(ENVS, dtype=jnp.int32))
     weights = graph.weights(state.learner)
     on_gpu = platform() == "gpu"
     by_kernel = partial(run_kernel, launch=Launch(64, 4), numerics="float32")

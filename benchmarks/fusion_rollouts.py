@@ -18,7 +18,7 @@ import numpy as np
 from measure import compiled, fastest, options, timed_in_turns, write_result
 
 import rollmill
-from rollmill.dataflow import Graph, collect, start
+from rollmill.dataflow import Graph, collect, init_state
 from rollmill.fusion import Launch, fused_collect, rollouts_in_a_row, run_kernel
 
 STEPS, ROLLOUTS = 128, 4
@@ -52,7 +52,7 @@ def differences(one: Any, other: Any) -> dict[str, float]:
 
 def measure(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> dict[str, Any]:
     graph = graph_of(environment, num_envs)
-    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
     arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
     functions: dict[Any, Any] = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}
     for name in numerics:

@@ -179,7 +179,7 @@ def collecting_graph(env: Environment, num_envs: int, num_steps: int, *, decide:
         start_memory=lambda: (),
         action_mask=lambda state: () if legal is None else legal(state, env.params),
         weights=lambda learner: (),
-        appraise=None,
+        compute_values=None,
     )
 
 

@@ -39,7 +39,7 @@ from measure import (
 
 import rollmill
 from rollmill.core.errors import RollmillError
-from rollmill.dataflow import Graph, gradients_of_rows, identity, start
+from rollmill.dataflow import Graph, identity, init_state, row_gradients
 from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gradients_kernel
 from rollmill.programs.compiled import lower
 
@@ -68,11 +68,11 @@ def graph_of(
 def gradients(num_samples: int, shared: bool, chosen: Any) -> dict[str, Any]:
     graph = graph_of(num_samples // 32, 128, shared=shared)  # four minibatches of as many samples
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = jax.jit(lambda key, index: first_batch(graph, start(graph, key, index)))
+    begin = jax.jit(lambda key, index: first_batch(graph, init_state(graph, key, index)))
     learner, batch = begin(jax.random.key(0), index)
     draw = jax.jit(lambda key: jax.random.permutation(key, graph.loops.batch_size)[:num_samples])
     arguments = learner, batch, draw(jax.random.key(1)).astype(jnp.uint32)
-    plain = lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows)
+    plain = lambda learner, batch, rows: row_gradients(graph, batch, identity)(learner, rows)
     functions: dict[Any, Callable] = {("xla", ""): plain}
     functions["xla, exact products", ""] = jax.default_matmul_precision("highest")(plain)
     launches = [(name, launch) for name in chosen.numerics for launch in LAUNCHES if name != "float32"]

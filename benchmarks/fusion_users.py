@@ -21,7 +21,7 @@ from measure import options, platform, read_result, some_of, write_result
 
 import rollmill
 from rollmill.core.errors import CannotFuse
-from rollmill.dataflow import start
+from rollmill.dataflow import init_state
 from rollmill.fusion import (
     backend_of,
     compile_candidates,
@@ -64,7 +64,7 @@ def by_kernel(program: Any, inputs: Any, uniforms: Any, *, block: int) -> Any:
 def rate(name: str) -> dict[str, Any]:
     """Returns the model of a step, and the seconds of a rollout in a kernel and by XLA."""
     graph = rollmill.ppo(EVERY[name](), num_envs=ENVS, num_steps=ROLLOUT, num_minibatches=1)
-    begin = partial(start, graph, jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
+    begin = partial(init_state, graph, jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
     device, step = jax.devices()[0], lower_rollout(graph)
     backend, pressure = backend_of(device, "float32" if platform() == "cpu" else "tf32"), pressure_of(step.program)
     if (reason := many_products(pressure)) is not None:

@@ -56,7 +56,7 @@ def random_play(environment: str, num_envs: int, num_steps: int, stored: str) ->
     """
     env = ENVIRONMENTS[environment]()._replace(num_players=1, to_move=None)
     graph = collecting_graph(env, num_envs, num_steps, decide=uniform_move)
-    return graph._replace(appraise=results_alone if stored == RESULTS_ONLY else None)
+    return graph._replace(compute_values=results_alone if stored == RESULTS_ONLY else None)
 
 
 def by_xla(
@@ -64,9 +64,9 @@ def by_xla(
 ) -> tuple[Collector, Trajectory]:
     """Collects, and keeps as much of the steps as the kernel stores."""
     after, trajectory = collect(graph, weights, collector, key, unroll=unroll)
-    if graph.appraise is None:
+    if graph.compute_values is None:
         return after, trajectory
-    stored = jax.vmap(jax.vmap(partial(graph.appraise, weights)))
+    stored = jax.vmap(jax.vmap(partial(graph.compute_values, weights)))
     return after, trajectory._replace(steps=stored(trajectory.steps))
 
 

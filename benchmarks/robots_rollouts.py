@@ -19,7 +19,7 @@ import numpy as np
 from measure import options, platform, timed_in_turns, write_result
 
 import rollmill
-from rollmill.dataflow import Graph, collect, start
+from rollmill.dataflow import Graph, collect, init_state
 from rollmill.fusion import backend_of, fused_collect, rollouts_in_a_row
 
 COMPARED, ROLLOUTS = 20, 4
@@ -44,7 +44,7 @@ def graph_of(environment: str, num_envs: int, steps: int) -> Graph:
 def begun(graph: Graph) -> tuple[Any, Any, Any]:
     """Returns weights, first states and a key."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    state = jax.jit(partial(start, graph))(jax.random.key(0), index)
+    state = jax.jit(partial(init_state, graph))(jax.random.key(0), index)
     return graph.weights(state.learner), state.collector, jax.random.key(1)
 
 

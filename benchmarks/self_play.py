@@ -33,7 +33,7 @@ from measure import in_turns, one_of, options, platform, some_of, spread, write_
 import rollmill
 from rollmill.core.machine import keep_freed_memory
 from rollmill.core.types import Key
-from rollmill.dataflow import Graph, start, step_all
+from rollmill.dataflow import Graph, init_state, step_all
 from rollmill.envs.connect_four import connect_four
 
 ENVIRONMENT = "ConnectFour-v0"
@@ -99,7 +99,7 @@ def rollmill_side(graph: Graph, moves: int) -> Side:
     legal = env.action_mask
     assert legal is not None
     num_games = graph.loops.num_envs
-    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_games, dtype=jnp.int32))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(num_games, dtype=jnp.int32))
 
     def play(weights: PyTree, games: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         def move(games: PyTree, t: Int[Array, ""]) -> tuple[PyTree, PyTree]:

@@ -22,7 +22,7 @@ from measure import advance, gpu_name, marks, options, read_result, some_of, thi
 
 import rollmill
 from rollmill.core.machine import hardware, versions
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import collect, init_state
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import lower
 from rollmill.recipes import RECIPES
@@ -126,7 +126,7 @@ def cross_play(graph: Any, before: Any, after: Any, episode_steps: int) -> dict[
 def _play(graph: Any, episode_steps: int, weights: Any, key: Any) -> Any:
     """Returns the taggers' mean return over the first episode of each of `EPISODES` environments."""
     graph = graph._replace(loops=graph.loops._replace(num_envs=EPISODES, num_steps=episode_steps))
-    collector = start(graph, key, jnp.arange(EPISODES, dtype=jnp.int32)).collector
+    collector = init_state(graph, key, jnp.arange(EPISODES, dtype=jnp.int32)).collector
     steps = collect(graph, weights, collector, key)[1].steps
     end = jnp.argmax(steps.terminated | steps.truncated, axis=0)
     return jnp.mean(steps.info["agent_returns"]["tagger"][end, jnp.arange(EPISODES)])

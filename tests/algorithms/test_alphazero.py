@@ -15,7 +15,7 @@ import rollmill
 from envs import tic_tac_toe_reference as reference
 from rollmill.algorithms.alphazero import Position, SearchExtras
 from rollmill.algorithms.returns import lambda_returns
-from rollmill.dataflow import Trajectory, collect, start
+from rollmill.dataflow import Trajectory, collect, init_state
 from rollmill.envs import connect_four, plannable, tic_tac_toe, vary
 from rollmill.fusion import CannotFuse, lower_gradients, lower_rollout
 from rollmill.programs.compiled import lower
@@ -74,7 +74,7 @@ def test_value_targets_by_hand(rollout, next_value, td_lambda, expected):
 
 def test_targets_of_games_are_their_results_for_the_player_to_move():
     graph = small(num_steps=20)
-    state = start(graph, jax.random.key(0), jnp.arange(8))
+    state = init_state(graph, jax.random.key(0), jnp.arange(8))
     weights = graph.weights(state.learner)
     _, trajectory = jax.jit(functools.partial(collect, graph))(weights, state.collector, jax.random.key(1))
     _, batch = graph.prepare(state.learner, trajectory, reduce=lambda tree: tree, replicas=1)
@@ -164,7 +164,9 @@ def test_a_search_with_random_weights_finds_what_wins_and_what_does_not_lose(env
 
 def positions(graph, count, plies):
     """Positions after some moves, one of each environment, and all that its policy is given."""
-    state = start(graph._replace(loops=graph.loops._replace(num_envs=count)), jax.random.key(3), jnp.arange(count))
+    state = init_state(
+        graph._replace(loops=graph.loops._replace(num_envs=count)), jax.random.key(3), jnp.arange(count)
+    )
     weights = graph.weights(state.learner)
     shorter = graph._replace(loops=graph.loops._replace(num_steps=plies))
     after, _ = jax.jit(functools.partial(collect, shorter))(weights, state.collector, jax.random.key(4))
@@ -274,14 +276,14 @@ def test_a_search_steps_each_environment_by_its_own_parameters():
     prizes = jnp.where(jnp.arange(8) % 2 == 0, 1.0, -1.0)
     own = small(corridor(), params={"prize": prizes}, gamma=0.9)
     varied = small(vary(corridor(), lambda key, params: {"prize": jnp.float32(-1.0)}), gamma=0.9)
-    state = start(own, jax.random.key(0), jnp.arange(8))
+    state = init_state(own, jax.random.key(0), jnp.arange(8))
     place = jnp.full(8, 5)
     now = state.collector.action_mask
     now = now._replace(state=now.state._replace(place=place))
     decide = jax.jit(jax.vmap(own.greedy, in_axes=(None, None, None, 0, 0)))
     decision = decide(own.weights(state.learner), jax.random.key(0), (), jax.nn.one_hot(place, 7), now)
     np.testing.assert_array_equal(decision.action, jnp.arange(8) % 2 == 0)
-    travelling = start(varied, jax.random.key(0), jnp.arange(8)).collector.action_mask
+    travelling = init_state(varied, jax.random.key(0), jnp.arange(8)).collector.action_mask
     np.testing.assert_array_equal(travelling.params["prize"], -1.0)
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.core.types import Timestep
-from rollmill.dataflow import iterate, start
+from rollmill.dataflow import init_state, iterate
 from rollmill.envs.registry import from_gymnasium
 from rollmill.networks import NetworkConfig
 
@@ -59,7 +59,10 @@ def test_masks_of_final_states_are_stored(algorithm):
         **{"buffer_size": 400, "gradient_steps": 1, "network": NetworkConfig(hidden_sizes=(4,))},
         **({"n_step": 2} if algorithm == "dqn" else {}),
     )
-    state, once = start(graph, jax.random.key(0), jnp.arange(2)), jax.jit(lambda state: iterate(graph, state)[0])
+    state, once = (
+        init_state(graph, jax.random.key(0), jnp.arange(2)),
+        jax.jit(lambda state: iterate(graph, state)[0]),
+    )
     for _ in range(6):
         state = once(state)
     drawn = graph.replay.sample(

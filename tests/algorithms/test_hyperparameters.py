@@ -12,7 +12,7 @@ import pytest
 import rollmill
 from rollmill.algorithms.hyperparameters import current_config, numbers_of
 from rollmill.algorithms.ppo import PPOConfig
-from rollmill.dataflow import Graph, iterate, start, with_hyperparameters
+from rollmill.dataflow import Graph, init_state, iterate, with_hyperparameters
 from rollmill.dataflow.program_digests import Digests
 from rollmill.fusion import lower_gradients
 from rollmill.programs.compiled import hyperparameters_of, start_state
@@ -53,7 +53,7 @@ def graph_of(algorithm: str, *, scale: float = 1.0, iterations: int = 8) -> Grap
 def digests_of_programs(graph: Graph) -> list[str]:
     """Digests of the start and of one iteration, with all constants that they contain."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda seed, held: start(graph, jax.random.key(seed), index, held)
+    begin = lambda seed, held: init_state(graph, jax.random.key(seed), index, held)
     first, state = jax.make_jaxpr(begin, return_shape=True)(jnp.uint32(0), hyperparameters_of(graph))
     return [Digests().of_closed(program) for program in (first, jax.make_jaxpr(partial(iterate, graph))(state))]
 
@@ -69,7 +69,7 @@ def test_programs_contain_no_number(algorithm):
 @pytest.mark.parametrize("algorithm", SIZES)
 def test_each_number_is_read(algorithm):
     graph = graph_of(algorithm)
-    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs)))
+    state = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs)))
     program = jax.make_jaxpr(partial(iterate, graph))(state).jaxpr
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     read = {id(atom) for equation in program.eqns for atom in equation.invars}

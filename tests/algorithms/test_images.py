@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 import rollmill
 from agents_envs import of_kinds
 from rollmill.core.types import AgentKind, Environment, Timestep
-from rollmill.dataflow import collect, empty_experience, minibatch_gather, plain_minibatch_loop, start
+from rollmill.dataflow import collect, empty_experience, init_state, minibatch_gather, plain_minibatch_loop
 from rollmill.networks import NetworkConfig
 from rollmill.programs.compiled import lower
 from rollmill.workers.replica.learner import CompiledLearner
@@ -114,37 +114,37 @@ def sequences_graph(num_envs=4, num_steps=16, **changes):
 
 
 def rollout(graph):
-    state = start(graph, jax.random.key(0), jnp.arange(4))
+    state = init_state(graph, jax.random.key(0), jnp.arange(4))
     weights = graph.weights(state.learner)
     return state.learner, jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))[1]
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_condensed_steps_lead_to_the_same_batch(shared):
+def test_compacted_steps_lead_to_the_same_batch(shared):
     graph = graph_of(shared=shared)
-    learner, condensed = rollout(graph)
-    _, whole = rollout(graph._replace(condense=None))
-    assert condensed.steps.final_observation == ()
-    assert condensed.steps.observation.dtype == np.uint8
-    np.testing.assert_array_equal(condensed.steps.observation, whole.steps.observation)
+    learner, compacted = rollout(graph)
+    _, whole = rollout(graph._replace(compact_step=None))
+    assert compacted.steps.final_observation == ()
+    assert compacted.steps.observation.dtype == np.uint8
+    np.testing.assert_array_equal(compacted.steps.observation, whole.steps.observation)
     assert np.asarray(whole.steps.truncated).sum() == 4 * 3  # 16 steps of 4 environments, one truncation in each 5
     prepare = jax.jit(partial(graph.prepare, reduce=lambda tree: tree, replicas=1))
-    batches = [prepare(learner, trajectory)[1].samples for trajectory in (condensed, whole)]
+    batches = [prepare(learner, trajectory)[1].samples for trajectory in (compacted, whole)]
     for name in ("observation", "value", "advantage", "target"):
         found, expected = (np.asarray(getattr(batch, name)) for batch in batches)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", [rollmill.mappo, pytest.param(rollmill.ippo, marks=pytest.mark.slow)])
-def test_condensed_steps_of_several_agents_lead_to_the_same_batch(algorithm):
+def test_compacted_steps_of_several_agents_lead_to_the_same_batch(algorithm):
     graph = agents_graph(algorithm)
-    learner, condensed = rollout(graph)
-    _, whole = rollout(graph._replace(condense=None))
-    assert jax.tree.leaves(condensed.steps.final_observation.agents) == []
-    np.testing.assert_array_equal(condensed.steps.truncated, whole.steps.truncated)
+    learner, compacted = rollout(graph)
+    _, whole = rollout(graph._replace(compact_step=None))
+    assert jax.tree.leaves(compacted.steps.final_observation.agents) == []
+    np.testing.assert_array_equal(compacted.steps.truncated, whole.steps.truncated)
     assert np.asarray(whole.steps.truncated).sum() == 4 * 3
     prepare = jax.jit(partial(graph.prepare, reduce=lambda tree: tree, replicas=1))
-    batches = [prepare(learner, trajectory)[1].samples for trajectory in (condensed, whole)]
+    batches = [prepare(learner, trajectory)[1].samples for trajectory in (compacted, whole)]
     for name in ("value", "advantage", "target", "log_prob"):
         found, expected = (np.asarray(getattr(batch.agents["watcher"], name)) for batch in batches)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -159,31 +159,31 @@ def sequence_gradients(graph, learner, trajectory):
     return jax.jit(run)(learner, trajectory)
 
 
-def test_condensed_steps_lead_to_the_same_gradients_of_sequences():
+def test_compacted_steps_lead_to_the_same_gradients_of_sequences():
     """By the weights that have collected them, which an iteration of one minibatch learns with."""
     graph = sequences_graph(gamma=0.9)
-    learner, condensed = rollout(graph)
-    _, whole = rollout(graph._replace(condense=None))
-    assert condensed.steps.final_observation == () and np.asarray(whole.steps.truncated).any()
-    found, expected = (sequence_gradients(graph, learner, trajectory) for trajectory in (condensed, whole))
+    learner, compacted = rollout(graph)
+    _, whole = rollout(graph._replace(compact_step=None))
+    assert compacted.steps.final_observation == () and np.asarray(whole.steps.truncated).any()
+    found, expected = (sequence_gradients(graph, learner, trajectory) for trajectory in (compacted, whole))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
 
 
 def test_only_the_value_of_a_truncation_is_by_the_weights_that_collected():
     """With the learner's value in its place, gradients by other weights are those of whole steps."""
     graph = sequences_graph()
-    learner, condensed = rollout(graph)
-    _, whole = rollout(graph._replace(condense=None))
-    other = start(graph, jax.random.key(7), jnp.arange(4)).learner
+    learner, compacted = rollout(graph)
+    _, whole = rollout(graph._replace(compact_step=None))
+    other = init_state(graph, jax.random.key(7), jnp.arange(4)).learner
 
     def final_values(learner):
         value = jax.vmap(jax.vmap(partial(graph.outputs.value, graph.weights(learner))))
         return jnp.where(whole.steps.truncated, value((), whole.steps.final_observation), 0.0)
 
-    extras = condensed.steps.extras
+    extras = compacted.steps.extras
     np.testing.assert_allclose(extras.final_value, final_values(learner), rtol=1e-4, atol=1e-6)
-    steps = condensed.steps._replace(extras=extras._replace(final_value=final_values(other)))
-    found = sequence_gradients(graph, other, condensed._replace(steps=steps))
+    steps = compacted.steps._replace(extras=extras._replace(final_value=final_values(other)))
+    found = sequence_gradients(graph, other, compacted._replace(steps=steps))
     expected = sequence_gradients(graph, other, whole)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
 
@@ -223,7 +223,7 @@ def test_a_learner_beside_environments_on_the_host_leaves_no_convolution_to_a_li
     network = NetworkConfig(shared_torso=True, hidden_sizes=(4,))
     graph = rollmill.ppo(short_episodes(), total_timesteps=64, num_envs=4, num_steps=16, network=network)
     key, index = jax.random.key(0), np.arange(4)
-    state = jax.eval_shape(lambda: start(graph, key, jnp.arange(4)))
+    state = jax.eval_shape(lambda: init_state(graph, key, jnp.arange(4)))
     weights = graph.weights(state.learner)
     trajectory = jax.eval_shape(partial(collect, graph), weights, state.collector, key)[1]
     program = CompiledLearner(graph, key, index, plain_minibatch_loop)._compiled(

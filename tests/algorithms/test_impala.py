@@ -15,7 +15,17 @@ from restless import restless
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
-from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, minibatch_gather, start
+from rollmill.dataflow import (
+    Batch,
+    Graph,
+    Trajectory,
+    collect,
+    identity,
+    init_state,
+    iterate,
+    learn,
+    minibatch_gather,
+)
 from rollmill.envs import RunningStatistics
 from rollmill.runs.specification import describe, rebuild_graph
 from wordings import raises
@@ -61,7 +71,7 @@ def rollout(request):
     policy = network_policy(restless(), make, normalise_observations=True, normalise_values=True)
 
     def run(key):
-        state, _ = iterate(graph, start(graph, key, jnp.arange(E, dtype=jnp.int32)))
+        state, _ = iterate(graph, init_state(graph, key, jnp.arange(E, dtype=jnp.int32)))
         network = state.learner.weights.network
         behaviour, learner = (
             eqx.tree_at(lambda whole: whole.weights.network, state.learner, disturbed_network(network, seed))
@@ -193,7 +203,7 @@ def test_executed_synchronously_all_ratios_are_one(network):
         _, once = iterate(graph._replace(loops=graph.loops._replace(epochs=1)), state)
         return once, iterate(graph, state)[1]
 
-    state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
+    state = init_state(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
     once, twice = eqx.filter_jit(run)(state)
     np.testing.assert_allclose(once["losses/rho"], 1.0, atol=1e-5)
     assert 0 <= once["losses/approx_kl"] < 1e-9 < 1e-4 < twice["losses/approx_kl"]
@@ -211,7 +221,7 @@ def test_executed_synchronously_it_is_a3c(network):
     ]
     runs = []
     for graph in graphs:
-        state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
         weights, step = [], eqx.filter_jit(partial(iterate, graph))
         for _ in range(4):
             state, _ = step(state)
@@ -304,7 +314,7 @@ def test_a_bandits_value_is_that_of_the_policy_in_between(clip_rho, expected):
         learner, _ = learn(graph, learner, batch, key, collector.index)
         return (collector, learner), learner.weights.network.of_everything
 
-    begin = start(graph, jax.random.key(0), jnp.arange(256, dtype=jnp.int32))
+    begin = init_state(graph, jax.random.key(0), jnp.arange(256, dtype=jnp.int32))
     run = eqx.filter_jit(lambda: jax.lax.scan(iteration, (begin.collector, begin.learner), jnp.arange(300)))
     (_, learner), values = run()
     np.testing.assert_allclose(np.mean(values[-100:]), expected, atol=0.02)
@@ -331,7 +341,7 @@ def test_trajectories_of_old_weights_need_the_correction(algorithm):
 
     @jax.jit
     def final_return(seed):
-        begin = start(graph, jax.random.key(seed), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+        begin = init_state(graph, jax.random.key(seed), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
         weights = graph.weights(begin.learner)
         ring = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], lag + 1, axis=0), weights)
         count = jnp.arange(graph.loops.iterations)

@@ -17,7 +17,17 @@ import rollmill
 from agents_envs import crowd, lone, numbered
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner, condition
-from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
+from rollmill.dataflow import (
+    Batch,
+    Graph,
+    State,
+    Trajectory,
+    collect,
+    identity,
+    init_state,
+    iterate,
+    minibatch_gather,
+)
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 
@@ -88,7 +98,7 @@ def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=NETWORK, normalize_observations=True)
 
     def second(key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         state, _ = iterate(graph, state)
         _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
         learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)

@@ -11,7 +11,7 @@ import pytest
 from numpy_networks import assert_slopes, dense, in_float64
 
 import rollmill
-from rollmill.dataflow import Batch, collect, identity, start
+from rollmill.dataflow import Batch, collect, identity, init_state
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from wordings import raises
@@ -30,7 +30,7 @@ def rollout():
     graph, plain = graph_of(), graph_of(rnd_coef=None, normalize_observations=True)
 
     def run(key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
         learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
         return state.learner, trajectory, learner, batch

@@ -14,7 +14,7 @@ from agents_envs import crowd
 from rollmill.algorithms.hyperparameters import as_data
 from rollmill.cli.main import main
 from rollmill.core.text_values import read_value
-from rollmill.dataflow import collect, identity, minibatch_gather, start
+from rollmill.dataflow import collect, identity, init_state, minibatch_gather
 
 E, T = 8, 6
 SMALL = {"num_envs": E, "num_steps": T, "total_timesteps": 4 * E * T, "num_minibatches": 2, "gamma": 0.9}
@@ -44,7 +44,7 @@ def learned_by(graph, *learners):
     """Learns from the same rollout with the numbers that each learner holds, by one program."""
 
     def learn(learner, key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         trajectory = collect(graph, graph.weights(state.learner), state.collector, key)[1]
         before = replace(state.learner, hyperparameters=learner)
         after, batch = graph.prepare(before, trajectory, reduce=identity, replicas=1)

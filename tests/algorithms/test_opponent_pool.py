@@ -18,7 +18,7 @@ from rollmill.algorithms.opponent_pool import (
     start_pool,
 )
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import collect, identity, start
+from rollmill.dataflow import collect, identity, init_state
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from wordings import raises
@@ -77,7 +77,7 @@ def test_the_share_of_iterations_with_an_opponent():
 def test_a_kind_that_plays_by_earlier_weights_learns_nothing_and_the_others_do():
     graph = graph_with(pool_size=2, pool_every=1, pool_share=1.0)
     index = jnp.arange(E, dtype=jnp.int32)
-    begun = jax.eval_shape(lambda: start(graph, jax.random.key(3), index))
+    begun = jax.eval_shape(lambda: init_state(graph, jax.random.key(3), index))
     rollout = lambda state: collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
     # A rollout in which every agent is active, and nothing else matters.
     steps = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), jax.eval_shape(rollout, begun))
@@ -113,7 +113,7 @@ def test_only_the_policy_of_a_training_acts_by_earlier_weights():
         cases = {
             "in training": (graph.policy, replace(weights, opponents=opponents)),
             "mixed": (graph.policy, replace(weights, networks=mixed)),
-            "in use": (graph.acting(stochastic=True), replace(weights, opponents=opponents)),
+            "in use": (graph.deployed_policy(stochastic=True), replace(weights, opponents=opponents)),
             "newest": (graph.policy, weights),
         }
         view = graph.start_environment(jax.random.key(2), jnp.int32(0))[1]
@@ -124,7 +124,10 @@ def test_only_the_policy_of_a_training_acts_by_earlier_weights():
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found[one], found[other])
     assert not np.allclose(found["mixed"].extras.log_prob["walker"], found["newest"].extras.log_prob["walker"])
     without = graph_with()
-    assert without.acting(stochastic=True) is without.policy and without.acting(stochastic=False) is without.greedy
+    assert (
+        without.deployed_policy(stochastic=True) is without.policy
+        and without.deployed_policy(stochastic=False) is without.greedy
+    )
 
 
 def test_only_the_roles_of_the_pool_play_and_frozen_ones_keep_the_weights_that_they_began_with():

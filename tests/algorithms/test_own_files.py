@@ -84,6 +84,6 @@ def test_the_game_keeps_the_contract_and_the_search_learns_to_win_it():
     actions = jax.jit(jax.vmap(lambda left: move(left).action))(jnp.asarray(lefts, jnp.int32))
     assert [int(action) + 1 for action in actions] == [left % 4 for left in lefts]
     found = match_runs(
-        LoadedRun(graph._replace(elsewhere=lambda env: graph), weights, 60), "lookahead-2", env=env, games=40
+        LoadedRun(graph._replace(rebuild_for=lambda env: graph), weights, 60), "lookahead-2", env=env, games=40
     )
     assert found.score > 0.6

@@ -9,7 +9,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import iterate, start
+from rollmill.dataflow import init_state, iterate
 from rollmill.programs.compiled import start_state
 from rollmill.programs.evaluation.compiled import evaluator
 from wordings import raises
@@ -24,7 +24,7 @@ def graph_of(**options):
 def lowered(graph) -> str:
     """The start and one iteration as text."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda seed, held: start(graph, jax.random.key(seed), index, held)
+    begin = lambda seed, held: init_state(graph, jax.random.key(seed), index, held)
     inputs = jnp.uint32(0), {name: jnp.float32(value) for name, value in graph.inputs.items()}
     step = jax.jit(partial(iterate, graph)).lower(jax.eval_shape(begin, *inputs))
     return jax.jit(begin).lower(*inputs).as_text() + step.as_text()

@@ -25,9 +25,9 @@ from rollmill.dataflow import (
     Trajectory,
     collect,
     identity,
+    init_state,
     iterate,
     minibatch_gather,
-    start,
     with_hyperparameters,
 )
 from rollmill.programs.compiled import hyperparameters_of
@@ -73,7 +73,7 @@ def rollout(request):
     graph = rollmill.ppo(restless(), config)
 
     def run(key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         state, _ = iterate(graph, state)
         _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
         learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
@@ -201,9 +201,9 @@ def test_moments_of_values_are_in_the_units_of_rewards(rollout):
 def test_metrics_hold_what_statistics_of_values_take_in(rollout):
     """So that asynchronous workers need send nothing else."""
     metrics = rollout.graph.report(rollout.learner, rollout.batch)
-    found = rollout.graph.absorb(rollout.before.learner, metrics, share=1.0)
+    found = rollout.graph.merge_metrics(rollout.before.learner, metrics, share=1.0)
     assert_close(found.weights.values, rollout.learner.weights.values, rtol=1e-3, atol=1e-4)
-    half = rollout.graph.absorb(rollout.before.learner, metrics, share=0.5)
+    half = rollout.graph.merge_metrics(rollout.before.learner, metrics, share=0.5)
     before = rollout.before.learner.weights.values
     np.testing.assert_allclose(half.weights.values.count - before.count, E * T / 2)
 
@@ -430,7 +430,7 @@ def test_an_update_leaves_the_statistics_alone(rollout):
 def test_learning_ends_above_the_target_divergence():
     """The ratio is no longer one after an update: a target of zero allows one epoch of the three."""
     graph = rollmill.ppo(restless(), configure(target_kl=0.0, update_epochs=3, learning_rate=0.05))
-    state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
+    state = init_state(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
     after, metrics = eqx.filter_jit(lambda state: iterate(graph, state))(state)
     assert metrics["epochs"] == 1
     assert after.learner.optimiser[1].count == 2  # the updates of one epoch

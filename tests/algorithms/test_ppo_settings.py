@@ -13,7 +13,7 @@ import rollmill
 from rollmill.algorithms import environment_functions
 from rollmill.core.errors import UsageError
 from rollmill.core.spaces import is_unbounded
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import collect, init_state
 from rollmill.envs.cartpole import CartPoleState, step
 from rollmill.runs.specification import rebuild_graph
 from wordings import raises
@@ -139,7 +139,7 @@ def test_parameters_may_differ_from_environment_to_environment():
     params = eqx.tree_at(lambda p: p.force, CARTPOLE.params, forces)
     graph = rollmill.ppo(CARTPOLE, **small(), params=params)
     key = jax.random.key(0)
-    state = eqx.filter_jit(lambda key: start(graph, key, jnp.arange(8, dtype=jnp.int32)))(key)
+    state = eqx.filter_jit(lambda key: init_state(graph, key, jnp.arange(8, dtype=jnp.int32)))(key)
     rollout = eqx.filter_jit(lambda state: collect(graph, state.learner.weights, state.collector, key)[1])
     steps = rollout(state).steps
     velocity = np.asarray(steps.observation[..., 1])
@@ -169,7 +169,7 @@ def test_parameters_of_another_shape_are_refused_with_the_shapes_that_fit():
     params = eqx.tree_at(lambda p: p.force, CARTPOLE.params, jnp.ones(5))
     with pytest.raises(UsageError) as error:
         graph = rollmill.ppo(CARTPOLE, **small(), params=params)
-        jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(8, dtype=jnp.int32)))
+        jax.eval_shape(lambda: init_state(graph, jax.random.key(0), jnp.arange(8, dtype=jnp.int32)))
     assert "a leaf of params has shape (5,), expected () for one value in all environments, or (8,)" in str(
         error.value
     )
@@ -179,7 +179,7 @@ def test_parameters_of_another_shape_are_refused_with_the_shapes_that_fit():
 def test_parameters_of_another_structure_are_refused_in_words():
     with raises("params-has-structure-expected-environments", "'force'", "CartPoleParams"):
         graph = rollmill.ppo(CARTPOLE, **small(), params={"force": 3.0})
-        jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(8, dtype=jnp.int32)))
+        jax.eval_shape(lambda: init_state(graph, jax.random.key(0), jnp.arange(8, dtype=jnp.int32)))
 
 
 def test_actions_outside_of_a_bounded_box_reach_the_environment_clipped():

@@ -14,7 +14,7 @@ from rollmill.algorithms.off_policy import functional_network
 from rollmill.algorithms.pqn import _best
 from rollmill.algorithms.value_distributions import Mean
 from rollmill.core.types import FINAL_MASK
-from rollmill.dataflow import Batch, collect, identity, start
+from rollmill.dataflow import Batch, collect, identity, init_state
 from wordings import raises
 
 E, T, GAMMA, LAMBDA = 8, 12, 0.9, 0.7
@@ -42,7 +42,7 @@ def rollout():
     graph = rollmill.pqn(masked(), **SMALL, gamma=GAMMA, td_lambda=LAMBDA)
 
     def run(key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
         _, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
         return state.learner, trajectory, batch

@@ -13,7 +13,7 @@ import rollmill
 from rollmill.algorithms.r2d2 import rescaled, unscaled
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.core.types import FINAL_MASK
-from rollmill.dataflow import collect, identity, start
+from rollmill.dataflow import collect, identity, init_state
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.record.leaves import to_host
@@ -160,7 +160,7 @@ def learning(request):
     graph = rollmill.r2d2(masked(), **SIZES, **options, rescale_values=not plain)
 
     def run(key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         weights = graph.weights(state.learner)
 
         def add(carry, n):

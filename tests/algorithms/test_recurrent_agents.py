@@ -20,7 +20,17 @@ from agents_envs import crowd, lone, numbered
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner
 from rollmill.core.errors import CannotFuse
-from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
+from rollmill.dataflow import (
+    Batch,
+    Graph,
+    State,
+    Trajectory,
+    collect,
+    identity,
+    init_state,
+    iterate,
+    minibatch_gather,
+)
 from rollmill.fusion.kernels.gradients import kernel_gradients
 from rollmill.fusion.kernels.rollout import lower_rollout
 from rollmill.networks import AgentNetwork
@@ -95,7 +105,7 @@ def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=GRU, norm_adv=False)
 
     def second(key):
-        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         state, _ = iterate(graph, state)
         weights = graph.weights(state.learner)
         weights = replace(weights, networks=disturbed_network(weights.networks))
@@ -252,13 +262,13 @@ def test_agents_of_their_own_have_memories_of_their_own(rollout):
 
     @eqx.filter_jit
     def decide(key):
-        state = start(shared, key, jnp.arange(E, dtype=jnp.int32))
+        state = init_state(shared, key, jnp.arange(E, dtype=jnp.int32))
         weights = shared.weights(state.learner)
         copies = {
             name: jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), net) for name, net in weights.networks.items()
         }
         spread = eqx.tree_at(
-            lambda w: w.networks, own.weights(start(own, key, state.collector.index).learner), copies
+            lambda w: w.networks, own.weights(init_state(own, key, state.collector.index).learner), copies
         )
         return tuple(
             collect(graph, w, state.collector, jax.random.key(1))[1].steps

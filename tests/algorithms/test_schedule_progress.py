@@ -9,7 +9,7 @@ import pytest
 
 import rollmill
 from rollmill.algorithms.optimisers import Annealing, at_iteration_end, check_schedule, rate_now
-from rollmill.dataflow import iterate, start
+from rollmill.dataflow import init_state, iterate
 from rollmill.networks import NetworkConfig
 from wordings import raises
 
@@ -22,7 +22,7 @@ REPLAY = {
 
 def rates(graph):
     """The learning rate of each iteration, and the state at the end."""
-    state, seen = start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs)), []
+    state, seen = init_state(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs)), []
     once = jax.jit(lambda state: iterate(graph, state))
     for _ in range(graph.loops.iterations):
         state, metrics = once(state)

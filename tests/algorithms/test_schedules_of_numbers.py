@@ -14,7 +14,7 @@ from rollmill.algorithms.hyperparameters import current_hyperparameters, follows
 from rollmill.algorithms.optimisers import Annealing
 from rollmill.algorithms.ppo import PPOConfig
 from rollmill.core.schedules import NumberSchedule
-from rollmill.dataflow import Graph, flow, iterate, start, with_hyperparameters
+from rollmill.dataflow import Graph, flow, init_state, iterate, with_hyperparameters
 from rollmill.programs.compiled import hyperparameters_of, start_state
 from wordings import raises
 
@@ -52,7 +52,7 @@ def schedules(algorithm: str, first: float = 0.4, last: float = 0.8) -> dict[str
 def lowered(graph: Graph) -> str:
     """The start and one iteration as text."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda seed, held: start(graph, jax.random.key(seed), index, held)
+    begin = lambda seed, held: init_state(graph, jax.random.key(seed), index, held)
     inputs = jnp.uint32(0), hyperparameters_of(graph)
     step = jax.jit(partial(iterate, graph)).lower(jax.eval_shape(begin, *inputs))
     return jax.jit(begin).lower(*inputs).as_text() + step.as_text()
@@ -119,7 +119,7 @@ def test_schedules_are_evaluated_outside_of_loops(algorithm):
     names, counts = [name for name in CASES[algorithm][2] if name != "critic_learning_rate"], []
     for numbers in ({}, {name: "cosine:0.4:0.2" for name in names}):
         graph = graph_of(algorithm, **numbers)
-        begin = lambda graph=graph: start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs))
+        begin = lambda graph=graph: init_state(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs))
         program = jax.make_jaxpr(partial(iterate, graph))(jax.eval_shape(begin))
         counts.append(cosines_in_loops(program.jaxpr))
     assert counts[0] == counts[1]

@@ -18,7 +18,7 @@ import pytest
 import rollmill
 from rollmill.algorithms import GAMES
 from rollmill.cli import train as train_command
-from rollmill.dataflow import iterate, start
+from rollmill.dataflow import init_state, iterate
 from rollmill.record.metrics import read_metrics
 from rollmill.runs.algorithms import BUILTIN
 from rollmill.training import request
@@ -139,7 +139,7 @@ def lag_metrics_an_iteration(name):
     """The names of all that an iteration computes for the log; nothing is compiled."""
     graph = graph_of(name)
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    state = jax.eval_shape(partial(start, graph), jax.random.key(0), index)
+    state = jax.eval_shape(partial(init_state, graph), jax.random.key(0), index)
     computed = jax.eval_shape(partial(iterate, graph), state)[1]
     return {metric for metric in computed if metric.startswith(GAMES) or not metric.startswith(HIDDEN)}
 

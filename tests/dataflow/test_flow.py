@@ -7,7 +7,7 @@ import pytest
 from counting_graph import counting_graph
 
 import rollmill
-from rollmill.dataflow import StepReply, flow, iterate, start
+from rollmill.dataflow import StepReply, flow, init_state, iterate
 
 WEIGHTS, OPTIMISER = ".weights.network", ".optimiser"
 HYPERPARAMETERS = ".hyperparameters"
@@ -137,7 +137,7 @@ def test_trajectories_weights_and_gradients():
     flows = flow(graph)
     assert {leaf.shape[:2] for leaf in jax.tree.leaves(flows.trajectory.steps)} == {(4, 4)}
     assert jax.tree.leaves(flows.trajectory.memory) == []
-    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32)))
+    state = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32)))
     assert kinds(flows.state.learner) == kinds(state.learner)
     assert kinds(flows.weights) == kinds(graph.weights(state.learner))
     assert kinds(flows.gradients) == kinds(graph.weights(state.learner).network)
@@ -146,7 +146,7 @@ def test_trajectories_weights_and_gradients():
 @pytest.mark.parametrize("config", [{}, {"target_kl": 0.01}, {"network": RECURRENT}])
 def test_the_metrics_are_those_of_an_iteration(config):
     graph = ppo(**config)
-    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32)))
+    state = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32)))
     assert flow(graph).metric_names == tuple(sorted(jax.eval_shape(lambda s: iterate(graph, s), state)[1]))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import ContractError
-from rollmill.dataflow import Batch, MeanGradients, fingerprint, iterate, start
+from rollmill.dataflow import Batch, MeanGradients, fingerprint, init_state, iterate
 from rollmill.training.training import check_algorithm
 from wordings import raises
 from workers.own_algorithm import reinforce
@@ -98,7 +98,7 @@ def test_a_batch_with_other_axes_and_as_many_samples_is_refused(graph, change):
     changed = graph._replace(prepare=prepare, loops=graph.loops._replace(num_steps=4))
     index = jnp.arange(changed.loops.num_envs, dtype=jnp.int32)
     with raises("prepare-returned-as-expected-leading", "gained"):
-        jax.eval_shape(lambda: iterate(changed, start(changed, jax.random.key(0), index)))
+        jax.eval_shape(lambda: iterate(changed, init_state(changed, jax.random.key(0), index)))
 
 
 def test_metrics_of_a_loss_are_scalars(graph):

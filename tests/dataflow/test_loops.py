@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from counting_graph import FIRST_MEMORY, counting_graph, episode_length
 
-from rollmill.dataflow import COLLECT, State, collect, iterate, iteration_key, learn, start
+from rollmill.dataflow import COLLECT, State, collect, init_state, iterate, iteration_key, learn
 
 GRAPH = counting_graph()
 NUM_STEPS = GRAPH.loops.num_steps
 
 
 def begin(graph, index=range(8), seed=0):
-    return start(graph, jax.random.key(seed), jnp.asarray(list(index), jnp.int32))
+    return init_state(graph, jax.random.key(seed), jnp.asarray(list(index), jnp.int32))
 
 
 compiled = {}

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import FRAGMENTS, Group, Loops, Partition, check_partition, environments_of_replica, peers
+from rollmill.dataflow import FRAGMENTS, Group, Loops, Partition, check_partition, peers, replica_environments
 
 LOOPS = Loops(
     iterations=1, num_envs=24, num_steps=4, epochs=1, num_minibatches=2, num_shards=12, minibatch_items="samples"
@@ -213,15 +213,15 @@ def test_replicas_in_order():
 
 
 def test_shares_by_value():
-    assert [list(environments_of_replica(6, 3, n)) for n in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    assert list(environments_of_replica(6, 1, 0)) == list(range(6))
+    assert [list(replica_environments(6, 3, n)) for n in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert list(replica_environments(6, 1, 0)) == list(range(6))
 
 
 @pytest.mark.parametrize(("replicas", "others"), [(2, 4), (4, 2), (3, 3), (1, 6), (6, 1)])
 def test_peers_are_those_with_environments_in_common(replicas, others):
     for replica in range(replicas):
-        mine = set(environments_of_replica(12, replicas, replica))
-        right = [n for n in range(others) if mine & set(environments_of_replica(12, others, n))]
+        mine = set(replica_environments(12, replicas, replica))
+        right = [n for n in range(others) if mine & set(replica_environments(12, others, n))]
         assert list(peers(replicas, others, replica)) == right
 
 

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
-from rollmill.dataflow import ReplayRing, Trajectory, empty_experience, iterate, start
+from rollmill.dataflow import ReplayRing, Trajectory, empty_experience, init_state, iterate
 from rollmill.dataflow.graph import Step
 from rollmill.dataflow.priorities import BLOCK
 from rollmill.programs.compiled import lower
@@ -295,7 +295,7 @@ def test_observations_without_numbers_are_stored():
         total_timesteps=24,
         n_step=1,
     )
-    state, once = start(graph, jax.random.key(0), jnp.arange(2)), jax.jit(partial(iterate, graph))
+    state, once = init_state(graph, jax.random.key(0), jnp.arange(2)), jax.jit(partial(iterate, graph))
     for _ in range(3):
         state, metrics = once(state)
     drawn = draw(graph, state.rings, jax.random.key(0), jnp.arange(2))

@@ -5,7 +5,16 @@ import itertools
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import FRAGMENTS, Group, OwnedPart, Partition, Stage, channels_of, check_partition, roles
+from rollmill.dataflow import (
+    FRAGMENTS,
+    Group,
+    OwnedPart,
+    Partition,
+    Stage,
+    check_partition,
+    partition_channels,
+    roles,
+)
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 
@@ -103,7 +112,7 @@ def test_channels_by_name_kind_and_ends():
     def ends(name, **counts):
         return [
             (channel.name, channel.kind, channel.sender.name, channel.receiver.name)
-            for channel in channels_of(partition_of(name, **counts))
+            for channel in partition_channels(partition_of(name, **counts))
         ]
 
     assert ends("gpu-only") == []

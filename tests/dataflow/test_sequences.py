@@ -13,8 +13,8 @@ from rollmill.dataflow import (
     Replay,
     SequenceReplay,
     collect,
+    init_state,
     iterate,
-    start,
 )
 from wordings import raises
 
@@ -29,7 +29,7 @@ def graph_of(**changes):
 
 def rollouts(graph, count):
     """Trajectories of a training that does not learn."""
-    state = start(graph, jax.random.key(0), jnp.arange(ENVS))
+    state = init_state(graph, jax.random.key(0), jnp.arange(ENVS))
     collector, once = state.collector, jax.jit(lambda now, key: collect(graph, weights, now, key))
     weights = graph.weights(state.learner)
     for n in range(count):
@@ -131,7 +131,10 @@ def test_a_learner_of_sequences_learns_once_enough_is_stored():
     )
     unscaled = lambda minibatch, reduce: minibatch
     graph = dqn._replace(replay=graph_of(minibatch_size=4).replay, gradients=constant, condition=unscaled)
-    state, once = start(graph, jax.random.key(0), jnp.arange(ENVS)), jax.jit(lambda state: iterate(graph, state))
+    state, once = (
+        init_state(graph, jax.random.key(0), jnp.arange(ENVS)),
+        jax.jit(lambda state: iterate(graph, state)),
+    )
     learned = []
     for _ in range(3):
         state, metrics = once(state)

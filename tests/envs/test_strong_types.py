@@ -41,7 +41,7 @@ def environment(reset=weak_reset, step=weak_step):
 
 def trained(env):
     graph = rollmill.ppo(env, num_envs=4, num_steps=8, total_timesteps=64, num_minibatches=1)
-    state = dataflow.start(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32))
+    state = dataflow.init_state(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32))
     after, metrics = jax.jit(lambda state: dataflow.iterate(graph, state))(state)
     return after.learner, metrics
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 import rollmill
-from rollmill.dataflow import shuffled_rows, start
+from rollmill.dataflow import init_state, shuffled_rows
 from rollmill.fusion import GradientLaunch, first_batch, lower_gradients, run_gradients_reference
 from rollmill.fusion.backends.triton import operations
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
@@ -136,7 +136,7 @@ def main():
 
     @jax.jit
     def begin(key):
-        return *first_batch(graph, start(graph, key, index)), shuffled_rows(key, index, graph.loops)
+        return *first_batch(graph, init_state(graph, key, index)), shuffled_rows(key, index, graph.loops)
 
     step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, own_steps=int(own_steps), tile=int(tile))
     minibatch = example_minibatch(graph, step, *begin(jax.random.key(3)))

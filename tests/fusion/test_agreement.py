@@ -10,7 +10,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CannotFuse
-from rollmill.dataflow import shuffled_rows, start
+from rollmill.dataflow import init_state, shuffled_rows
 from rollmill.fusion import Search, compile_candidates, fastest, first_batch, lower_gradients, lower_rollout
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.gradients import GradientLaunch
@@ -34,7 +34,7 @@ def begun():
 
     @jax.jit
     def begin(key):
-        state = start(graph, key, index)
+        state = init_state(graph, key, index)
         return state, *first_batch(graph, state), shuffled_rows(key, index, graph.loops)
 
     return graph, *begin(jax.random.key(3))

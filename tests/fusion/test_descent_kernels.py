@@ -17,7 +17,7 @@ import pytest
 import rollmill
 from rollmill.algorithms.optimisers import clipped_descent, descend
 from rollmill.core.flat_descent import descending_by
-from rollmill.dataflow import identity, plain_minibatch_loop, settle, shuffled_rows, start
+from rollmill.dataflow import evaluate_schedules, identity, init_state, plain_minibatch_loop, shuffled_rows
 from rollmill.fusion import GradientLaunch, first_batch, fused_minibatch_loop, run_gradients_reference
 from rollmill.fusion.ir import evaluate
 from rollmill.fusion.kernels.descents import Descended, DescentPrograms, descent_programs
@@ -96,13 +96,13 @@ def test_an_epoch_with_steps_by_a_kernel_has_the_same_weights_and_metrics() -> N
         return evaluated(programs, operands, means)
 
     def epoch(make: Any, key: Any) -> Any:
-        state = start(graph, key, index)
+        state = init_state(graph, key, index)
         learner, batch = first_batch(graph, state)
         loop = make(graph, identity)
         samples = loop.prepare_samples(batch)
         shuffled = loop.shuffle(samples, shuffled_rows(key, index, graph.loops)[None])
         only = jax.tree.map(lambda leaf: leaf[0], shuffled)
-        after, metrics = loop.run_epoch(loop.begin(settle(graph, learner)), samples, only)
+        after, metrics = loop.run_epoch(loop.begin(evaluate_schedules(graph, learner)), samples, only)
         return loop.end(after), metrics
 
     run = partial(run_gradients_reference, precision="highest")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import flat_samples, gradients_of_rows, identity, pack, plain_minibatch_loop, start
+from rollmill.dataflow import flat_samples, identity, init_state, pack, plain_minibatch_loop, row_gradients
 from rollmill.fusion import (
     GradientLaunch,
     first_batch,
@@ -98,7 +98,7 @@ def graph_of(case, num_envs=8, num_steps=16):
 def learned_a_little(graph):
     """A learner that is not quite the one that has acted, its batch, and rows of a minibatch in some order."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    learner, batch = jax.jit(lambda key: first_batch(graph, start(graph, key, index)))(jax.random.key(5))
+    learner, batch = jax.jit(lambda key: first_batch(graph, init_state(graph, key, index)))(jax.random.key(5))
     keys = iter(jax.random.split(jax.random.key(2), 64))
     moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
     network = jax.tree.map(moved, graph.gradients.network(learner))
@@ -148,7 +148,7 @@ def test_conditioning_of_whole_sequences_is_refused():
         return minibatch._replace(sequences=jax.tree.map(lambda leaf: leaf + 1, minibatch.sequences))
 
     graph = graph_of(Case("CartPole-v1", LINEAR, "impala"))._replace(condition=shift_ends)
-    begin = lambda key: first_batch(graph, start(graph, key, jnp.arange(8)))
+    begin = lambda key: first_batch(graph, init_state(graph, key, jnp.arange(8)))
     learner, batch = jax.eval_shape(begin, jax.random.key(0))
     computed = lambda learner, batch, rows: fused_gradients(graph, batch, identity, run=run_gradients_reference)(
         learner, rows
@@ -164,7 +164,7 @@ def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
 
     def all_ways(learner, batch, rows):
         fused = [fused_gradients(graph, batch, identity, run=run)(learner, rows) for run in (exact, coded)]
-        return *fused, gradients_of_rows(graph, batch, identity)(learner, rows)
+        return *fused, row_gradients(graph, batch, identity)(learner, rows)
 
     *fused, plain = jax.jit(all_ways)(learner, batch, rows)
 
@@ -208,7 +208,7 @@ def kernel_of(case, numerics, launch):
         return jnp.zeros(sum(each.size for each in step.sums if each.is_computed))
 
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda key: first_batch(graph, start(graph, key, index))
+    begin = lambda key: first_batch(graph, init_state(graph, key, index))
     learner, batch = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 5))
     rows = jax.ShapeDtypeStruct((2, num_rows(graph, batch) // 4), jnp.uint32)
     jax.eval_shape(partial(an_epoch, graph, partial(fused_minibatch_loop, run=run)), learner, batch, rows)

@@ -10,7 +10,7 @@ from large_environments import LARGE
 from user_environments import after, task
 
 import rollmill
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import collect, init_state
 from rollmill.fusion import CannotFuse, Launch, fused_collect, lower_rollout, machine_code, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.rollout import rollout_kernel
@@ -33,7 +33,8 @@ def graph_of(env, num_envs):
 
 def assert_same_rollouts(env, run, *, num_envs):
     graph = graph_of(env, num_envs)
-    step, state = lower_rollout(graph), jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs))
+    step = lower_rollout(graph)
+    state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(num_envs))
     assert any(leaf.writes for leaf in step.after)
     weights = graph.weights(state.learner)
     both = jax.jit(
@@ -74,7 +75,8 @@ def test_the_evaluator_computes_what_xla_does():
 def test_kernels_compile_for_a_gpu(name):
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
     graph = graph_of(LARGE[name](), 24)
-    step, state = lower_rollout(graph), jax.eval_shape(partial(start, graph), jax.random.key(0), jnp.arange(24))
+    step = lower_rollout(graph)
+    state = jax.eval_shape(partial(init_state, graph), jax.random.key(0), jnp.arange(24))
     keys = jax.ShapeDtypeStruct((24, 2), jnp.uint32)
     task_ = step, step.prologue.shapes, to_raw(state.collector), keys, STEPS
     kernel, arrays = rollout_kernel(*task_, launch=Launch(16, 1), numerics="tf32")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import rollmill
-from rollmill.dataflow import start
+from rollmill.dataflow import init_state
 from rollmill.fusion.backends.triton import (
     gradients as triton_gradients,
     means as triton_means,
@@ -82,7 +82,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
             chooser.implementation("gradients", plain.gradients),
         ]
     assert all(way.fused for way in ways) and len(sources) > 2
-    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
+    state = jax.eval_shape(partial(init_state, graph), jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
     jax.eval_shape(
         lambda state: ways[0].function(graph, graph.weights(state.learner), state.collector, state.key), state
     )

@@ -12,7 +12,7 @@ from scipy import special
 
 from rollmill import NetworkConfig, make, ppo
 from rollmill.core.machine import describe_processor
-from rollmill.dataflow import identity, start
+from rollmill.dataflow import identity, init_state
 from rollmill.fusion import first_batch, fused_collect, run_reference
 from rollmill.fusion.backends.cpu import ffi, functions
 from rollmill.fusion.backends.cpu.builder import FLOAT32, number_type
@@ -84,7 +84,7 @@ def test_functions_are_right_to_the_last_places(function, exact, bounds):
 @pytest.mark.slow_beyond(1)
 def test_rollouts_are_those_of_the_program(name, num_envs, network):
     graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
-    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(num_envs))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(num_envs))
     backend = machine_code()
     runs = run_reference, backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
 
@@ -110,7 +110,7 @@ def test_a_launch_must_fit():
         learner, batch = first_batch(graph, state)
         return fused_gradients(graph, batch, identity, run=backend.gradients.run((4, 5)))(learner, rows)
 
-    state = jax.eval_shape(partial(start, graph), jax.random.key(3), jnp.arange(3))
+    state = jax.eval_shape(partial(init_state, graph), jax.random.key(3), jnp.arange(3))
     with raises("programs-with-blocks-do-not", "5", "4", "16"):
         jax.eval_shape(gradients, state, jnp.arange(18, dtype=jnp.uint32))
     too_wide = {"device": describe_processor(), "rollouts": [16], "gradients": None}

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
-from rollmill.dataflow import collect, prepare, start
+from rollmill.dataflow import collect, init_state, prepare
 from rollmill.envs import RunningStatistics, registered
 from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
@@ -38,7 +38,9 @@ def graph_on(environment, network=SHARED, num_envs=16):
 
 
 def begun(graph):
-    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    state = jax.jit(partial(init_state, graph))(
+        jax.random.key(3), jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    )
     return in_other_units(graph.weights(state.learner)), state.collector
 
 
@@ -50,19 +52,19 @@ def in_other_units(weights):
     return eqx.tree_at(lambda whole: whole.values, weights, units)
 
 
-def appraised(graph, weights, trajectory):
-    return trajectory._replace(steps=jax.vmap(jax.vmap(partial(graph.appraise, weights)))(trajectory.steps))
+def with_values(graph, weights, trajectory):
+    return trajectory._replace(steps=jax.vmap(jax.vmap(partial(graph.compute_values, weights)))(trajectory.steps))
 
 
 @pytest.mark.slow
-def test_what_a_rollout_appraises_is_what_the_learner_would_compute():
+def test_values_of_a_rollout_are_those_that_the_learner_would_compute():
     graph = graph_on("CartPole-v1")
-    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(16, dtype=jnp.int32))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(16, dtype=jnp.int32))
     weights = in_other_units(graph.weights(state.learner))
     learner = eqx.tree_at(lambda whole: whole.weights, state.learner, weights)
     _, trajectory = jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))
     learn_from = jax.jit(lambda trajectory: prepare(graph, learner, trajectory, state.collector.index))
-    mine, right = learn_from(appraised(graph, weights, trajectory)), learn_from(trajectory)
+    mine, right = learn_from(with_values(graph, weights, trajectory)), learn_from(trajectory)
     assert int(trajectory.steps.truncated.sum()) > 0
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), mine, right)
 
@@ -74,7 +76,7 @@ def test_a_whole_trajectory_is_that_of_the_unfused_path(network):
     key = jax.random.key(1)
     fused = jax.jit(partial(fused_collect, graph, run=run_reference))(weights, collector, key)
     after, trajectory = jax.jit(partial(collect, graph))(weights, collector, key)
-    plain = after, trajectory if graph.appraise is None else appraised(graph, weights, trajectory)
+    plain = after, trajectory if graph.compute_values is None else with_values(graph, weights, trajectory)
     assert jax.tree.structure(fused) == jax.tree.structure(plain)
     assert int(fused[1].steps.truncated.sum()) > 0 and int(fused[1].steps.terminated.sum()) > 0
 
@@ -254,7 +256,7 @@ LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(64,), recurrent_size=6
 def kernel_from_shapes(network):
     graph = graph_on("CartPole-v1", network)
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    collector = jax.eval_shape(partial(start, graph), jax.eval_shape(jax.random.key, 3), index).collector
+    collector = jax.eval_shape(partial(init_state, graph), jax.eval_shape(jax.random.key, 3), index).collector
     step = lower_rollout(graph)
     keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
     task = step, step.prologue.shapes, to_raw(collector), keys, NUM_STEPS

@@ -11,7 +11,7 @@ from edge_environments import ENVIRONMENTS
 from fused_runs import assert_same, by_program
 
 from rollmill.algorithms import mappo, ppo
-from rollmill.dataflow import Graph, start, step_one
+from rollmill.dataflow import Graph, init_state, step_one
 from rollmill.envs import auto_reset, make
 from rollmill.fusion import evaluate
 from rollmill.networks import NetworkConfig
@@ -32,7 +32,7 @@ NETWORKS = {
 def assert_steps_as_unfused(
     graph: Graph, steps: int = STEPS, *, compiled: bool = True, evaluate: Callable = evaluate
 ) -> None:
-    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(ENVS))
+    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(ENVS))
     weights = graph.weights(state.learner)
 
     def step(collector, key):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import rollmill
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import collect, init_state
 from rollmill.fusion import backend_of
 from rollmill.programs.kernel_parts import (
     KernelParts,
@@ -22,7 +22,7 @@ def graph():
 
 
 def rollout_of(graph):
-    state = start(graph, jax.random.key(0), jnp.arange(32, dtype=jnp.int32))
+    state = init_state(graph, jax.random.key(0), jnp.arange(32, dtype=jnp.int32))
     return collect(graph, graph.weights(state.learner), state.collector, state.key)[1].steps
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import rollmill
-from rollmill.dataflow import digests_of, traces_of
+from rollmill.dataflow import get_traces, trace_digests
 from rollmill.runs import recalled_digests
 from rollmill.runs.recalled_digests import _has_code
 from rollmill.runs.specification import describe
@@ -27,7 +27,7 @@ def digests(tmp_path, monkeypatch):
 def described(environment="CartPole-v1", **options):
     """Returns a description, all digests, and whether an iteration was traced for them."""
     graph = rollmill.ppo(environment, network=NETWORK, **{**SIZES, **options})
-    return describe(graph), digests_of(graph), "iterate" in vars(traces_of(graph))
+    return describe(graph), trace_digests(graph), "iterate" in vars(get_traces(graph))
 
 
 def test_digests_of_the_same_names_are_recalled_without_a_trace(digests):

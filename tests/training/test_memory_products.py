@@ -21,7 +21,7 @@ from sequence_learner import SequencesConfig
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import roles_of
+from rollmill.dataflow import graph_roles
 from rollmill.hooks import MetricsLogged
 from rollmill.planning.distribution import list_distributions
 from rollmill.policies.policies import load_weights
@@ -162,7 +162,7 @@ def test_the_page_says_what_is_refused_and_who_is_replaced(name):
         assert plans == [None] * len(plans) and {resumed, lost, moved} == {"rejected"}
         return
     partition = plans[0].partition
-    roles = roles_of(next(iter(graphs)), partition)
+    roles = graph_roles(next(iter(graphs)), partition)
     replaced = {name for name, role in roles.items() if role.replaceable and plans[0].place != "mesh"}
     assert replaced == set(re.findall(r"`(\w+)`", lost))
     assert (resumed == "exact") == partition.synchronous and (moved == "exact") == partition.synchronous

@@ -10,7 +10,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import DeviceMemoryError, EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
-from rollmill.dataflow import FRAGMENTS, Group, Partition, environments_of_replica
+from rollmill.dataflow import FRAGMENTS, Group, Partition, replica_environments
 from rollmill.planning.distribution import find_distribution
 from rollmill.planning.placement import Counts
 from rollmill.planning.plan import Plan
@@ -121,7 +121,7 @@ class Scripted:
         """Its part of a state."""
         name, _, replica = job.partition("/")
         learner = name in ("learner", "update")
-        index = environments_of_replica(4, 1 if learner else 2, int(replica))
+        index = replica_environments(4, 1 if learner else 2, int(replica))
         arrays = share_of(state, index, learner=True, environments=True)
         room = "learner." if learner else "collector."
         mine = {name: array for name, array in arrays.items() if name.startswith(room)}

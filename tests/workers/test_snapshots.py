@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CheckpointError
-from rollmill.dataflow import OwnedPart, environments_of_replica, roles_of
+from rollmill.dataflow import OwnedPart, graph_roles, replica_environments
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
@@ -67,10 +67,10 @@ def parts_of(policy):
     """What the replicas of a distribution policy send, by the roles that they have."""
     read = {name: REPLICAS[name] for name in REPLICAS}
     partition = find_distribution(policy)(Counts(**read))
-    roles, (_, whole) = roles_of(graph(), partition), filled()
+    roles, (_, whole) = graph_roles(graph(), partition), filled()
     parts = []
     for group, replica in partition.replicas:
-        role, index = roles[group.name], environments_of_replica(ENVS, group.replicas, replica)
+        role, index = roles[group.name], replica_environments(ENVS, group.replicas, replica)
         mine = {}
         for name, array in whole.items():
             kind = kind_of(name)
@@ -136,7 +136,7 @@ def test_a_part_of_another_size_or_name_is_refused():
 def test_environments_begin_anew_where_nobody_owns_them():
     """Asynchronous actors keep none: their leaves are those of the blank state, all 0."""
     blank, whole = filled()
-    roles = roles_of(graph(), find_distribution("single-learner-coarse")(Counts(actors=2, asynchronous=True)))
+    roles = graph_roles(graph(), find_distribution("single-learner-coarse")(Counts(actors=2, asynchronous=True)))
     mine = {name: array for name, array in whole.items() if name.startswith(("learner.", "rings."))}
     state = to_host(assemble(blank, ITERATION, [StatePart(0, mine, "learner/0", roles["learner"].owned_parts)]))
     assert np.all(state["collector.observation"] == 0) and np.all(state["rings.views.words"] == 3)

@@ -139,8 +139,8 @@ def advantage_actor_critic(
         loops_of(config, by_sequence=parts.policy.recurrent),
         scaling=lambda config: optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
         prepare=partial(prepare, parts.policy, config),
-        appraise=parts.policy.appraisal,
-        condense=parts.policy.condensation,
+        compute_values=parts.policy.fused_values,
+        compact_step=parts.policy.compaction,
         gradients=mean_gradients(parts.policy, sample_loss, config),
         condition=standardise_advantages if config.norm_adv else unconditioned,
     )

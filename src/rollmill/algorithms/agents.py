@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.fragments import condensed, weights_and_rest
+from rollmill.algorithms.fragments import compact_leaf, weights_and_rest
 from rollmill.algorithms.opponent_pool import Opponents, networks_of_kind
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.errors import ContractError, UsageError
@@ -84,7 +84,7 @@ class AgentExtras(NamedTuple):
     log_prob: dict[str, Float[Array, "..."]]
     """Log-probabilities of the actions."""
     final_value: dict[str, Float[Array, "..."]] | tuple[()] = ()
-    """Values after truncated steps, and 0 after other steps. `()` unless `condense` has added them."""
+    """Values after truncated steps, and 0 after other steps. `()` unless `compact_step` has added them."""
     value: dict[str, Float[Array, "..."]] | tuple[()] = ()
     """Values as the networks predict them, if any network has a memory, since critics then have to see every step
     in order. Otherwise `()`."""
@@ -287,14 +287,14 @@ class AgentPolicy(NamedTuple):
         )
 
     @property
-    def condensation(self) -> Callable[[AgentWeights, Step], Step] | None:
-        """Returns `condense` if observations are large, and otherwise None.
+    def compaction(self) -> Callable[[AgentWeights, Step], Step] | None:
+        """Returns `compact_step` if observations are large, and otherwise None.
 
-        Without `condense`, final observations would double the size of a trajectory.
+        Without `compact_step`, final observations would double the size of a trajectory.
         """
-        return self.condense if self.is_large else None
+        return self.compact_step if self.is_large else None
 
-    def condense(self, weights: AgentWeights, step: Step) -> Step:
+    def compact_step(self, weights: AgentWeights, step: Step) -> Step:
         """Replaces large final observations of all environments' steps, `[E, ...]`, by the values of the critics.
 
         Values are computed only if an episode was truncated in this step.
@@ -307,7 +307,7 @@ class AgentPolicy(NamedTuple):
             lambda: jax.tree.map(jnp.zeros_like, step.reward),
         )
         final_value = {name: jnp.where(step.truncated[:, None], by_agent, 0.0) for name, by_agent in value.items()}
-        agents, central = jax.tree.map(condensed, (view.agents, view.central))
+        agents, central = jax.tree.map(compact_leaf, (view.agents, view.central))
         return step._replace(
             extras=step.extras._replace(final_value=final_value),
             final_observation=AgentView(agents, view.active, central),

@@ -296,7 +296,7 @@ def alphazero(
         prepare=partial(prepare, planner),
         condition=unconditioned,
         greedy=partial(play_greedily, planner),
-        elsewhere=partial(_elsewhere, choices),
+        rebuild_for=partial(_rebuild_for, choices),
         report=partial(report, partial(schedule_of, choices, loops), loops.batch_size),
         outputs=PolicyOutputs(
             distribution=policy.distribution,
@@ -327,7 +327,7 @@ def _check_memory(policy: NetworkPolicy) -> None:
         )
 
 
-def _elsewhere(choices: Choices, env: Environment) -> Graph:
+def _rebuild_for(choices: Choices, env: Environment) -> Graph:
     overrides = {} if choices.schedule is None else {"learning_rate": choices.schedule}
     return alphazero(env, choices.config, network=choices.network, **overrides)
 

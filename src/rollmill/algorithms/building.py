@@ -22,9 +22,9 @@ from rollmill.algorithms.hyperparameters import (
     current_config,
     follows_schedules,
     numbers_of,
-    settle_of,
+    schedule_evaluator,
 )
-from rollmill.algorithms.on_policy import absorb, report, start_learner, unconditioned, update
+from rollmill.algorithms.on_policy import merge_metrics, report, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import (
     Optimiser,
     at_iteration_end,
@@ -423,7 +423,7 @@ def assembled(
         parameters=environment.parameters,
         report=with_schedules(report, hyperparameters),
         hyperparameters=hyperparameters,
-        settle=settle_of(hyperparameters),
+        evaluate_schedules=schedule_evaluator(hyperparameters),
         **fields,
     )
 
@@ -440,8 +440,8 @@ def graph_of(
     condition: Any = unconditioned,
     keep_learning: Any = None,
     adapt: Any = None,
-    appraise: Any = None,
-    condense: Any = None,
+    compute_values: Any = None,
+    compact_step: Any = None,
 ) -> Graph:
     """Assembles an actor-critic graph from the parts of `parts_of`.
 
@@ -471,10 +471,10 @@ def graph_of(
         keep_learning=keep_learning,
         adapt=adapt,
         end_iteration=end_iteration_of(choices, loops, numbers),
-        appraise=appraise,
-        condense=condense,
+        compute_values=compute_values,
+        compact_step=compact_step,
         report=partial(report, partial(schedule_of, choices, loops)),
         outputs=policy.outputs,
-        absorb=partial(absorb, loops.batch_size) if choices.config.normalize_values else None,
+        merge_metrics=partial(merge_metrics, loops.batch_size) if choices.config.normalize_values else None,
         hyperparameters=numbers,
     )

@@ -326,10 +326,10 @@ class Extras(NamedTuple):
     value: PyTree[Float[Array, "..."]]
     """Value of the observation in the units of rewards. Recurrent policies store it, because their critic must see
     every step in order, and so do policies whose actor and critic share a torso for large observations. Otherwise
-    `()`, because a few large matrix products compute all values of a trajectory faster, unless `appraise` adds
-    them."""
+    `()`, because a few large matrix products compute all values of a trajectory faster, unless `compute_values`
+    adds them."""
     final_value: PyTree[Float[Array, "..."]] = ()
-    """Value after a truncated step, and 0 after other steps. `()` unless `appraise` or `condense` has added it."""
+    """Value after a truncated step, and 0 after others. `()` unless `compute_values` or `compact_step` has added it."""
 
 
 class NetworkPolicy(NamedTuple):
@@ -394,16 +394,17 @@ class NetworkPolicy(NamedTuple):
         return PolicyOutputs(distribution=self.distribution, value=self.value)
 
     @property
-    def appraisal(self) -> Callable[[PolicyWeights, Step], Step] | None:
-        """The function `appraise` if values cost almost nothing, because actor and critic share a torso. Otherwise
-        None.
+    def fused_values(self) -> Callable[[PolicyWeights, Step], Step] | None:
+        """The function `compute_values` if actor and critic share a torso, so that values cost almost nothing.
+
+        Otherwise None.
         """
-        return self.appraise if not self.recurrent and self._shares_torso else None
+        return self.compute_values if not self.recurrent and self._shares_torso else None
 
     @property
-    def condensation(self) -> Callable[[PolicyWeights, Step], Step] | None:
-        """The function `condense` if final observations are so large that they need condensing. Otherwise None."""
-        return self.condense if self.is_large else None
+    def compaction(self) -> Callable[[PolicyWeights, Step], Step] | None:
+        """The function `compact_step` if final observations are too large to keep. Otherwise None."""
+        return self.compact_step if self.is_large else None
 
     @property
     def keeps_values(self) -> bool:
@@ -417,14 +418,14 @@ class NetworkPolicy(NamedTuple):
     def _shares_torso(self) -> bool:
         return getattr(eqx.combine(self.skeleton, self.static), "shares_torso", False)
 
-    def appraise(self, weights: PolicyWeights, step: Step) -> Step:
+    def compute_values(self, weights: PolicyWeights, step: Step) -> Step:
         """Adds the values to a step, and drops its final observation, which is no longer needed."""
         value = self.value(weights, step.final_memory, step.observation)
         final_value = self.value(weights, step.final_memory, step.final_observation)
         extras = Extras(step.extras.log_prob, value, jnp.where(step.truncated, final_value, 0.0))
         return step._replace(extras=extras, final_observation=())
 
-    def condense(self, weights: PolicyWeights, step: Step) -> Step:
+    def compact_step(self, weights: PolicyWeights, step: Step) -> Step:
         """Replaces large final observations of a step of all environments, `[E, ...]`, by their values.
 
         Values are computed only if an episode was truncated in this step.
@@ -435,7 +436,7 @@ class NetworkPolicy(NamedTuple):
             lambda: jnp.zeros_like(step.reward),
         )
         extras = step.extras._replace(final_value=jnp.where(step.truncated, final_value, 0.0))
-        return step._replace(extras=extras, final_observation=jax.tree.map(condensed, step.final_observation))
+        return step._replace(extras=extras, final_observation=jax.tree.map(compact_leaf, step.final_observation))
 
     def sample(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
@@ -481,7 +482,7 @@ def network_policy(
     return policy
 
 
-def condensed(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
+def compact_leaf(leaf: Shaped[Array, "E ..."]) -> PyTree[Array]:
     """Returns a placeholder for a large leaf: floats `[E]` that are 0 if the leaf is finite and NaN otherwise."""
     if not is_large(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)):
         return leaf

@@ -143,8 +143,8 @@ def settled(learner: Any) -> Any:
     return replace(learner, hyperparameters=Settled(current_hyperparameters(learner)))
 
 
-def settle_of(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Returns the function `Graph.settle` for a learner with these hyperparameters, or None without schedules."""
+def schedule_evaluator(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    """Returns `Graph.evaluate_schedules` for a learner with these hyperparameters, or None without schedules."""
     return settled if follows_schedules(numbers) else None
 
 

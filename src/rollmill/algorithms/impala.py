@@ -227,7 +227,7 @@ def impala(
         loops,
         scaling=_scaling,
         prepare=partial(prepare, parts.policy, config),
-        condense=parts.policy.condensation,
+        compact_step=parts.policy.compaction,
         gradients=sequence_gradients(parts.policy, config),
     )
 

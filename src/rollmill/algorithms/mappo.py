@@ -279,7 +279,7 @@ def _assemble(
         ),
         greedy=policy.greedy,
         stochastic=policy.stochastic if config.pool_size else None,
-        condense=policy.condensation,
+        compact_step=policy.compaction,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         end_iteration=end_iteration_of(choices, loops, numbers),
         report=partial(report, trained, partial(schedule_of, choices, loops)),

@@ -264,7 +264,7 @@ def _values(policy: AgentPolicy, learner: AgentLearner, trajectory: Trajectory):
     """Critics' values of views `[T, E]`, of the view after the last step `[E]`, and of final views `[T, E]`.
 
     Those of the rollout itself are known if critics have a memory. Those of final views are computed only in
-    iterations in which an episode was truncated, unless `condense` has added them.
+    iterations in which an episode was truncated, unless `compact_step` has added them.
     """
     steps, weights = trajectory.steps, learner.weights
     values = lambda memory, view: policy.values(weights.networks, policy.normalise(weights, view), memory)

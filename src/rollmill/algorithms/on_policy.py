@@ -169,10 +169,10 @@ def update_value_statistics(
     return replace(learner, weights=replace(learner.weights, values=values))
 
 
-def absorb(
+def merge_metrics(
     batch_size: int, learner: ActorCriticLearner, metrics: Metrics, *, share: float = 1.0
 ) -> ActorCriticLearner:
-    """Updates the statistics of the critic's targets with the moments in the metrics (`Graph.absorb`)."""
+    """Updates the statistics of the critic's targets with the moments in the metrics (`Graph.merge_metrics`)."""
     mean, square = metrics[f"{MOMENTS}target"], metrics[f"{MOMENTS}target_square"]
     values = learner.weights.values
     assert values is not None
@@ -191,8 +191,8 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
     """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
 
-    They are in the units of rewards. Values added by `appraise` or `condense` are reused. Otherwise final
-    observations are evaluated only in iterations with a truncated episode.
+    They are in the units of rewards. Values added by `compute_values` or `compact_step` are reused. Otherwise
+    final observations are evaluated only in iterations with a truncated episode.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
     # A lambda, because JAX would format the whole policy to name a bound method.

@@ -1,6 +1,6 @@
 """Fixed opponents for two-player games: random moves, and searches of a few plies.
 
-Opponents are policy fragments (`dataflow.PolicyFunction`) without weights, which receive the state as a `Position`.
+Opponents are policy fragments (`dataflow.PolicyFunction`) without weights, and receive the state as a `Position`.
 Shape letter: `A` actions.
 """
 

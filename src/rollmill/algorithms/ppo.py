@@ -194,9 +194,9 @@ def ppo(
         loops,
         scaling=_adam,
         prepare=partial(prepare, parts.policy, config),
-        # `appraise` would drop the observations for which the bonus is paid
-        appraise=None if explores else parts.policy.appraisal,
-        condense=parts.policy.condensation,
+        # `compute_values` would drop the observations for which the bonus is paid
+        compute_values=None if explores else parts.policy.fused_values,
+        compact_step=parts.policy.compaction,
         gradients=mean_gradients(parts.policy, _loss_within(config, choices, parts.env.action_space), config),
         condition=standardise_advantages if config.norm_adv else unconditioned,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),

@@ -30,13 +30,13 @@ from rollmill.dataflow.experience import (
     waiting_iterations as waiting_iterations,
 )
 from rollmill.dataflow.fingerprint import (
-    digests_of as digests_of,
     expect_digests as expect_digests,
     fingerprint as fingerprint,
     fragment_fingerprints as fragment_fingerprints,
     iteration_digest as iteration_digest,
     metric_names as metric_names,
     start_digest as start_digest,
+    trace_digests as trace_digests,
     without_addresses as without_addresses,
 )
 from rollmill.dataflow.flow import Flow as Flow, StepReply as StepReply, StepRequest as StepRequest, flow as flow
@@ -73,29 +73,29 @@ from rollmill.dataflow.graph_checks import (
     check_outputs as check_outputs,
     check_parameters as check_parameters,
 )
-from rollmill.dataflow.graph_traces import TracedDigests as TracedDigests, traces_of as traces_of
+from rollmill.dataflow.graph_traces import TracedDigests as TracedDigests, get_traces as get_traces
 from rollmill.dataflow.interfaces import (
     EDGES as EDGES,
     Edge as Edge,
     Interface as Interface,
+    add_leading_axis as add_leading_axis,
     interfaces as interfaces,
     tree_bytes as tree_bytes,
-    widened as widened,
 )
 from rollmill.dataflow.learning import (
     end_iteration as end_iteration,
     learn as learn,
-    learn_from as learn_from,
+    learn_from_trajectory as learn_from_trajectory,
     learn_sample as learn_sample,
-    over_epochs as over_epochs,
+    mean_over_epochs as mean_over_epochs,
+    metrics_without_updates as metrics_without_updates,
     prepare as prepare,
     report as report,
-    unlearned as unlearned,
-    unsettle as unsettle,
+    restore_schedules as restore_schedules,
 )
 from rollmill.dataflow.loops import (
+    init_state as init_state,
     iterate as iterate,
-    start as start,
     start_learner as start_learner,
     with_hyperparameters as with_hyperparameters,
 )
@@ -103,23 +103,23 @@ from rollmill.dataflow.minibatch_loop import (
     COMPUTED as COMPUTED,
     MakeMinibatchLoop as MakeMinibatchLoop,
     MinibatchLoop as MinibatchLoop,
-    adapted as adapted,
+    adapt_hyperparameters as adapt_hyperparameters,
     all_finite as all_finite,
+    evaluate_schedules as evaluate_schedules,
     gradient_metrics as gradient_metrics,
     gradient_metrics_by_norm as gradient_metrics_by_norm,
-    gradients_of_rows as gradients_of_rows,
     identity as identity,
     is_flag as is_flag,
     learn_minibatch as learn_minibatch,
     plain_minibatch_loop as plain_minibatch_loop,
-    settle as settle,
+    row_gradients as row_gradients,
 )
 from rollmill.dataflow.minibatches import (
     choose_num_shards as choose_num_shards,
+    epoch_rows as epoch_rows,
     flat_samples as flat_samples,
     minibatch_gather as minibatch_gather,
     num_shards_for as num_shards_for,
-    rows_of_epochs as rows_of_epochs,
     shuffled_rows as shuffled_rows,
 )
 from rollmill.dataflow.packing import (
@@ -133,8 +133,8 @@ from rollmill.dataflow.partition import (
     Group as Group,
     Partition as Partition,
     check_partition as check_partition,
-    environments_of_replica as environments_of_replica,
     peers as peers,
+    replica_environments as replica_environments,
 )
 from rollmill.dataflow.remote import (
     ENVIRONMENT as ENVIRONMENT,
@@ -161,9 +161,9 @@ from rollmill.dataflow.roles import (
     OwnedPart as OwnedPart,
     Role as Role,
     Stage as Stage,
-    channels_of as channels_of,
+    graph_roles as graph_roles,
+    partition_channels as partition_channels,
     roles as roles,
-    roles_of as roles_of,
 )
 from rollmill.dataflow.sequences import (
     PrioritisedSequences as PrioritisedSequences,

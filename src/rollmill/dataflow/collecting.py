@@ -49,18 +49,18 @@ def collect(
 
     Random keys derive from the global indices of environments, so placement does not change the result.
     """
-    if graph.condense is not None:
-        return _collect_condensed(graph, weights, collector, key, unroll=unroll)
+    if graph.compact_step is not None:
+        return _collect_compacted(graph, weights, collector, key, unroll=unroll)
     rollout = partial(rollout_one, graph, weights, unroll=unroll)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     after, steps = jax.vmap(rollout, out_axes=(0, 1))(collector, keys)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
 
 
-def _collect_condensed(
+def _collect_compacted(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int
 ) -> tuple[Collector, Trajectory]:
-    """Collects in all environments at once, and condenses each step before the next."""
+    """Collects in all environments at once, and compacts each step before the next."""
     step = lambda now, t: step_all(graph, weights, now, key, t)
     after, steps = jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
@@ -78,47 +78,49 @@ def rollout_one(
 
 
 def step_all(
-    graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
+    graph: Graph, weights: Weights, collector: Collector, key: Key, t: Int[Array, ""]
 ) -> tuple[Collector, Step]:
     """Runs step `t` of a rollout in every environment."""
 
-    def step(now: Collector) -> tuple[Collector, Step]:
-        return step_one(graph, weights, now, jax.random.fold_in(key, now.index), t)
+    def step(collector: Collector) -> tuple[Collector, Step]:
+        return step_one(graph, weights, collector, jax.random.fold_in(key, collector.index), t)
 
-    after, steps = jax.vmap(step)(now)
-    if graph.condense is None:
+    after, steps = jax.vmap(step)(collector)
+    if graph.compact_step is None:
         return after, steps
     with traced("policy"):
-        return after, graph.condense(weights, steps)
+        return after, graph.compact_step(weights, steps)
 
 
 def step_one(
-    graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""] | int
+    graph: Graph, weights: Weights, collector: Collector, key: Key, t: Int[Array, ""] | int
 ) -> tuple[Collector, Step]:
     """Runs step `t` of ONE environment's rollout: the policy decides, then the environment steps.
 
     Args:
         graph: graph to collect for.
         weights: weights of the policy.
-        now: state of the environment before the step.
+        collector: state of the environment before the step.
         key: key of this environment's rollout. The keys of the two fragments derive from it and from `t`.
         t: index of the step, below 2^31.
     """
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
     with traced("policy"):
-        decision = graph.policy(weights, policy_key, now.memory, now.observation, now.action_mask)
+        decision = graph.policy(
+            weights, policy_key, collector.memory, collector.observation, collector.action_mask
+        )
         check_action(decision.action, graph.action_space, "policy")
     with traced("environment"):
-        timestep = graph.environment(env_key, now.environment, decision.action)
+        timestep = graph.environment(env_key, collector.environment, decision.action)
         action_mask = graph.action_mask(timestep.state)
     info = dict(timestep.info)
     final_observation = info.pop("final_observation")
     done = timestep.terminated | timestep.truncated
     memory = jax.tree.map(partial(jnp.where, done), graph.start_memory(), decision.memory)
-    after = Collector(now.index, timestep.state, timestep.observation, action_mask, memory)
+    after = Collector(collector.index, timestep.state, timestep.observation, action_mask, memory)
     return after, Step(
-        observation=now.observation,
-        action_mask=now.action_mask,
+        observation=collector.observation,
+        action_mask=collector.action_mask,
         action=decision.action,
         extras=decision.extras,
         reward=timestep.reward,

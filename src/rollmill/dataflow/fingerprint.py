@@ -15,7 +15,7 @@ from jax.extend import core
 from rollmill.dataflow.collecting import step_one
 from rollmill.dataflow.graph import Graph, State
 from rollmill.dataflow.graph_checks import attribute_to_functions, check_decision
-from rollmill.dataflow.graph_traces import TracedDigests, traces_of
+from rollmill.dataflow.graph_traces import TracedDigests, get_traces
 from rollmill.dataflow.program_digests import Digests, sha256, without_addresses
 
 
@@ -24,7 +24,7 @@ def fingerprint(graph: Graph) -> str:
 
     Hyperparameters that are inputs of the program are not part of the digest.
     """
-    traces = traces_of(graph)
+    traces = get_traces(graph)
     if traces.expected is not None:
         return traces.expected.fingerprint
     programs = (traces.start.program, traces.iterate.program, *_decisions(graph, traces.start.result))
@@ -39,7 +39,7 @@ def start_digest(graph: Graph) -> str | None:
 
     The result is None if the program contains computation that no digest can cover, such as a host callback.
     """
-    traces = traces_of(graph)
+    traces = get_traces(graph)
     return traces.expected.start if traces.expected else traces.digests.whole(traces.start.program)
 
 
@@ -49,7 +49,7 @@ def iteration_digest(graph: Graph) -> str | None:
     Programs with equal digests compute the same results. The result is None if the program contains
     computation that no digest can cover, such as a host callback.
     """
-    traces = traces_of(graph)
+    traces = get_traces(graph)
     if traces.expected is not None:
         return traces.expected.iteration
     digest = traces.digests.whole(traces.iterate.program)
@@ -58,18 +58,18 @@ def iteration_digest(graph: Graph) -> str | None:
 
 def metric_names(graph: Graph) -> tuple[str, ...]:
     """Returns the names of an iteration's metrics, sorted."""
-    traces = traces_of(graph)
+    traces = get_traces(graph)
     return traces.expected.metrics if traces.expected else tuple(sorted(traces.iterate.result[1]))
 
 
-def digests_of(graph: Graph) -> TracedDigests:
+def trace_digests(graph: Graph) -> TracedDigests:
     """Returns the digests of a graph's start, its iteration and its parts."""
     return TracedDigests(fingerprint(graph), start_digest(graph), iteration_digest(graph), metric_names(graph))
 
 
 def expect_digests(graph: Graph, digests: TracedDigests) -> None:
     """Stores known digests of a graph, so that the graph need not be traced."""
-    traces_of(graph).expected = digests
+    get_traces(graph).expected = digests
 
 
 def fragment_fingerprints(graph: Graph) -> dict[str, str]:
@@ -97,7 +97,7 @@ def fragment_fingerprints(graph: Graph) -> dict[str, str]:
 
 
 def _decisions(graph: Graph, begin: State) -> list[core.ClosedJaxpr]:
-    """Returns the programs of a greedy decision in ONE environment and, if there is one, of its appraisal."""
+    """Returns the programs of a greedy decision in ONE environment and, if there are any, of its values."""
     key = begin.key
     weights = jax.eval_shape(graph.weights, begin.learner)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), begin.collector)
@@ -106,7 +106,7 @@ def _decisions(graph: Graph, begin: State) -> list[core.ClosedJaxpr]:
         program, decision = jax.make_jaxpr(graph.greedy, return_shape=True)(*observed)
     check_decision(graph, "greedy", decision)
     programs = [program]
-    if graph.appraise is not None:
+    if graph.compute_values is not None:
         _, step = jax.eval_shape(functools.partial(step_one, graph), weights, one, key, 0)
-        programs.append(jax.make_jaxpr(graph.appraise)(weights, step))
+        programs.append(jax.make_jaxpr(graph.compute_values)(weights, step))
     return programs

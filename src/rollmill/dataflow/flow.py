@@ -20,7 +20,7 @@ from rollmill.dataflow.collecting import collect, collection_metrics
 from rollmill.dataflow.experience import FILL
 from rollmill.dataflow.graph import ActionMask, Batch, Graph, Learner, State, Trajectory, Weights
 from rollmill.dataflow.learning import prepare, report
-from rollmill.dataflow.loops import start
+from rollmill.dataflow.loops import init_state
 from rollmill.dataflow.minibatch_loop import identity
 from rollmill.dataflow.minibatches import minibatch_gather
 
@@ -68,17 +68,17 @@ class Flow(NamedTuple):
     """Positions of the learner's leaves written by the update, such as weights and optimiser state."""
     prepared_leaves: frozenset[int]
     """Positions of the learner's leaves written by `prepare`, such as running statistics."""
-    absorbed_leaves: frozenset[int]
-    """Positions of the learner's leaves written by `absorb`."""
+    merged_leaves: frozenset[int]
+    """Positions of the learner's leaves written by `merge_metrics`."""
     parameters: tuple[int, ...]
     """Positions of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
 
     def with_metrics_only(self) -> "Flow":
         """Returns the flow for a graph in which only gradients and metrics reach the update."""
         return self._replace(
-            updated_leaves=self.updated_leaves | self.absorbed_leaves,
-            prepared_leaves=self.prepared_leaves - self.absorbed_leaves,
-            parameters=tuple(sorted({*self.parameters, *self.absorbed_leaves})),
+            updated_leaves=self.updated_leaves | self.merged_leaves,
+            prepared_leaves=self.prepared_leaves - self.merged_leaves,
+            parameters=tuple(sorted({*self.parameters, *self.merged_leaves})),
         )
 
     def select_parameters(self, learner: PyTree[Any]) -> list[Any]:
@@ -97,10 +97,10 @@ class Flow(NamedTuple):
 def flow(graph: Graph) -> Flow:
     """Derives the data flow of a graph. Traces each function once and computes nothing."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
+    state = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), index))
     weights_program, weights = _traced(graph.weights, state.learner)
-    whole = trajectory = jax.eval_shape(partial(_trajectory, graph._replace(condense=None)), state)
-    if graph.condense is not None:
+    whole = trajectory = jax.eval_shape(partial(_trajectory, graph._replace(compact_step=None)), state)
+    if graph.compact_step is not None:
         trajectory = jax.eval_shape(partial(_trajectory, graph), state)
     prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
     drawn = state.learner, state.rings, state.key, batch
@@ -134,16 +134,16 @@ def flow(graph: Graph) -> Flow:
         learning_metric_names=tuple(sorted({*learned, *LEARNED})),
         updated_leaves=updated,
         prepared_leaves=_written(prepare_program, count),
-        absorbed_leaves=_absorbed(graph, state.learner, names),
+        merged_leaves=_merged(graph, state.learner, names),
         parameters=tuple(sorted(updated & read)),
     )
 
 
-def _absorbed(graph: Graph, learner: PyTree[Any], names: Sequence[str]) -> frozenset[int]:
-    if graph.absorb is None:
+def _merged(graph: Graph, learner: PyTree[Any], names: Sequence[str]) -> frozenset[int]:
+    if graph.merge_metrics is None:
         return frozenset()
     metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
-    program, _ = _traced(graph.absorb, learner, metrics)
+    program, _ = _traced(graph.merge_metrics, learner, metrics)
     return _written(program, len(jax.tree.leaves(learner)))
 
 

@@ -364,26 +364,26 @@ class Graph(NamedTuple):
     """Adapts numbers of the learner to the metrics of a minibatch, before its update."""
     end_iteration: Callable[[Learner], Learner] | None = None
     """Moves schedules past the updates that `keep_learning` left out. Applying it again changes nothing."""
-    appraise: Callable[[Weights, Step], Step] | None = None
+    compute_values: Callable[[Weights, Step], Step] | None = None
     """Computes values inside a rollout kernel, so that `prepare` need not. Optional.
 
     The returned step may lack leaves that are no longer needed, such as final observations.
     """
-    condense: Callable[[Weights, Step], Step] | None = None
+    compact_step: Callable[[Weights, Step], Step] | None = None
     """Makes a step of all environments, with leaves `[E, ...]`, smaller when it is collected. Optional.
 
     A trajectory then holds each large observation once. Rollout kernels do not use it.
     """
     replay: ExperienceStore | None = None
     """Experience store from which the algorithm learns instead of the iteration's own batch, or None."""
-    elsewhere: Callable[[Environment], "Graph"] | None = None
+    rebuild_for: Callable[[Environment], "Graph"] | None = None
     """Builds the same algorithm for another environment with equal spaces. Needed if more than the environment
     fragment depends on the environment."""
     report: Callable[[Learner, Batch], Metrics] | None = None
     """Computes further metrics from the result of `prepare`. Their mean over replicas is the run's metric."""
     outputs: PolicyOutputs = PolicyOutputs()
     """Outputs of the policy besides its action, for use after training."""
-    absorb: Callable[..., Learner] | None = None
+    merge_metrics: Callable[..., Learner] | None = None
     """Updates statistics with the metrics of a worker's iteration: `(learner, metrics, share=1.0) -> learner`.
     Optional. It serves asynchronous workers, which send only gradients and metrics, so that `prepare` cannot
     update the statistics."""
@@ -393,7 +393,7 @@ class Graph(NamedTuple):
     """Parameters of the environment that its state holds, and not programs. `start_environment` takes them as its
     third argument."""
 
-    settle: Callable[[Learner], Learner] | None = None
+    evaluate_schedules: Callable[[Learner], Learner] | None = None
     """Evaluates the schedules of the learner's hyperparameters for all updates of an iteration. The result has the
     leaves of the learner in their order. None if no number follows a schedule."""
 
@@ -412,7 +412,7 @@ class Graph(NamedTuple):
             hint = f". hint: {FROM_MODELS[name]}." if name in FROM_MODELS else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
-    def acting(self, *, stochastic: bool) -> PolicyFunction:
+    def deployed_policy(self, *, stochastic: bool) -> PolicyFunction:
         """Returns the policy for use after training, which samples actions or takes the most likely ones."""
         return (self.stochastic or self.policy) if stochastic else self.greedy
 

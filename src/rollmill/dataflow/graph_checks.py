@@ -21,7 +21,7 @@ from rollmill.dataflow.collecting import collect
 from rollmill.dataflow.fragment_results import algorithm_of, check_action, check_batch, check_metrics
 from rollmill.dataflow.gradients import ElementwiseUpdate, MeanGradients, SequenceGradients, UnfusedPolicy
 from rollmill.dataflow.graph import Batch, Decision, Graph
-from rollmill.dataflow.loops import start
+from rollmill.dataflow.loops import init_state
 from rollmill.dataflow.minibatch_loop import identity
 from rollmill.dataflow.minibatches import minibatch_gather
 
@@ -152,7 +152,7 @@ def check_decision(graph: Graph, field: str, decision: Any) -> None:
 def _check_learning(graph: Graph) -> None:
     """Checks the functions of the learning half of an iteration, with all environments."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
+    begin = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), index))
     collected = lambda state: collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
     trajectory = jax.eval_shape(collected, begin)
     prepare = partial(graph.prepare, reduce=identity, replicas=1)

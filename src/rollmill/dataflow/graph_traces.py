@@ -10,7 +10,7 @@ from rollmill.core.traced_once import ReplayedTrace
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Graph, Hyperparameters, State
 from rollmill.dataflow.graph_checks import attribute_to_functions
-from rollmill.dataflow.loops import iterate, start
+from rollmill.dataflow.loops import init_state, iterate
 from rollmill.dataflow.program_digests import Digests
 
 
@@ -56,7 +56,7 @@ class GraphTraces:
 _newest: GraphTraces | None = None
 
 
-def traces_of(graph: Graph) -> GraphTraces:
+def get_traces(graph: Graph) -> GraphTraces:
     """Returns the traces of a graph.
 
     Only the traces of the last requested graph are kept, because a run requests the traces of the same graph
@@ -70,4 +70,4 @@ def traces_of(graph: Graph) -> GraphTraces:
 
 
 def _start(graph: Graph, key: Key, hyperparameters: Hyperparameters) -> State:
-    return start(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32), hyperparameters)
+    return init_state(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32), hyperparameters)

@@ -47,8 +47,8 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
     """Returns the interface of every edge of a graph, for all environments. Nothing is computed."""
     flows, loops = flow(graph), graph.loops
     shapes = {
-        "timestep": widened(flows.reply, loops.num_envs),
-        "action": widened(flows.request, loops.num_envs),
+        "timestep": add_leading_axis(flows.reply, loops.num_envs),
+        "action": add_leading_axis(flows.request, loops.num_envs),
         "trajectory": flows.trajectory,
         "gradients": flows.gradients,
         "parameters": flows.select_parameters(flows.state.learner),
@@ -61,7 +61,7 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
     }
 
 
-def widened(tree: PyTree[jax.ShapeDtypeStruct], width: int) -> PyTree[jax.ShapeDtypeStruct]:
+def add_leading_axis(tree: PyTree[jax.ShapeDtypeStruct], width: int) -> PyTree[jax.ShapeDtypeStruct]:
     """Adds a leading axis of size `width` to the shapes of one environment."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((width, *leaf.shape), leaf.dtype), tree)
 

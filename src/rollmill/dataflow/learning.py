@@ -24,12 +24,12 @@ from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Traj
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
     MinibatchLoop,
+    evaluate_schedules,
     identity,
     is_flag,
     plain_minibatch_loop,
-    settle,
 )
-from rollmill.dataflow.minibatches import rows_of_epochs
+from rollmill.dataflow.minibatches import epoch_rows
 
 
 class _Progress(NamedTuple):
@@ -38,7 +38,7 @@ class _Progress(NamedTuple):
     learning: Bool[Array, ""]
 
 
-def learn_from(
+def learn_from_trajectory(
     graph: Graph,
     learner: Learner,
     rings: PyTree[Array],
@@ -119,17 +119,19 @@ def learn(
         after, metrics = loop.run_epoch(progress.carried, samples, shuffled)
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
-    begin = _Progress(loop.begin(settle(graph, learner)), jnp.asarray(True))
+    begin = _Progress(loop.begin(evaluate_schedules(graph, learner)), jnp.asarray(True))
     with traced("shuffle"):
-        shuffled = loop.shuffle(samples, rows_of_epochs(key, index, graph.loops))
+        shuffled = loop.shuffle(samples, epoch_rows(key, index, graph.loops))
     unroll = min(graph.loops.epochs, max(1, loop.unroll // graph.loops.num_minibatches))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled, unroll=unroll)
-    return end_iteration(graph, unsettle(graph, loop.end(end.carried), learner)), over_epochs(metrics, learned)
+    return end_iteration(graph, restore_schedules(graph, loop.end(end.carried), learner)), mean_over_epochs(
+        metrics, learned
+    )
 
 
-def unsettle(graph: Graph, learner: Learner, before: Learner) -> Learner:
+def restore_schedules(graph: Graph, learner: Learner, before: Learner) -> Learner:
     """Replaces a learner's evaluated schedules by the schedules themselves, after an iteration."""
-    if graph.settle is None:
+    if graph.evaluate_schedules is None:
         return learner
     return eqx.tree_at(lambda learner: learner.hyperparameters, learner, before.hyperparameters)  # pyright: ignore
 
@@ -175,13 +177,13 @@ def learn_from_replay(
 
     # A loop with 0 or 1 turns decides whether to learn, because a branch would copy all of its operands.
     learns, updates = store.is_ready(rings, graph.loops), graph.loops.num_minibatches
-    begin = loop.begin(settle(graph, learner)), store.mutable_part(rings)
-    sums = unlearned(jax.eval_shape(one_update, *begin, jnp.int32(0))[2])
+    begin = loop.begin(evaluate_schedules(graph, learner)), store.mutable_part(rings)
+    sums = metrics_without_updates(jax.eval_shape(one_update, *begin, jnp.int32(0))[2])
     carried, mutable, sums = jax.lax.fori_loop(0, learns.astype(jnp.int32), all_updates, (*begin, sums))
     many = jnp.where(learns, updates, 1).astype(jnp.float32)
     means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
     metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: reduce(store.fill_fraction(rings))}
-    return unsettle(graph, loop.end(carried), learner), store.with_mutable_part(rings, mutable), metrics
+    return restore_schedules(graph, loop.end(carried), learner), store.with_mutable_part(rings, mutable), metrics
 
 
 def learn_sample(
@@ -199,7 +201,7 @@ def learn_sample(
     return advanced, graph.replay.update(graph, rings, learner, sample), metrics
 
 
-def unlearned(metrics: Mapping[str, Any]) -> Metrics:
+def metrics_without_updates(metrics: Mapping[str, Any]) -> Metrics:
     """Returns metrics for an iteration without updates: flags of finite values are 1, and all other metrics are 0.
 
     The metric `epochs` is also 0. Means over several iterations exclude such iterations.
@@ -223,17 +225,17 @@ def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics:
     return _Progress(kept, before.learning & goes_on)
 
 
-def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
+def mean_over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
     """Averages metrics `[epochs, minibatches]` to scalars, over all minibatches of the epochs with updates.
 
     `learned` is 1 for epochs with updates, and 0 for others. A flag is 1 if all of these minibatches set it.
     The metric `epochs`, the number of epochs with updates, is added.
     """
-    means = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
+    means = {name: _mean_over_epochs(name, metric, learned) for name, metric in metrics.items()}
     return {**means, "epochs": learned.sum()}
 
 
-def _over_epochs(
+def _mean_over_epochs(
     name: str, metric: Float[Array, "epochs minibatches"], learned: Float[Array, " epochs"]
 ) -> Float[Array, ""]:
     """Averages one metric. For a flag, returns whether it was set in every epoch with updates."""

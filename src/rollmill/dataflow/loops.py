@@ -28,11 +28,11 @@ from rollmill.dataflow.graph import (
     State,
     Trajectory,
 )
-from rollmill.dataflow.learning import learn_from
+from rollmill.dataflow.learning import learn_from_trajectory
 from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, identity
 
 
-def start(
+def init_state(
     graph: Graph, key: Key, index: Int[Array, " E"], hyperparameters: Hyperparameters | None = None
 ) -> State:
     """Returns the training state before the first iteration, for the environments with the given global indices.
@@ -95,7 +95,7 @@ def iterate(
     with traced("collect"):
         collector, trajectory = (collect_with or collect)(graph, weights, state.collector, collect_key)
     with traced("learn"):
-        learner, rings, metrics = learn_from(
+        learner, rings, metrics = learn_from_trajectory(
             graph,
             state.learner,
             state.rings,

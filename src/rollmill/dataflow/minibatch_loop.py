@@ -52,9 +52,9 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
     return tree
 
 
-def settle(graph: Graph, learner: Learner) -> Learner:
+def evaluate_schedules(graph: Graph, learner: Learner) -> Learner:
     """Evaluates a learner's schedules for one iteration. Doing so again changes nothing."""
-    return learner if graph.settle is None else graph.settle(learner)
+    return learner if graph.evaluate_schedules is None else graph.evaluate_schedules(learner)
 
 
 def plain_minibatch_loop(graph: Graph, reduce: Reduce) -> MinibatchLoop:
@@ -87,7 +87,7 @@ def learn_minibatch(
     return _updated(graph, learner, gradients, metrics)
 
 
-def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
+def row_gradients(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
     """Returns a function that computes gradients and metrics, given a learner and the rows of a minibatch."""
     take = minibatch_gather(batch, graph.loops)
     return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
@@ -95,11 +95,11 @@ def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..
 
 def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with traced("update"):
-        advanced = graph.update(adapted(graph, learner, metrics), gradients)
+        advanced = graph.update(adapt_hyperparameters(graph, learner, metrics), gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
 
 
-def adapted(graph: Graph, learner: Learner, metrics: Metrics) -> Learner:
+def adapt_hyperparameters(graph: Graph, learner: Learner, metrics: Metrics) -> Learner:
     """Returns the learner with its hyperparameters adapted to the metrics of a minibatch, before the update."""
     return learner if graph.adapt is None else graph.adapt(learner, metrics)
 

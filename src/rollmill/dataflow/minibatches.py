@@ -74,7 +74,7 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
     return by_minibatch.reshape(loops.num_minibatches, -1)
 
 
-def rows_of_epochs(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "epochs num_minibatches N"]:
+def epoch_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "epochs num_minibatches N"]:
     """Returns the shuffled rows of all epochs. `key` is the iteration's key for learning."""
     of_epoch = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, loops)
     return jax.vmap(of_epoch)(jnp.arange(loops.epochs))

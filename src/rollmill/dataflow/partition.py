@@ -67,7 +67,7 @@ class Partition(NamedTuple):
         return ((group, replica) for group in self.groups for replica in range(group.replicas))
 
 
-def environments_of_replica(num_envs: int, replicas: int, replica: int) -> range:
+def replica_environments(num_envs: int, replicas: int, replica: int) -> range:
     """Returns the global indices of the environments that one replica of a group holds."""
     width = num_envs // replicas
     return range(replica * width, (replica + 1) * width)
@@ -79,7 +79,7 @@ def peers(replicas: int, others: int, replica: int) -> range:
     One of the two groups' replica counts must divide the other.
     """
     if others >= replicas:
-        return environments_of_replica(others, replicas, replica)
+        return replica_environments(others, replicas, replica)
     return range(replica * others // replicas, replica * others // replicas + 1)
 
 

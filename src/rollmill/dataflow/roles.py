@@ -114,7 +114,7 @@ def roles(
         replay: whether the graph has an experience store.
         mesh: whether the replicas of the only group form one program, and therefore use no channels.
     """
-    channels = channels_of(partition)
+    channels = partition_channels(partition)
     derived = {
         group.name: _role(group, partition, channels, host=host, replay=replay) for group in partition.groups
     }
@@ -125,12 +125,12 @@ def roles(
     }
 
 
-def roles_of(graph: Graph, partition: Partition, *, mesh: bool = False) -> dict[str, Role]:
+def graph_roles(graph: Graph, partition: Partition, *, mesh: bool = False) -> dict[str, Role]:
     """Derives the roles of the groups that train a graph."""
     return roles(partition, host=graph.host is not None, replay=graph.replay is not None, mesh=mesh)
 
 
-def channels_of(partition: Partition) -> tuple[Channel, ...]:
+def partition_channels(partition: Partition) -> tuple[Channel, ...]:
     """Returns all channels between groups, and among the replicas that compute gradients."""
     environment, policy, gradients, update = map(
         partition.holder, ("environment", "policy", "gradients", "update")

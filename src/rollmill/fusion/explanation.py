@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from rollmill.core.children import run_program
 from rollmill.core.machine import Numerics
-from rollmill.dataflow import Graph, start
+from rollmill.dataflow import Graph, init_state
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
 from rollmill.fusion.backends.triton.launches import compile_seconds_on_gpu
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
@@ -74,7 +74,9 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
         CannotFuse: policy and environment cannot be fused. The message gives the reason and the source line.
     """
     launch, num_envs = launch or Launch(), graph.loops.num_envs
-    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((num_envs,), jnp.int32))
+    state = jax.eval_shape(
+        partial(init_state, graph), jax.random.key(0), jax.ShapeDtypeStruct((num_envs,), jnp.int32)
+    )
     step, keys = lower_rollout(graph), jax.ShapeDtypeStruct((num_envs, 2), jnp.uint32)
     task = step, step.prologue.shapes, to_raw(state.collector), keys, graph.loops.num_steps
     kernel, arrays = rollout_kernel(*task, launch=launch, numerics=numerics)

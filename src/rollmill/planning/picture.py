@@ -1,6 +1,6 @@
 """Draws a plan with characters: the role of each group, and the data sent between groups."""
 
-from rollmill.dataflow import Graph, Interface, OwnedPart, Partition, Role, interfaces, roles_of
+from rollmill.dataflow import Graph, Interface, OwnedPart, Partition, Role, graph_roles, interfaces
 from rollmill.planning.plan import Plan
 
 
@@ -12,7 +12,7 @@ def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
     partition, edges = plan.partition, interfaces(graph)
     rate = steps_per_second / graph.loops.batch_size
     lines = [f"{partition.name} ({plan.place}), {graph.loops.num_envs} environments", ""]
-    for role in roles_of(graph, partition).values():
+    for role in graph_roles(graph, partition).values():
         lines += [*_box(role, graph.loops.num_envs), ""]
     lines.append(f"at {steps_per_second:,.0f} steps/s, {rate:,.2f} iterations/s:")
     lines += [_edge(partition, edges[edge.name], rate) for edge in partition.cut_edges]

@@ -132,7 +132,7 @@ def _side(side: LoadedRun | str | Rule, env: AnyEnvironment, *, stochastic: bool
     if not isinstance(side, LoadedRun):
         return _Participant(graph_of_rule(find_rule(side, env), env).policy, (), tuple)
     check_same_spaces(side.graph, env)
-    return _Participant(side.graph.acting(stochastic=stochastic), side.weights, side.graph.start_memory)
+    return _Participant(side.graph.deployed_policy(stochastic=stochastic), side.weights, side.graph.start_memory)
 
 
 def _joint(sides: Sequence[_Participant], own: Sequence[str], env: AnyEnvironment) -> Graph:

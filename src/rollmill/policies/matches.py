@@ -157,7 +157,7 @@ def _player(side: LoadedRun | str, env: Environment, rules: EnvironmentFunctions
             f"policies of {algorithm} cannot play matches yet, because {algorithm} adds to the state of "
             f"{env.name}."
         )
-    policy = graph.acting(stochastic=stochastic)
+    policy = graph.deployed_policy(stochastic=stochastic)
     return Player(policy, side.weights, graph.action_mask, graph.start_memory)
 
 

@@ -41,7 +41,7 @@ class GameAgainstPolicy:
                 "your own environments that define `render`."
             )
         self._weights, self._action_mask = loaded.weights, jax.jit(graph.action_mask)
-        self._decide = jax.jit(graph.acting(stochastic=stochastic))
+        self._decide = jax.jit(graph.deployed_policy(stochastic=stochastic))
         self._step = jax.jit(self.env.step)
         self._memory = graph.start_memory()
         self._person, self._plies = 0 if person_first else 1, 0

@@ -368,8 +368,8 @@ def _placed_in(graph: Graph, env: Environment | HostEnvironment | None) -> tuple
 
 def on_environment(graph: Graph, env: Environment) -> Graph:
     """Returns the graph with its environment replaced by another with the same spaces."""
-    if graph.elsewhere is not None:
-        return graph.elsewhere(env)
+    if graph.rebuild_for is not None:
+        return graph.rebuild_for(env)
     envs = environment_functions(env, num_envs=graph.loops.num_envs)
     return graph._replace(
         environment=envs.step,

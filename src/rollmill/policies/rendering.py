@@ -178,7 +178,7 @@ def render_run(
     import_modules(imports)
     found = _environment(loaded.graph, env, env_options)
     check_same_spaces(loaded.graph, found)
-    graph = loaded.graph._replace(policy=loaded.graph.acting(stochastic=stochastic))
+    graph = loaded.graph._replace(policy=loaded.graph.deployed_policy(stochastic=stochastic))
     many = {"episodes": episodes, "max_steps": max_steps, "seed": seed}
     if isinstance(found, HostEnvironment):
         if draw is not None:

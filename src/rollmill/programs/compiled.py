@@ -26,6 +26,7 @@ from rollmill.dataflow import (
     Loops,
     Reduce,
     State,
+    get_traces,
     identity,
     is_flag,
     iterate,
@@ -34,7 +35,6 @@ from rollmill.dataflow import (
     start_collector,
     start_digest,
     start_learner,
-    traces_of,
     tree_bytes,
 )
 from rollmill.planning.plan import AllReduce
@@ -364,7 +364,7 @@ def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndar
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of the training state of a graph, without computing anything."""
-    state = traces_of(graph).start.result
+    state = get_traces(graph).start.result
     if len(seeds) == 1:
         return state
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(seeds), *leaf.shape), leaf.dtype), state)
@@ -465,7 +465,7 @@ def _over_seeds(
 
 
 def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameters: Hyperparameters) -> State:
-    trace = traces_of(graph).start
+    trace = get_traces(graph).start
     begin = lambda seed, numbers: trace(jax.random.key(seed), numbers)
     # `map` instead of `vmap`, so that each seed begins with exactly the weights of a run with this seed
     if len(seeds) > 1:
@@ -529,7 +529,7 @@ def _iterate_packed(
     graph: Graph, reduce: Reduce, kernels: KernelChoice, state: State
 ) -> tuple[State, PackedMetrics]:
     if reduce is identity and kernels.are_plain:
-        state, metrics = traces_of(graph).iterate(state)
+        state, metrics = get_traces(graph).iterate(state)
         return state, packed(metrics)
     collect_with, make_minibatch_loop = kernels.rollouts.function, kernels.gradients.function
     state, metrics = iterate(

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from rollmill.core.errors import CannotFuse, FusionError, UsageError
 from rollmill.core.machine import Numerics
 from rollmill.core.types import Key
-from rollmill.dataflow import Batch, Collector, Graph, Learner, State, Weights, shuffled_rows, start
+from rollmill.dataflow import Batch, Collector, Graph, Learner, State, Weights, init_state, shuffled_rows
 from rollmill.fusion import (
     Backend,
     GradientStep,
@@ -376,7 +376,7 @@ class _Chooser:
         return jax.eval_shape(self._start)
 
     def _start(self) -> State:
-        state = start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
+        state = init_state(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
         return State(state.collector, state.learner, state.key, state.iteration)  # leaves the replay memory out
 
     def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:

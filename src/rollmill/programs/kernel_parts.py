@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.types import Timestep
-from rollmill.dataflow import Decision, Graph, start
+from rollmill.dataflow import Decision, Graph, init_state
 from rollmill.fusion import Backend, fused_collect, seconds_of_call
 
 TURNS = 3
@@ -36,7 +36,7 @@ def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_e
 
     Raises `CannotFuse` if a kernel cannot be made.
     """
-    state = jax.jit(lambda: start(graph, jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32)))()
+    state = jax.jit(lambda: init_state(graph, jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32)))()
     weights = graph.weights(state.learner)
     variants = {
         "whole": graph,

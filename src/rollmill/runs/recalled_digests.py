@@ -26,7 +26,7 @@ from rollmill.core.folder import Folder
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json
 from rollmill.core.schema import read_as
-from rollmill.dataflow import Graph, TracedDigests, digests_of, expect_digests
+from rollmill.dataflow import Graph, TracedDigests, expect_digests, trace_digests
 from rollmill.envs.registry import ENVIRONMENTS
 from rollmill.programs.program_store import surroundings
 from rollmill.record.json_files import plain
@@ -55,7 +55,7 @@ def recall_digests(graph: Graph, settings: dict[str, Any]) -> None:
         content = parse_json(folder.read(file.name, limit=MAX_BYTES), where=str(file))
         expect_digests(graph, read_as(TracedDigests, content, where=str(file), error=CheckpointError))
         return
-    _write(folder, file.name, digests_of(graph))
+    _write(folder, file.name, trace_digests(graph))
 
 
 def _write(folder: Folder, name: str, digests: TracedDigests) -> None:

@@ -119,7 +119,7 @@ def _decide(
     rows: PolicyRows,
 ) -> tuple[PyTree[Array], Memory]:
     """Actions of the rows, and the memories `[S + 1, ...]` after them. The last row is padding."""
-    policy = graph.acting(stochastic=stochastic)
+    policy = graph.deployed_policy(stochastic=stochastic)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), batch), rows.slot.shape[0])
     start = graph.start_memory()
 

@@ -14,7 +14,7 @@ from rollmill.channels.tcp.wire import TcpWire
 from rollmill.channels.wire import Wire
 from rollmill.core.errors import UnfitHost, UsageError
 from rollmill.core.membership import own_address
-from rollmill.dataflow import Flow, Graph, flow, roles_of
+from rollmill.dataflow import Flow, Graph, flow, graph_roles
 from rollmill.processes.cluster.joining import find_ray, own_host
 from rollmill.processes.control import Control
 from rollmill.processes.events import FINAL
@@ -147,7 +147,7 @@ def _run_replica(
             spec,
             begin,
             graph,
-            role=roles_of(graph, plan.partition, mesh=plan.place == "mesh")[job.group],
+            role=graph_roles(graph, plan.partition, mesh=plan.place == "mesh")[job.group],
             replica=job.replica,
             wire=open_wire(replica_control.stopping, begin.restart),
             control=replica_control,

@@ -36,11 +36,11 @@ from rollmill.dataflow import (
     State,
     Weights,
     collect,
+    evaluate_schedules,
     flat_samples,
+    init_state,
     pack,
     prepare,
-    settle,
-    start,
 )
 from rollmill.fusion.ir import Node, Program, evaluate
 from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves, leaves_of_outputs, to_raw
@@ -150,7 +150,7 @@ def lower_gradients(graph: Graph) -> GradientStep:
     """
     kernel_gradients(graph)  # raises an error if the graph has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    begin = lambda key, index: first_batch(graph, start(graph, key, index))
+    begin = lambda key, index: first_batch(graph, init_state(graph, key, index))
     learner, batch = jax.eval_shape(begin, jax.eval_shape(jax.random.key, 0), index)
     return gradient_step(
         graph, learner, each_struct(jax.eval_shape(flat_samples, batch)), each_struct(batch.sequences)
@@ -174,7 +174,7 @@ def gradient_step(
     Raises:
         CannotFuse: an operation is not supported. The message gives its source line.
     """
-    gradients, learner = kernel_gradients(graph), jax.eval_shape(partial(settle, graph), learner)
+    gradients, learner = kernel_gradients(graph), jax.eval_shape(partial(evaluate_schedules, graph), learner)
     if isinstance(gradients, SequenceGradients):
         return _sequence_step(gradients, learner, sample, sequence)
     lowered = lower_function(gradients.sample_gradients, (sample,), (learner,), summed=True)
@@ -294,7 +294,7 @@ def minibatch_of(
     vector: Vector | None = None,
 ) -> Minibatch:
     """Returns a minibatch as kernels read it. For sequences, computes everything that must precede the kernel."""
-    learner = settle(graph, learner)
+    learner = evaluate_schedules(graph, learner)
     gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
     if not isinstance(gradients, SequenceGradients):
         arguments = () if vector is None else jax.tree.leaves(learner)
@@ -323,7 +323,7 @@ def _swapped(tree: PyTree[Array]) -> PyTree[Array]:
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
-    """Returns a function that computes `dataflow.gradients_of_rows` with a kernel.
+    """Returns a function that computes `dataflow.row_gradients` with a kernel.
 
     `run` calls the kernel. `step` is the graph's lowered program, lowered here by default.
     """

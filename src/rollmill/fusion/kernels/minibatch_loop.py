@@ -27,11 +27,11 @@ from rollmill.dataflow import (
     MinibatchLoop,
     Reduce,
     Weights,
-    adapted,
+    adapt_hyperparameters,
+    evaluate_schedules,
     gradient_metrics,
     gradient_metrics_by_norm,
     identity,
-    settle,
 )
 from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import (
@@ -107,7 +107,7 @@ def epoch_inputs(
     """
     packed = pack_batch(batch)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
-    return settle(graph, learner), packed, shuffled
+    return evaluate_schedules(graph, learner), packed, shuffled
 
 
 def kernel_sums(
@@ -231,7 +231,7 @@ class _FusedLoop:
             gradients = self._carried.gradients(tree)
         descents = _Descents(self._descend, gradients, means if begin_with_gradients(self._step, tree) else None)
         with traced("update"), descents.by_kernel():
-            advanced = self._graph.update(adapted(self._graph, carried, metrics), gradients)
+            advanced = self._graph.update(adapt_hyperparameters(self._graph, carried, metrics), gradients)
         if (squares := descents.squares) is not None:
             return advanced, {**metrics, **gradient_metrics_by_norm(jnp.sqrt(squares), metrics)}
         # For one vector, these are a few GPU operations. For a tree, they are several operations per leaf.

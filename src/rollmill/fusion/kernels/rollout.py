@@ -26,7 +26,7 @@ from rollmill.dataflow import (
     Trajectory,
     UnfusedPolicy,
     Weights,
-    start,
+    init_state,
     start_one,
     step_one,
 )
@@ -107,7 +107,7 @@ def lower_rollout(graph: Graph) -> RolloutStep:
     if isinstance(graph.policy, UnfusedPolicy):
         raise CannotFuse(graph.policy.reason)
     key, indices = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1,), jnp.int32)
-    state = jax.eval_shape(partial(start, graph), key, indices)
+    state = jax.eval_shape(partial(init_state, graph), key, indices)
     return rollout_step(graph, jax.eval_shape(graph.weights, state.learner), each_struct(state.collector))
 
 
@@ -132,7 +132,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
     after, step = output_leaves(lowered)
     in_order_of_writes(after)
     key = jax.eval_shape(jax.random.key, 0)
-    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, collector, key, t)[1]
+    shapes = jax.eval_shape(partial(_step_with_values, graph), weights, collector, key, t)[1]
     return RolloutStep(lowered, leaves[:count], leaves[count:], after, step, shapes)
 
 
@@ -180,16 +180,16 @@ def pressure_of_step(step: RolloutStep) -> Pressure:
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
     """A step from leaves without typed keys to such leaves."""
-    after, step = _appraised_step(graph, weights, from_raw(like, raw), jax.random.wrap_key_data(key), t)
+    after, step = _step_with_values(graph, weights, from_raw(like, raw), jax.random.wrap_key_data(key), t)
     return to_raw(after), to_raw(step)
 
 
-def _appraised_step(
+def _step_with_values(
     graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
 ) -> tuple[Collector, Step]:
     """Returns a step with all that is cheaper to compute here than of the whole trajectory."""
     after, step = step_one(graph, weights, now, key, t)
-    return after, step if graph.appraise is None else graph.appraise(weights, step)
+    return after, step if graph.compute_values is None else graph.compute_values(weights, step)
 
 
 Run = Callable[[RolloutStep, UniformArrays, list[Array], Array, int], tuple[list[Array], list[Array]]]
@@ -200,10 +200,10 @@ leaves [T, E, ...])`."""
 def fused_collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run, step: RolloutStep | None = None
 ) -> tuple[Collector, Trajectory]:
-    """Computes `dataflow.collect` with a kernel, including what `graph.appraise` adds to each step.
+    """Computes `dataflow.collect` with a kernel, including what `graph.compute_values` adds to each step.
 
-    `run` calls the kernel. The collector must come from `dataflow.start`, because the kernel does not read values
-    that are equal in all such collectors. `step` is the graph's lowered program, lowered here by default.
+    `run` calls the kernel. The collector must come from `dataflow.init_state`, because the kernel does not read
+    values that are equal in all such collectors. `step` is the graph's lowered program, lowered here by default.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
     with traced("rollout kernel"):

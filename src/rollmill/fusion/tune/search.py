@@ -21,9 +21,9 @@ from rollmill.dataflow import (
     Trajectory,
     Weights,
     collect,
+    evaluate_schedules,
     identity,
     plain_minibatch_loop,
-    settle,
     without_addresses,
 )
 from rollmill.fusion.backends.base import AnyLaunch, Backend
@@ -152,7 +152,7 @@ def minibatch_loop_search(
         # Several consecutive epochs, so that the device never waits for the host.
         shuffled = loop.shuffle(samples, jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
         epoch = lambda carried, shuffled: loop.run_epoch(carried, samples, shuffled)
-        after, metrics = jax.lax.scan(epoch, loop.begin(settle(graph, learner)), shuffled)
+        after, metrics = jax.lax.scan(epoch, loop.begin(evaluate_schedules(graph, learner)), shuffled)
         return loop.end(after), metrics
 
     what = [

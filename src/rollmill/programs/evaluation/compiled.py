@@ -77,7 +77,7 @@ def evaluator(
     the evaluation uses this kernel. Otherwise, or without a backend, XLA computes the steps.
     """
     episodes, seed = check_numbers(episodes, seed)
-    graph = graph._replace(policy=graph.acting(stochastic=stochastic))
+    graph = graph._replace(policy=graph.deployed_policy(stochastic=stochastic))
     enable_compilation_cache()
     batch, key = min(episodes, most_at_once(graph)), jax.random.key(seed)
     parameters = final_parameters(graph)

@@ -18,7 +18,7 @@ def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
 
     Raises `CannotFuse` if policy or environment cannot be part of a kernel.
     """
-    graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), appraise=_outcome)
+    graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), compute_values=_outcome)
     step = lower_rollout(graph)
     pressure = pressure_of(step.program)
     if reason := many_products(pressure):

@@ -69,7 +69,7 @@ def evaluator_on_host(
     episodes, seed = check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    decide_all = jax.vmap(graph.acting(stochastic=stochastic), in_axes=(None, 0, 0, 0, 0))
+    decide_all = jax.vmap(graph.deployed_policy(stochastic=stochastic), in_axes=(None, 0, 0, 0, 0))
     decide = jax.jit(decide_all, compiler_options=program_options())
 
     def play(weights: Weights) -> EvaluationEpisodes:

@@ -51,7 +51,7 @@ def record_episodes(
     `MAX_BYTES`.
     """
     episodes, seed = check_numbers(episodes, seed)
-    graph = graph._replace(policy=graph.acting(stochastic=stochastic))
+    graph = graph._replace(policy=graph.deployed_policy(stochastic=stochastic))
     enable_compilation_cache()
     batch, key = min(episodes, most_at_once(graph)), jax.random.key(seed)
     advance = jax.jit(partial(_advance, graph), compiler_options=program_options())

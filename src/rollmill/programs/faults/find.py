@@ -32,11 +32,11 @@ from rollmill.dataflow import (
     Trajectory,
     all_finite,
     collect,
+    evaluate_schedules,
     identity,
     iteration_key,
     learn_minibatch,
     minibatch_gather,
-    settle,
     shuffled_rows,
 )
 from rollmill.programs.compiled import CompiledProgram, held_leaves
@@ -228,7 +228,7 @@ def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterat
     loops = graph.loops
     prepare = jax.jit(partial(graph.prepare, reduce=identity, replicas=1))
     learner, batch = prepare(state.learner, trajectory)
-    learner = settle(graph, learner)
+    learner = evaluate_schedules(graph, learner)
     gather, learn = minibatch_gather(batch, loops), jax.jit(partial(learn_minibatch, graph))
     # the lambda is needed because `jit` hashes its function, and a tree of arrays has no hash
     take = jax.jit(lambda rows: gather(rows))

@@ -12,7 +12,16 @@ from rollmill.core.folder import Folder
 from rollmill.core.schema import read_as
 from rollmill.core.types import is_key
 from rollmill.core.user_frame import user_frame
-from rollmill.dataflow import COLLECT, Collector, Graph, State, adapted, identity, iteration_key, step_one
+from rollmill.dataflow import (
+    COLLECT,
+    Collector,
+    Graph,
+    State,
+    adapt_hyperparameters,
+    identity,
+    iteration_key,
+    step_one,
+)
 from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
 from rollmill.record.checkpoints import Checkpoints
@@ -119,7 +128,7 @@ def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
 
     def learn():
         gradients, metrics = graph.gradients(step.learner, batch)
-        return graph.weights(graph.update(adapted(graph, step.learner, metrics), gradients)), metrics
+        return graph.weights(graph.update(adapt_hyperparameters(graph, step.learner, metrics), gradients)), metrics
 
     line, (_, metrics) = _unjitted(learn)
     return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))

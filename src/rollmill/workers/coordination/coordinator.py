@@ -13,7 +13,7 @@ import numpy as np
 
 from rollmill.core.errors import UsageError
 from rollmill.core.operations import span
-from rollmill.dataflow import Graph, State, environments_of_replica
+from rollmill.dataflow import Graph, State, replica_environments
 from rollmill.processes.clocks import Clock
 from rollmill.processes.events import Audible, Event, Finished, Hung, Leaving, Lost, Received, Silent, Started
 from rollmill.processes.jobs import Job
@@ -421,7 +421,7 @@ class Coordinator:
         role = self._starts.role(job)
         if self._graph.host is None or not role.steps_environments:
             return text
-        index = environments_of_replica(self._graph.loops.num_envs, role.group.replicas, job.replica)
+        index = replica_environments(self._graph.loops.num_envs, role.group.replicas, job.replica)
         return (
             f"{text}\nIt steps environments {index[0]} to {index[-1]} of {self._graph.settings['environment']}.\n"
             f"hint: fix the environment, or allow more losses in a row with --max-failures (now {count - 1})."

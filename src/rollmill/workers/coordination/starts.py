@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.dataflow import Graph, OwnedPart, Role, State, empty_experience, environments_of_replica, roles_of
+from rollmill.dataflow import Graph, OwnedPart, Role, State, empty_experience, graph_roles, replica_environments
 from rollmill.planning.plan import AllReduce
 from rollmill.processes.jobs import Job
 from rollmill.programs.compile_clock import CompileTimes, Interval, union
@@ -27,7 +27,7 @@ class Starts:
         plan = spec.read_plan()
         self.mesh = plan.place == "mesh"
         """Whether all replicas are one program, whose state can be had at multiples of a stride."""
-        self.roles: Mapping[str, Role] = roles_of(graph, plan.partition, mesh=self.mesh)
+        self.roles: Mapping[str, Role] = graph_roles(graph, plan.partition, mesh=self.mesh)
         self.saved = restored or Saved(0, initial)
         """The newest state that was assembled."""
         self.restarts = 0
@@ -101,9 +101,7 @@ class Starts:
         if self._restores and not (attempt and role.steps_environments):
             everything = range(self._num_envs)
             index = (
-                everything
-                if self.mesh
-                else environments_of_replica(self._num_envs, role.group.replicas, job.replica)
+                everything if self.mesh else replica_environments(self._num_envs, role.group.replicas, job.replica)
             )
             arrays = share_of(
                 self.saved.state,

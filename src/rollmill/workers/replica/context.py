@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmill.channels.wire import Wire
 from rollmill.core.types import Key
-from rollmill.dataflow import Flow, Graph, Group, Role, Trajectory, Weights, environments_of_replica, flow, peers
+from rollmill.dataflow import Flow, Graph, Group, Role, Trajectory, Weights, flow, peers, replica_environments
 from rollmill.programs.compile_clock import CompileClock
 from rollmill.workers.protocol import Begin, send
 from rollmill.workers.replica.progress import ReplicaControl
@@ -56,7 +56,7 @@ class ReplicaContext:
     def index(self) -> np.ndarray:
         """Global indices of this replica's environments."""
         return np.asarray(
-            environments_of_replica(self.graph.loops.num_envs, self.group.replicas, self.replica), np.int32
+            replica_environments(self.graph.loops.num_envs, self.group.replicas, self.replica), np.int32
         )
 
     @property

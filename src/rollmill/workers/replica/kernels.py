@@ -7,7 +7,7 @@ from functools import partial
 import jax
 
 from rollmill.core.errors import CannotFuse, UnfitHost, UsageError
-from rollmill.dataflow import Graph, empty_experience, learn_from
+from rollmill.dataflow import Graph, empty_experience, learn_from_trajectory
 from rollmill.programs.compiled import unroll_for
 from rollmill.programs.kernel_choice import choose_kernels
 from rollmill.programs.kernels import (
@@ -96,7 +96,7 @@ def _graph(context: ReplicaContext) -> Graph:
 
     A kernel's additions to rollout steps stay in the group: sent trajectories always have the shapes of the edge.
     """
-    return context.graph if context.group.holds("gradients") else context.graph._replace(appraise=None)
+    return context.graph if context.group.holds("gradients") else context.graph._replace(compute_values=None)
 
 
 def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:
@@ -109,5 +109,5 @@ def _trace(context: ReplicaContext, kernels: KernelChoice) -> None:
         _, trajectory = jax.eval_shape(rollout, flow.weights, collector_shapes(flow, width), key)
     if kernels.gradients.fused:
         rings = jax.eval_shape(partial(empty_experience, graph), index)
-        learn = partial(learn_from, graph, make_minibatch_loop=kernels.gradients.function)
+        learn = partial(learn_from_trajectory, graph, make_minibatch_loop=kernels.gradients.function)
         jax.eval_shape(learn, flow.state.learner, rings, trajectory, key, index)

@@ -7,7 +7,15 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.channels.layout import Layout
-from rollmill.dataflow import Collector, Flow, Group, ResetReply, Trajectory, environments_of_replica, widened
+from rollmill.dataflow import (
+    Collector,
+    Flow,
+    Group,
+    ResetReply,
+    Trajectory,
+    add_leading_axis,
+    replica_environments,
+)
 
 AXES: Any = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]
 """For each leaf of a trajectory, the axis along which its environments lie."""
@@ -28,7 +36,7 @@ def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> lis
         EnvPolicyPair(
             n * environments.replicas // count,
             n * policies.replicas // count,
-            environments_of_replica(num_envs, count, n),
+            replica_environments(num_envs, count, n),
         )
         for n in range(count)
     ]
@@ -56,17 +64,17 @@ def trajectory_shapes(flow: Flow, width: int) -> Trajectory:
 
 def request_layout(flow: Flow, width: int) -> Layout:
     """Returns the layout of a message on the edge *action*, for `width` environments."""
-    return Layout.of(widened(flow.request, width))
+    return Layout.of(add_leading_axis(flow.request, width))
 
 
 def reply_layout(flow: Flow, width: int) -> Layout:
     """Returns the layout of a message on the edge *timestep*, for `width` environments."""
-    return Layout.of(widened(flow.reply, width))
+    return Layout.of(add_leading_axis(flow.reply, width))
 
 
 def opening_layout(flow: Flow, width: int) -> Layout:
     """Returns the layout of the message with the first observations of `width` environments."""
-    return Layout.of(widened(ResetReply(flow.reply.observation, flow.reply.action_mask), width))
+    return Layout.of(add_leading_axis(ResetReply(flow.reply.observation, flow.reply.action_mask), width))
 
 
 def gradients_layout(flow: Flow) -> Layout:

@@ -37,17 +37,17 @@ from rollmill.dataflow import (
     collection_metrics,
     divide_at_crossings,
     end_iteration,
+    epoch_rows,
+    evaluate_schedules,
     identity,
     iteration_key,
-    learn_from,
-    over_epochs,
+    learn_from_trajectory,
+    mean_over_epochs,
+    metrics_without_updates,
     prepare,
     remote_reduce,
     report,
-    rows_of_epochs,
-    settle,
-    unlearned,
-    unsettle,
+    restore_schedules,
     with_remote_update,
 )
 from rollmill.programs.compiler_options import program_options
@@ -100,7 +100,7 @@ def _learn(
 ):
     learn_key = iteration_key(key, iteration, LEARN)
     with traced("learn"):
-        learner, rings, metrics = learn_from(
+        learner, rings, metrics = learn_from_trajectory(
             graph,
             learner,
             rings,
@@ -140,7 +140,7 @@ class CutLearner:
         self._reduce, self._mean = reduce, identity if reduce is None else remote_reduce
         self._update, self._skip = update, skip
         self._loop = make_minibatch_loop(self._graph, self._mean)
-        self._over_epochs = jax.jit(over_epochs)
+        self._mean_over_epochs = jax.jit(mean_over_epochs)
         end = partial(end_iteration, graph)
         self._end_iteration = end if graph.keep_learning is None else jax.jit(end)
         if graph.replay is not None:
@@ -163,7 +163,7 @@ class CutLearner:
             task, reported = self._run("prepare", ready, learner, trajectory, np.int32(iteration))
             before = learner
             learner, metrics = self._learn(self._loop, *task)
-            learner = unsettle(graph, learner, before)
+            learner = restore_schedules(graph, learner, before)
         else:
             learner, reported = self._run("prepare", partial(_prepare, graph, mean, index), learner, trajectory)
             learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration)
@@ -188,7 +188,7 @@ class CutLearner:
             learned.append(1.0)
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
-        summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
+        summary = self._mean_over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
         learner = self._run("end", loop.end, jax.tree.unflatten(structure, leaves))
         return self._end_iteration(learner), _row(summary)
 
@@ -202,7 +202,11 @@ class CutLearner:
         if not graph.replay.is_ready(rings, loops):
             if self._skip is not None:
                 self._skip()
-            return learner, rings, _row(unlearned({name: jnp.float32(0) for name in self._learned_names}))
+            return (
+                learner,
+                rings,
+                _row(metrics_without_updates({name: jnp.float32(0) for name in self._learned_names})),
+            )
         leaves, structure = jax.tree.flatten(self._run("begin", partial(_begun, graph, self._loop), learner))
         step, metrics = partial(_learn_sample, self._loop, structure), []
         for n in range(loops.num_minibatches):
@@ -212,9 +216,9 @@ class CutLearner:
             rings = self._follow(rings, now, sample)
             leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
             metrics.append(jax.tree.map(float, found))
-        summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
+        summary = self._mean_over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
         after = self._run("end", self._loop.end, jax.tree.unflatten(structure, leaves))
-        return unsettle(graph, after, learner), rings, _row(summary)
+        return restore_schedules(graph, after, learner), rings, _row(summary)
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -229,7 +233,7 @@ class CutLearner:
 
 def _begun(graph: Graph, loop: MinibatchLoop, learner: Learner) -> Any:
     """Returns the carry of a learner, with its schedules evaluated for the iteration."""
-    return loop.begin(settle(graph, learner))
+    return loop.begin(evaluate_schedules(graph, learner))
 
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
@@ -255,9 +259,9 @@ def _ready(
             learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
             reported, samples = report(graph, learner, batch), loop.prepare_samples(batch)
         with traced("shuffle"):
-            rows = rows_of_epochs(iteration_key(key, iteration, LEARN), jnp.asarray(index), graph.loops)
+            rows = epoch_rows(iteration_key(key, iteration, LEARN), jnp.asarray(index), graph.loops)
             shuffled = loop.shuffle(samples, rows)
-    return (loop.begin(settle(graph, learner)), samples, shuffled), reported
+    return (loop.begin(evaluate_schedules(graph, learner)), samples, shuffled), reported
 
 
 def _sample(

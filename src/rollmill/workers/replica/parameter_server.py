@@ -15,7 +15,7 @@ import numpy as np
 from rollmill.channels.errors import ChannelClosed, TimedOut
 from rollmill.channels.shm.queue import QueueReceiver
 from rollmill.channels.shm.ring import RingMessage
-from rollmill.dataflow import Learner, end_iteration, settle, unsettle
+from rollmill.dataflow import Learner, end_iteration, evaluate_schedules, restore_schedules
 from rollmill.programs.compiled import begin_learner
 from rollmill.workers.protocol import IterationMetrics, send
 from rollmill.workers.replica.context import Lag, ReplicaContext, StartReport
@@ -77,10 +77,10 @@ class _Server:
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
         self._rows_each = senders.replicas if self._asynchronous else 1
         self._update = jax.jit(partial(graph.update, share=self._share))
-        absorb = graph.absorb
-        self._absorb = None if absorb is None else jax.jit(partial(absorb, share=self._share))
+        merge_metrics = graph.merge_metrics
+        self._merge_metrics = None if merge_metrics is None else jax.jit(partial(merge_metrics, share=self._share))
         self._end_iteration = jax.jit(partial(end_iteration, graph))
-        self._settle = jax.jit(partial(settle, graph))
+        self._evaluate_schedules = jax.jit(partial(evaluate_schedules, graph))
         self._before: Learner | None = None  # learner before the current iteration, while schedules are evaluated
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
@@ -98,7 +98,7 @@ class _Server:
         header = message.header
         if not self._asynchronous and header.iteration > self._iteration:
             self._iteration, self._whole = header.iteration, True
-            self._learner = self._end_iteration(self._unsettled())  # the previous iteration ended early
+            self._learner = self._end_iteration(self._with_schedules())  # the previous iteration ended early
         if self._whole and not self._ending.admit(self._iteration):
             # requests are served here, because workers keep sending gradients until they are ended
             self.look_around()
@@ -107,7 +107,7 @@ class _Server:
         if self._whole and self._requests.wants(self._iteration):
             self._send_snapshot()
         if self._whole and not self._asynchronous:
-            self._before, self._learner = self._learner, self._settle(self._learner)
+            self._before, self._learner = self._learner, self._evaluate_schedules(self._learner)
         slopes, metrics = message.copy()
         if not header.flags & NO_UPDATE:
             self._learner = self._update(self._learner, slopes)
@@ -118,20 +118,20 @@ class _Server:
         if last and self._asynchronous:
             self._count(metrics)
         elif last:
-            self._iteration, self._learner = self._iteration + 1, self._unsettled()
+            self._iteration, self._learner = self._iteration + 1, self._with_schedules()
 
-    def _unsettled(self) -> Learner:
+    def _with_schedules(self) -> Learner:
         """Returns the learner with schedules by their ends, as it is between iterations."""
         before, self._before = self._before, None
-        return self._learner if before is None else unsettle(self._context.graph, self._learner, before)
+        return self._learner if before is None else restore_schedules(self._context.graph, self._learner, before)
 
     def _count(self, metrics: np.ndarray) -> None:
         """Collects the metrics of one worker. Reports their mean once all workers have sent those of an
         iteration.
         """
-        if self._absorb is not None:
+        if self._merge_metrics is not None:
             row = dict(zip(self._context.flow.metric_names, metrics, strict=True))
-            self._learner = self._absorb(self._learner, row)
+            self._learner = self._merge_metrics(self._learner, row)
         self._rows.append(metrics)
         if len(self._rows) < self._rows_each:
             return
@@ -160,6 +160,6 @@ class _Server:
         iteration = self._requests.pending()
         assert iteration is not None
         if not self._asynchronous:
-            self._learner = self._end_iteration(self._unsettled())
+            self._learner = self._end_iteration(self._with_schedules())
         send_part(self._context, iteration, learner_part(self._context, self._learner))
         self._requests.answered()
