@@ -138,7 +138,7 @@ def clock_kernels() -> None:
     timed(fused_kernels, "rollout_search", "    writing kernels")
     timed(fused_kernels, "minibatch_loop_search", "    writing kernels")
     timed(tuning, "wait", "    waiting for candidates")
-    timed(tuning, "fastest", "    timing")
+    timed(tuning, "find_fastest_launch", "    timing")
     timed(tuning.Tuner, "_compile_candidates", "    compiling candidates")
     timed(timing._Timed, "__init__", "      first calls of a candidate")
     timed(timing._Timed, "again", "      more calls of a candidate")

@@ -20,7 +20,7 @@ from measure import compiled, options, spread, timed_in_turns, write_result
 import rollmill
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import collect, start_collector
-from rollmill.fusion import backend_of, fused_collect
+from rollmill.fusion import backend_for, fused_collect
 
 STEPS, SIZES = 128, (256, 1_024, 2_048, 4_096, 16_384)
 TURNS = 101
@@ -46,7 +46,7 @@ def gymnax_rollout(num_envs: int) -> tuple[Any, Any]:
 
 def measure(num_envs: int) -> dict[str, dict]:
     graph = collecting_graph(rollmill.make("CartPole-v1"), num_envs, STEPS)
-    backend = backend_of(jax.devices()[0], "float32")
+    backend = backend_for(jax.devices()[0], "float32")
     run = backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
     index, key = jnp.arange(num_envs, dtype=jnp.int32), jax.random.key(1)
     collector = jax.jit(partial(start_collector, graph))(jax.random.key(0), index)

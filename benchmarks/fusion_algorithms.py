@@ -100,9 +100,9 @@ def gradient_error(case: str, graph: Graph) -> float:
     """Returns the greatest difference from XLA's gradients, relative to the greatest number of each leaf."""
     launch = GradientLaunch(*EXACT.get(case, OTHER_GRADIENTS.get(case, (264, 32, 4))))
     if platform() == "cpu":
-        from rollmill.fusion.backends.cpu.launches import machine_code
+        from rollmill.fusion.backends.cpu.launches import cpu_backend
 
-        code = machine_code().gradients
+        code = cpu_backend().gradients
         run = code.run(code.launches(64, None)[0])
     else:
         run = partial(run_gradients_kernel, launch=launch, numerics="float32")

@@ -42,7 +42,7 @@ from measure import (
 import rollmill
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import Graph, collect, init_state
-from rollmill.fusion import backend_of, fused_collect, lower_rollout, pressure_of
+from rollmill.fusion import backend_for, estimate_pressure, fused_collect, lower_rollout
 from rollmill.programs.compiled import lower, unroll_for
 
 COPIES, STEPS, ROUNDS = 64, 64, 3
@@ -63,7 +63,7 @@ def begun(graph: Graph) -> Any:
 
 def launches(num_envs: int) -> dict[str, Any]:
     if platform() == "cpu":
-        return {"16 environments": backend_of(jax.devices()[0], "float32").rollouts.launches(num_envs, 0)[0]}
+        return {"16 environments": backend_for(jax.devices()[0], "float32").rollouts.launches(num_envs, 0)[0]}
     return GPU_LAUNCHES
 
 
@@ -72,7 +72,7 @@ def differing_copies(env: Any) -> int:
     graph = graph_of(env, COPIES)
     step, state = lower_rollout(graph), begun(graph)
     weights = graph.weights(state.learner)
-    kind = backend_of(jax.devices()[0], "float32").rollouts
+    kind = backend_for(jax.devices()[0], "float32").rollouts
     run = kind.run(next(iter(launches(COPIES).values())))
     by_kernel = jax.jit(partial(fused_collect, graph, run=run, step=step))
     with jax.default_matmul_precision("highest"):
@@ -95,7 +95,7 @@ def rates(env: Any, num_envs: int, seconds: float, lock: str | None) -> dict[str
     graph = graph_of(env, num_envs)
     step, state = lower_rollout(graph), begun(graph)
     weights = graph.weights(state.learner)
-    kind = backend_of(jax.devices()[0], "float32" if platform() == "cpu" else "tf32").rollouts
+    kind = backend_for(jax.devices()[0], "float32" if platform() == "cpu" else "tf32").rollouts
     sides = {"XLA": partial(collect, graph, unroll=unroll_for(platform()))}
     for name, launch in launches(num_envs).items():
         sides[name] = partial(fused_collect, graph, run=kind.run(launch), step=step)
@@ -178,11 +178,11 @@ def main() -> None:
             write_result(chosen.name, found, chosen.output)
             continue
         try:
-            pressure = pressure_of(lower_rollout(graph_of(env, COPIES)).program)
+            pressure = estimate_pressure(lower_rollout(graph_of(env, COPIES)).program)
         except CannotFuse as refusal:
             found[name] = {"refused": str(refusal)}
             continue
-        own: dict[str, Any] = {"operations": pressure.operations, "copies": COPIES}
+        own: dict[str, Any] = {"operations": pressure.num_operations, "copies": COPIES}
         own["different copies"] = differing_copies(env)
         print(name, own, flush=True)
         found[name] = {**own, "environments": chosen.num_envs}

@@ -11,7 +11,7 @@ Three kinds of environments, each of which grows in one respect:
 
 A rollout is 128 steps of 4,096 copies under a 64-64 tanh policy with a shared torso, products in tf32. The result
 has the model of each environment before compiling (operations of a step, the peak of live registers, and
-instructions of every step and those behind branches, by `rollmill.fusion.pressure_of`), the resources of the
+instructions of every step and those behind branches, by `rollmill.fusion.estimate_pressure`), the resources of the
 compiled kernels (registers, spilled bytes, bytes of code), the time to compile them, and steps a second by XLA
 and in the kernel, in turns. `--model-only` needs no GPU. Writes results/fusion-limits.json.
 """
@@ -34,10 +34,10 @@ from rollmill.fusion import (
     CHIPS,
     Launch,
     compiled_resources,
+    consecutive_rollouts,
+    estimate_rollout_pressure,
     explain,
     fused_collect,
-    pressure_of_rollout,
-    rollouts_in_a_row,
     run_kernel,
 )
 
@@ -150,7 +150,7 @@ def rates_of(graph: Graph, launches: list[Launch]) -> dict[str, Any]:
     for launch in launches:
         run = partial(run_kernel, launch=launch, numerics="tf32")
         functions[str(tuple(launch))] = partial(fused_collect, graph, run=run)
-    several = {name: partial(rollouts_in_a_row, ROLLOUTS, function) for name, function in functions.items()}
+    several = {name: partial(consecutive_rollouts, ROLLOUTS, function) for name, function in functions.items()}
     seconds = timed_in_turns(compiled(several, arguments), arguments, repeats=5, calls=4)
     kernels = {name: ENVS * STEPS * ROLLOUTS / median(times) for name, times in seconds.items()}
     xla = kernels.pop("xla")
@@ -168,7 +168,7 @@ def main() -> None:
     launches = [Launch(*map(int, text.split("x"))) for text in chosen.launches]
     graphs, found = {name: graph_of(name) for name in chosen.only}, {}
     for name, graph in graphs.items():
-        found[name] = {"model": pressure_of_rollout(graph)._asdict()}
+        found[name] = {"model": estimate_rollout_pressure(graph)._asdict()}
         print(name, found[name]["model"], flush=True)
     if chosen.model_only:
         return

@@ -35,7 +35,7 @@ from measure import HERE, advance, options, platform, write_result
 import rollmill
 from rollmill.dataflow import collect, init_state, step_all
 from rollmill.fusion import Launch, fused_collect, run_kernel
-from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.cpu.launches import cpu_backend
 from rollmill.fusion.opt import segments
 from rollmill.programs.compiled import lower
 from rollmill.record.leaves import to_host
@@ -56,7 +56,7 @@ def steps(environment: str, **settings: Any) -> dict[str, float]:
     weights = graph.weights(state.learner)
     on_gpu = platform() == "gpu"
     by_kernel = partial(run_kernel, launch=Launch(64, 4), numerics="float32")
-    run = by_kernel if on_gpu else lambda *own, **named: machine_code().rollouts.run((16,))(*own, **named)
+    run = by_kernel if on_gpu else lambda *own, **named: cpu_backend().rollouts.run((16,))(*own, **named)
 
     def step(now, t):
         return step_all(graph, weights, now, jax.random.key(5), t)[0], now

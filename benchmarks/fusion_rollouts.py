@@ -19,7 +19,7 @@ from measure import compiled, fastest, options, timed_in_turns, write_result
 
 import rollmill
 from rollmill.dataflow import Graph, collect, init_state
-from rollmill.fusion import Launch, fused_collect, rollouts_in_a_row, run_kernel
+from rollmill.fusion import Launch, consecutive_rollouts, fused_collect, run_kernel
 
 STEPS, ROLLOUTS = 128, 4
 MANY = [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)]
@@ -60,7 +60,7 @@ def measure(environment: str, num_envs: int, numerics: list[str], only: list[int
             run = partial(run_kernel, launch=Launch(*launch), numerics=name)
             functions[name, launch] = partial(fused_collect, graph, run=run)
     several = compiled(
-        {name: partial(rollouts_in_a_row, ROLLOUTS, each) for name, each in functions.items()}, arguments
+        {name: partial(consecutive_rollouts, ROLLOUTS, each) for name, each in functions.items()}, arguments
     )
     seconds, steps = timed_in_turns(several, arguments), num_envs * STEPS * ROLLOUTS
     result: dict[str, Any] = {

@@ -139,7 +139,7 @@ def training(size: str, shared: bool, chosen: Any, layers: str = "64-64") -> dic
 
 def with_own_steps(launches: Any) -> dict[str, Any]:
     """Returns launches whose gradients are followed by kernels for the steps of the optimiser."""
-    return {**launches, "gradients": GradientLaunch(*launches["gradients"])._replace(own_steps=1)}
+    return {**launches, "gradients": GradientLaunch(*launches["gradients"])._replace(steps_optimiser=1)}
 
 
 def weights_after(program: Any, iterations: int) -> list[Any]:

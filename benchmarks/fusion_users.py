@@ -23,12 +23,12 @@ import rollmill
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import init_state
 from rollmill.fusion import (
-    backend_of,
+    backend_for,
     compile_candidates,
-    fastest,
+    estimate_pressure,
+    find_fastest_launch,
     lower_rollout,
     many_products,
-    pressure_of,
     rollout_search,
 )
 from rollmill.programs.compiled import unroll_for
@@ -66,17 +66,18 @@ def rate(name: str) -> dict[str, Any]:
     graph = rollmill.ppo(EVERY[name](), num_envs=ENVS, num_steps=ROLLOUT, num_minibatches=1)
     begin = partial(init_state, graph, jax.random.key(0), jnp.arange(ENVS, dtype=jnp.int32))
     device, step = jax.devices()[0], lower_rollout(graph)
-    backend, pressure = backend_of(device, "float32" if platform() == "cpu" else "tf32"), pressure_of(step.program)
+    backend = backend_for(device, "float32" if platform() == "cpu" else "tf32")
+    pressure = estimate_pressure(step.program)
     if (reason := many_products(pressure)) is not None:
-        return {"operations": pressure.operations, "left": reason}
-    launches = backend.rollouts.launches(ENVS, pressure.operations)
+        return {"operations": pressure.num_operations, "left": reason}
+    launches = backend.rollouts.launches(ENVS, pressure.num_operations)
     unroll = unroll_for(platform())
     search = rollout_search(graph, jax.eval_shape(begin), backend, launches, device, unroll=unroll, step=step)
     state = jax.jit(begin)()
     arguments = graph.weights(state.learner), state.collector, state.key
-    tuned = fastest(search, compile_candidates(search), arguments)
-    figures = {"seconds": tuned.seconds, "unfused": tuned.unfused_seconds, "ratio": tuned.gain}
-    return {"operations": pressure.operations, **figures, "fused by auto": (tuned.gain or 0) >= MIN_GAIN}
+    tuned = find_fastest_launch(search, compile_candidates(search), arguments)
+    figures = {"seconds": tuned.seconds, "unfused": tuned.unfused_seconds, "ratio": tuned.speedup}
+    return {"operations": pressure.num_operations, **figures, "fused by auto": (tuned.speedup or 0) >= MIN_GAIN}
 
 
 def main() -> None:

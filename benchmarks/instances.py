@@ -110,12 +110,12 @@ def serving_of(program: Program, seed: int) -> Run:
     import jax.numpy as jnp
 
     from rollmill.dataflow import collect, init_state
-    from rollmill.fusion import rollouts_in_a_row
+    from rollmill.fusion import consecutive_rollouts
 
     graph = graph_of(program)
     state = init_state(graph, jax.random.key(seed), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
     weights, collector, key = graph.weights(state.learner), state.collector, state.key
-    play = jax.jit(partial(rollouts_in_a_row, ROLLOUTS, partial(collect, graph)))
+    play = jax.jit(partial(consecutive_rollouts, ROLLOUTS, partial(collect, graph)))
     play = play.lower(weights, collector, key).compile()
     collector, _ = jax.block_until_ready(play(weights, collector, key))
 

@@ -27,7 +27,14 @@ from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Collector, Decision, Graph, Step, Trajectory, collect, start_collector
 from rollmill.envs.connect_four import connect_four
 from rollmill.envs.tic_tac_toe import tic_tac_toe
-from rollmill.fusion import RolloutStep, backend_of, fused_collect, lower_rollout, pressure_of, rollouts_in_a_row
+from rollmill.fusion import (
+    RolloutStep,
+    backend_for,
+    consecutive_rollouts,
+    estimate_pressure,
+    fused_collect,
+    lower_rollout,
+)
 from rollmill.networks import MASKED_LOGIT, Categorical
 
 ENVIRONMENTS = {"ConnectFour-v0": connect_four, "TicTacToe-v0": tic_tac_toe}
@@ -73,8 +80,10 @@ def by_xla(
 def sides(
     graph: Graph, step: RolloutStep, launches: Sequence[Sequence[int]] | None
 ) -> dict[tuple[str, Any], Rollout]:
-    backend = backend_of(jax.devices()[0], "tf32")
-    tried = launches or backend.rollouts.launches(graph.loops.num_envs, pressure_of(step.program).operations)
+    backend = backend_for(jax.devices()[0], "tf32")
+    tried = launches or backend.rollouts.launches(
+        graph.loops.num_envs, estimate_pressure(step.program).num_operations
+    )
     found: dict[tuple[str, Any], Rollout] = {
         ("xla", unroll): partial(by_xla, graph, unroll) for unroll in UNROLLED
     }
@@ -103,9 +112,9 @@ def measure(environment: str, num_envs: int, stored: str, chosen: Any) -> dict[s
     arguments = (), jax.jit(partial(start_collector, graph))(jax.random.key(0), index), jax.random.key(1)
     step = lower_rollout(graph)
     functions = sides(graph, step, chosen.launch)
-    result: dict[str, Any] = {"operations": pressure_of(step.program).operations}
+    result: dict[str, Any] = {"operations": estimate_pressure(step.program).num_operations}
     result["compared"] = check_parity(compiled(functions, arguments), arguments)
-    several = {name: partial(rollouts_in_a_row, chosen.rollouts, each) for name, each in functions.items()}
+    several = {name: partial(consecutive_rollouts, chosen.rollouts, each) for name, each in functions.items()}
     seconds = timed_in_turns(compiled(several, arguments), arguments, repeats=chosen.repeats, calls=chosen.calls)
     moves = num_envs * chosen.steps * chosen.rollouts
     result |= {side: fastest(side, seconds, moves) for side in ("xla", "kernel")}

@@ -38,7 +38,7 @@ from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Graph
 from rollmill.envs.robots import MODELS, TASKS
 from rollmill.envs.robots.in_mujoco import MujocoBatch
-from rollmill.fusion import lower_rollout, many_products, pressure_of_step, rollouts_in_a_row
+from rollmill.fusion import consecutive_rollouts, estimate_step_pressure, lower_rollout, many_products
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.kernels import device_name
 from rollmill.programs.search_cost import MIN_GAIN
@@ -75,7 +75,7 @@ def compiled_side(graph: Graph, side: str, row: dict[str, Any]) -> Side:
     """Compiles rollouts and the training by XLA or by a kernel, and notes seconds and memory in a row."""
     arguments = begun(graph)
     began = time.perf_counter()
-    run = jax.jit(partial(rollouts_in_a_row, ROLLOUTS, rollout(graph, side, "tf32")))
+    run = jax.jit(partial(consecutive_rollouts, ROLLOUTS, rollout(graph, side, "tf32")))
     program = run.lower(*arguments).compile()
     row["compile_seconds"] = time.perf_counter() - began
     memory = program.memory_analysis()
@@ -105,7 +105,7 @@ def warp_bytes() -> int | None:
 def left_to_xla(graph: Graph) -> str | None:
     """Returns why `--fusion auto` does not try a kernel of rollouts; None if it does."""
     try:
-        return many_products(pressure_of_step(lower_rollout(graph)))
+        return many_products(estimate_step_pressure(lower_rollout(graph)))
     except CannotFuse as reason:
         return str(reason)
 

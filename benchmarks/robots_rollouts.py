@@ -20,7 +20,7 @@ from measure import options, platform, timed_in_turns, write_result
 
 import rollmill
 from rollmill.dataflow import Graph, collect, init_state
-from rollmill.fusion import backend_of, fused_collect, rollouts_in_a_row
+from rollmill.fusion import backend_for, consecutive_rollouts, fused_collect
 
 COMPARED, ROLLOUTS = 20, 4
 """Steps that are compared, and rollouts in a row of a timed call."""
@@ -52,7 +52,7 @@ def rollout(graph: Graph, side: str, numerics: Any) -> Any:
     """Returns the rollout by XLA, or by a kernel of a launch such as 32x1."""
     if side == "xla":
         return partial(collect, graph)
-    backend = backend_of(jax.devices()[0], numerics)
+    backend = backend_for(jax.devices()[0], numerics)
     return partial(fused_collect, graph, run=backend.rollouts.run(tuple(map(int, side.split("x")))))
 
 
@@ -96,7 +96,7 @@ def main() -> None:
         for count in chosen.envs:
             graph = graph_of(chosen.environment, count, chosen.steps)
             arguments = begun(graph)
-            row = {side: partial(rollouts_in_a_row, ROLLOUTS, rollout(graph, side, "tf32")) for side in sides}
+            row = {side: partial(consecutive_rollouts, ROLLOUTS, rollout(graph, side, "tf32")) for side in sides}
             programs[count] = {side: pool.submit(compiled, each, arguments) for side, each in row.items()}
         graph = graph_of(chosen.environment, min(*chosen.envs, 1_024), COMPARED)
         arguments = begun(graph)

@@ -91,9 +91,9 @@ def choices(count: int, num_envs: int, num_steps: int, until: float) -> dict[str
 
     def noted(*search: Any) -> Any:
         searches.append(search)
-        return timing.fastest(*search)
+        return timing.find_fastest_launch(*search)
 
-    tuning.fastest = noted  # the only one that Tuner calls
+    tuning.find_fastest_launch = noted  # the only one that Tuner calls
     graph = rollmill.ppo("CartPole-v1", num_envs=num_envs, num_steps=num_steps, total_timesteps=10**9)
     devices = jax.devices()[:1]
     settings = {"fusion": "auto", "numerics": "tf32", "unroll": unroll_for(devices[0].platform), "num_seeds": 1}
@@ -122,7 +122,9 @@ def chosen_by(
             break
         search.file.unlink(missing_ok=True)
         compile_whole = lambda function, shapes: whole(function)
-        tuned = timing.fastest(search, candidates, arguments, inputs=inputs, compile_whole=compile_whole)
+        tuned = timing.find_fastest_launch(
+            search, candidates, arguments, inputs=inputs, compile_whole=compile_whole
+        )
         chosen[f"{tuple(tuned.launch)}, {'faster' if (tuned.gain or 0) >= 1 else 'slower'}"] += 1
     return {"chosen": dict(chosen), "seconds": (time.perf_counter() - began) / max(1, chosen.total())}
 

@@ -138,7 +138,7 @@ def main():
     def begin(key):
         return *first_batch(graph, init_state(graph, key, index)), shuffled_rows(key, index, graph.loops)
 
-    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, own_steps=int(own_steps), tile=int(tile))
+    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, steps_optimiser=int(own_steps), tile=int(tile))
     minibatch = example_minibatch(graph, step, *begin(jax.random.key(3)))
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics="float32")
     sums, *rows = interpreted(kernel, arrays, Path(folder))

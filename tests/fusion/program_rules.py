@@ -68,7 +68,7 @@ def check_row(node: Node) -> None:
 
 def check_loop(node: Node) -> None:
     loop = node.attributes[0]
-    assert (loop.condition is None) != (loop.turns is None)
+    assert (loop.condition is None) != (loop.trip_count is None)
     carried = len(loop.body.outputs)
     asked = loop.condition.inputs[carried:] if loop.condition else ()
     taken = [*loop.body.inputs, *asked]

@@ -11,10 +11,17 @@ import pytest
 import rollmill
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import init_state, shuffled_rows
-from rollmill.fusion import Search, compile_candidates, fastest, first_batch, lower_gradients, lower_rollout
-from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion import (
+    LaunchSearch,
+    compile_candidates,
+    find_fastest_launch,
+    first_batch,
+    lower_gradients,
+    lower_rollout,
+)
+from rollmill.fusion.backends.cpu.launches import cpu_backend
 from rollmill.fusion.backends.triton.gradients import GradientLaunch
-from rollmill.fusion.backends.triton.launches import triton_kernels
+from rollmill.fusion.backends.triton.launches import triton_backend
 from rollmill.fusion.backends.triton.rollout import Launch
 from rollmill.fusion.kernels.gradients import run_gradients_reference
 from rollmill.fusion.kernels.minibatch_loop import epoch_inputs
@@ -42,7 +49,7 @@ def begun():
 
 def backend_of(kind, run, *, is_unverified=True):
     """A backend whose kernels of one kind are computed by `run`."""
-    backend = machine_code()
+    backend = cpu_backend()
     own = {"run": lambda launch: run, "is_unverified": lambda launch: is_unverified}
     return backend._replace(**{kind: getattr(backend, kind)._replace(**own)})
 
@@ -101,24 +108,24 @@ def search_of(folder, wrong):
     agrees = lambda launch: lambda x: jnp.bool_(launch not in wrong)
     launches, fused = [(1,), (2,)], lambda launch: lambda x: x * launch[0]
     nothing = lambda: contextlib.nullcontext(lambda: None)
-    return Search(folder / "launch.json", launches, fused, None, shapes, nothing, agrees=agrees)
+    return LaunchSearch(folder / "launch.json", launches, fused, None, shapes, nothing, agrees=agrees)
 
 
 @pytest.mark.parametrize("wrong", [(1,), (2,)])
 def test_a_wrong_launch_is_not_chosen(wrong, tmp_path):
     search = search_of(tmp_path, {wrong})
-    assert fastest(search, compile_candidates(search), [jnp.ones(8)]).launch != wrong
+    assert find_fastest_launch(search, compile_candidates(search), [jnp.ones(8)]).launch != wrong
 
 
 def test_a_search_without_a_right_launch_finds_none(tmp_path):
     search = search_of(tmp_path, {(1,), (2,)})
     with pytest.raises(CannotFuse, match="no launch of the kernel gives the same results"):
-        fastest(search, compile_candidates(search), [jnp.ones(8)])
+        find_fastest_launch(search, compile_candidates(search), [jnp.ones(8)])
     assert search.stored() is None
 
 
 def test_wide_layers_have_launches_with_tiles_which_are_verified_first():
-    backend = triton_kernels("tf32")
+    backend = triton_backend("tf32")
     rollouts = partial(backend.rollouts.launches, 4_096, 1_000)
     gradients = partial(backend.gradients.launches, 131_072, SimpleNamespace(core_count=132))
     for kind, launches, tiles in (
@@ -138,5 +145,5 @@ def test_wide_layers_have_launches_with_tiles_which_are_verified_first():
 def test_gradients_of_very_wide_layers_take_too_long_to_compile(width, is_left):
     network = rollmill.NetworkConfig(hidden_sizes=(width, width))
     step = lower_gradients(rollmill.ppo("CartPole-v1", network=network, **SIZES))
-    reason = triton_kernels("tf32").gradients_too_long(step)
+    reason = triton_backend("tf32").reason_to_skip_gradients(step)
     assert ("products of matrix tiles" in (reason or "")) == is_left

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rollmill.fusion.cache import read_cached, write_exactly, write_once
-from rollmill.fusion.tune.timing import Search, Tuned
+from rollmill.fusion.tune.timing import LaunchSearch, TunedLaunch
 from wordings import raises
 
 
@@ -72,10 +72,10 @@ def test_a_broken_link_in_place_of_a_file_is_replaced(tmp_path):
     ],
 )
 def test_a_stored_launch_of_another_form_is_searched_for_again(tmp_path, stored):
-    search = Search(tmp_path / "a.json", [(32, 4)], *[lambda *_: None] * 2, [], lambda: None)
+    search = LaunchSearch(tmp_path / "a.json", [(32, 4)], *[lambda *_: None] * 2, [], lambda: None)
     right = {"launch": [32, 4], "seconds": 1.0, "unfused_seconds": 2.0}
     search.file.write_text(json.dumps(right))
-    assert search.stored() == Tuned((32, 4), 1.0, 2.0)
+    assert search.stored() == TunedLaunch((32, 4), 1.0, 2.0)
     search.file.write_text(json.dumps(stored))
     assert search.stored() is None
 

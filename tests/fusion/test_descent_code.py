@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from rollmill.algorithms.optimisers import clipped_descent, descend
-from rollmill.core.flat_descent import compute_descents_by
+from rollmill.core.flat_descent import register_descent_code
 from rollmill.programs import own_descent
 
 pytest.importorskip("llvmlite")
@@ -21,7 +21,7 @@ SHAPES = {"kernel": (3, 3, 8, 16), "layer": (300, 450), "bias": (450,), "odd": (
 
 @pytest.fixture(autouse=True)
 def own_code():
-    compute_descents_by(own_descent)
+    register_descent_code(own_descent)
 
 
 def drawn(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES, scale: float = 1.0) -> dict[str, jax.Array]:

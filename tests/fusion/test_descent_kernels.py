@@ -169,13 +169,13 @@ def test_means_compile_for_a_gpu_that_is_not_here() -> None:
 
 
 def test_launches_tried_by_default_leave_steps_to_xla() -> None:
-    from rollmill.fusion.backends.triton.launches import triton_kernels
+    from rollmill.fusion.backends.triton.launches import triton_backend
 
-    backend, device = triton_kernels("tf32"), SimpleNamespace(core_count=132)
+    backend, device = triton_backend("tf32"), SimpleNamespace(core_count=132)
     launches = [launch for rows in (64, 131_072) for launch in backend.gradients.launches(rows, device)]
     launches += backend.gradients.launches(64, device, by_step=True)
     assert launches and all(backend.descend(launch) is None for launch in launches)
-    assert backend.descend(GradientLaunch(132, own_steps=1)) is not None
+    assert backend.descend(GradientLaunch(132, steps_optimiser=1)) is not None
 
 
 def test_steps_that_depend_on_more_than_sums_have_no_kernel() -> None:

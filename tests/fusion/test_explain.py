@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.cli import explain as command
-from rollmill.fusion import CHIPS, Resources, lower_function
+from rollmill.fusion import CHIPS, KernelResources, lower_function
 from rollmill.fusion.estimate.cost import Cost, costs_of
 from wordings import raises
 
@@ -50,11 +50,11 @@ def test_an_environment_that_fuses(capsys):
 def test_what_needs_no_compilation_is_printed_before_it(capsys, monkeypatch):
     def compile_nothing(found, chip):
         so_far = capsys.readouterr()
-        assert f"{found.pressure.operations:,} operations" in so_far.out
+        assert f"{found.pressure.num_operations:,} operations" in so_far.out
         assert "on one H100" in so_far.out and "Gradients: one kernel" in so_far.out
         assert "registers a thread" not in so_far.out
-        assert so_far.err == f"compiling the kernel of {found.pressure.operations:,} operations ...\n"
-        return Resources(registers=64, spilled=128, shared=1024, code=2048)
+        assert so_far.err == f"compiling the kernel of {found.pressure.num_operations:,} operations ...\n"
+        return KernelResources(registers=64, spilled_bytes=128, shared_bytes=1024, code_bytes=2048)
 
     monkeypatch.setattr(command, "compiled_resources", compile_nothing)
     assert command.run(["fusion", "CartPole-v1", "--chip", "H100", "--verbose"]) == 0

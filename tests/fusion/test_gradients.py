@@ -19,7 +19,7 @@ from rollmill.fusion import (
     lower_gradients,
     run_gradients_reference,
 )
-from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.cpu.launches import cpu_backend
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.fusion.kernels.accumulators import accumulators_of
@@ -158,7 +158,7 @@ def test_conditioning_of_whole_sequences_is_refused():
 
 
 def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
-    by_code = machine_code()
+    by_code = cpu_backend()
     exact = partial(run_gradients_reference, precision="highest")
     coded = by_code.gradients.run(by_code.gradients.launches(len(rows), None)[0])
 
@@ -245,7 +245,7 @@ def test_an_epoch_leads_to_the_same_weights(name):
 
 KERNELS = [
     ("shared", "tf32", 90, GradientLaunch(4, 64, 4)),
-    ("shared", "tf32", 90, GradientLaunch(4, 64, 4, own_steps=1)),
+    ("shared", "tf32", 90, GradientLaunch(4, 64, 4, steps_optimiser=1)),
     ("wide", "tf32", 90, GradientLaunch(4, 64, 4, tile=32)),
     ("continuous", "bfloat16", 80, GradientLaunch(2, 32, 2)),
     ("masked", "tf32", 120, GradientLaunch(1, 16, 1)),

@@ -13,7 +13,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import collect, init_state
-from rollmill.fusion import backend_of, evaluate, fused_collect, lower_function, rollout_step, run_reference
+from rollmill.fusion import backend_for, evaluate, fused_collect, lower_function, rollout_step, run_reference
 from rollmill.fusion.kernels.leaves import each_struct
 from rollmill.fusion.kernels.rollout import MAX_LOWERINGS
 from rollmill.fusion.lower.invariants import ConstLabel, labels_of, meet
@@ -94,7 +94,7 @@ def carried(graph, weights, collector):
     """For each of the collector's leaves how many numbers a rollout carries."""
     step = rollout_step(graph, weights, each_struct(collector))
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(collector)]
-    counts = [sum(map(step.carries, leaf.places)) for leaf in step.carried]
+    counts = [sum(map(step.carries, leaf.places)) for leaf in step.carried_leaves]
     return {name: count for name, count in zip(names, counts, strict=True) if count}
 
 
@@ -140,7 +140,7 @@ def test_agents_that_see_the_same_carry_it_once():
 def test_rollouts_are_those_of_the_unfused_path(way):
     if way == "machine code":
         pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
-    backend = backend_of(jax.devices()[0], "float32")
+    backend = backend_for(jax.devices()[0], "float32")
     kind = backend.rollouts
     run = kind.run(kind.launches(NUM_ENVS, 0)[0]) if way == "machine code" else run_reference
     graph, weights, collector = begun(counting())

@@ -11,7 +11,7 @@ from user_environments import after, task
 
 import rollmill
 from rollmill.dataflow import collect, init_state
-from rollmill.fusion import CannotFuse, Launch, fused_collect, lower_rollout, machine_code, run_reference
+from rollmill.fusion import CannotFuse, Launch, cpu_backend, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.rollout import rollout_kernel
 from rollmill.fusion.kernels.leaves import to_raw
@@ -35,7 +35,7 @@ def assert_same_rollouts(env, run, *, num_envs):
     graph = graph_of(env, num_envs)
     step = lower_rollout(graph)
     state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(num_envs))
-    assert any(leaf.writes for leaf in step.after)
+    assert any(leaf.writes for leaf in step.leaves_after)
     weights = graph.weights(state.learner)
     both = jax.jit(
         lambda one, other, key: (
@@ -56,14 +56,14 @@ def assert_same_rollouts(env, run, *, num_envs):
 
 @pytest.mark.parametrize("name", ["cards", "diary"])
 def test_rollouts_in_machine_code_are_those_of_xla(name):
-    run = machine_code().rollouts.run((8,))
+    run = cpu_backend().rollouts.run((8,))
     assert_same_rollouts(LARGE[name](length=12), run, num_envs=12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine", "queue"])
 def test_rollouts_with_maps_and_queues_are_those_of_xla(name):
-    assert_same_rollouts(LARGE[name](length=12), machine_code().rollouts.run((8,)), num_envs=12)
+    assert_same_rollouts(LARGE[name](length=12), cpu_backend().rollouts.run((8,)), num_envs=12)
 
 
 def test_the_evaluator_computes_what_xla_does():

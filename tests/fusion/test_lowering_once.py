@@ -14,9 +14,9 @@ from rollmill.fusion.backends.triton import (
     means as triton_means,
     rollout as triton_rollout,
 )
-from rollmill.fusion.backends.triton.launches import triton_kernels
+from rollmill.fusion.backends.triton.launches import triton_backend
 from rollmill.fusion.kernels import gradients, rollout
-from rollmill.fusion.tune.timing import Tuned
+from rollmill.fusion.tune.timing import TunedLaunch
 from rollmill.programs import fused_kernels as choosing, tuning
 from rollmill.programs.compiled import lower
 from rollmill.programs.kernels import KernelPlace, plain_kernels
@@ -64,10 +64,10 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
     monkeypatch.setattr(triton_gradients, "call", call)
     monkeypatch.setattr(triton_means, "call", call)
     monkeypatch.setattr(tuning, "compile_candidates", trace_candidates)
-    first = lambda search, *_: Tuned(tuple(search.launches[0]), 1.0, 2.0)
-    monkeypatch.setattr(tuning, "fastest", first)
+    first = lambda search, *_: TunedLaunch(tuple(search.launches[0]), 1.0, 2.0)
+    monkeypatch.setattr(tuning, "find_fastest_launch", first)
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
-    graph, backend = training(), triton_kernels("tf32")._replace(device_name=lambda device: "a GPU")
+    graph, backend = training(), triton_backend("tf32")._replace(device_name=lambda device: "a GPU")
     nothing_ahead = lambda *_: contextlib.nullcontext(lambda: None)
     sizes = lambda size, device, **_: [(4, 64, 4), (4, 32, 2)]
     backend = backend._replace(

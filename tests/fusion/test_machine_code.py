@@ -17,7 +17,7 @@ from rollmill.fusion import first_batch, fused_collect, run_reference
 from rollmill.fusion.backends.cpu import ffi, functions
 from rollmill.fusion.backends.cpu.builder import FLOAT32, number_type
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
-from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.cpu.launches import cpu_backend
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.gradients import fused_gradients
 from rollmill.programs.compiled import lower
@@ -85,7 +85,7 @@ def test_functions_are_right_to_the_last_places(function, exact, bounds):
 def test_rollouts_are_those_of_the_program(name, num_envs, network):
     graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
     state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(num_envs))
-    backend = machine_code()
+    backend = cpu_backend()
     runs = run_reference, backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
 
     def both(state, key):
@@ -104,7 +104,7 @@ def test_rollouts_are_those_of_the_program(name, num_envs, network):
 
 
 def test_a_launch_must_fit():
-    graph, backend = ppo(make("CartPole-v1"), num_envs=3, num_steps=6, num_minibatches=1), machine_code()
+    graph, backend = ppo(make("CartPole-v1"), num_envs=3, num_steps=6, num_minibatches=1), cpu_backend()
 
     def gradients(state, rows):
         learner, batch = first_batch(graph, state)

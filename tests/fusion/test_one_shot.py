@@ -10,8 +10,8 @@ from rollmill.fusion.backends.triton.one_shot import (
     LANE,
     LANE_BYTES,
     MAX_RANKS,
-    lanes_of,
     mean_kernel,
+    num_lanes,
 )
 
 pytest.importorskip("triton")
@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(("size", "ranks"), [(1, 2), (9155, 4), (1024, 8)])
 def test_the_kernel_compiles_for_a_gpu(size, ranks):
     kernel = mean_kernel(size, ranks, first_lane=3)
-    assert kernel.programs == lanes_of(size) == -(-size // LANE)
+    assert kernel.programs == num_lanes(size) == -(-size // LANE)
     arrays = [jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((2 * ranks + 1,), jnp.uint32)]
     code = compiled(kernel, arrays, 90).asm["ptx"]
     assert code.count("atom.global.sys.release.exch") == ranks  # a flag in the memory of each

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from rollmill.fusion import Pressure, lower_function, many_products, pressure_of
+from rollmill.fusion import Pressure, estimate_pressure, lower_function, many_products
 from rollmill.fusion.backends.base import MAX_PRODUCTS
 from rollmill.fusion.backends.triton.launches import compile_seconds_on_gpu
 from rollmill.fusion.opt.segments import MAX_NODES
@@ -14,7 +14,7 @@ ROW = jax.ShapeDtypeStruct((64,), jnp.float32)
 
 
 def pressure(function, *each, uniform=()):
-    return pressure_of(lower_function(function, each, uniform).program)
+    return estimate_pressure(lower_function(function, each, uniform).program)
 
 
 def in_turns(x):
@@ -25,39 +25,39 @@ def in_turns(x):
 
 def test_a_chain_of_operations_holds_one_number():
     found = pressure(in_turns, NUMBER)
-    assert found.operations == 202 and found.live == 2, found
-    assert found.instructions > 200
+    assert found.num_operations == 202 and found.live_registers == 2, found
+    assert found.num_instructions > 200
 
 
 def test_what_is_read_again_is_held():
     few = pressure(lambda x: jnp.stack([jnp.sum(jnp.sin(x)), jnp.sum(x)]), VECTOR)
     held = pressure(lambda x: (s := jnp.sin(x), s * jnp.sum(s))[1], VECTOR)
-    assert few.live == 24 + 3, "a sine, and the sum before and after it"
-    assert 2 * 24 > held.live >= 24 + 1, "each sine once more, after the sum"
+    assert few.live_registers == 24 + 3, "a sine, and the sum before and after it"
+    assert 2 * 24 > held.live_registers >= 24 + 1, "each sine once more, after the sum"
 
 
 def test_rows_are_registers_of_the_lanes_that_share_them():
     matrix = jnp.ones((64, 48), jnp.float32)
     found = pressure(lambda m, x: jnp.tanh(x @ m), ROW, uniform=(matrix,))
-    assert found.live == 64 // 2 + 48 // 2
-    assert found.instructions == 64 * 48 // 64 + 48 * 5 // 2
+    assert found.live_registers == 64 // 2 + 48 // 2
+    assert found.num_instructions == 64 * 48 // 64 + 48 * 5 // 2
 
 
 def test_loops_hold_what_they_carry_and_what_a_turn_needs():
     turn = lambda n, x: x * 0.5 + jnp.sum(jnp.cos(x + n.astype(jnp.float32)))
     loop = pressure(lambda x: jax.lax.fori_loop(0, 1000, turn, x), VECTOR)
     once = pressure(lambda x: turn(jnp.int32(1), x), VECTOR)
-    assert once.live <= loop.live <= 2 * (24 + 1) + once.live
-    assert loop.instructions < 2 * once.instructions + 100, "the code of a loop is there once"
+    assert once.live_registers <= loop.live_registers <= 2 * (24 + 1) + once.live_registers
+    assert loop.num_instructions < 2 * once.num_instructions + 100, "the code of a loop is there once"
 
 
 def test_operations_in_loops_are_counted():
     """A program is long if its loops are: Triton looks at all of their operations, too."""
     turn = lambda n, x: in_turns(x + n.astype(jnp.float32))
     program = lower_function(lambda x: jax.lax.fori_loop(0, 1000, turn, x), [NUMBER]).program
-    found = pressure_of(program)
-    assert len(program.nodes()) < 10 and 200 < found.operations < 220
-    assert found.looped > 0.9 * found.instructions
+    found = estimate_pressure(program)
+    assert len(program.nodes()) < 10 and 200 < found.num_operations < 220
+    assert found.looped_instructions > 0.9 * found.num_instructions
 
 
 def test_instructions_behind_branches_are_counted_apart():
@@ -66,7 +66,7 @@ def test_instructions_behind_branches_are_counted_apart():
 
     key_of = lambda x: jax.random.fold_in(jax.random.key(0), jax.lax.bitcast_convert_type(x, jnp.int32))
     found = pressure(reset_where_it_ends, NUMBER)
-    assert found.instructions < 30 < 200 < found.guarded, found
+    assert found.num_instructions < 30 < 200 < found.guarded_instructions, found
 
 
 def test_only_long_steps_are_expected_to_compile_for_long():
@@ -83,6 +83,6 @@ def test_convolutions_have_very_many_products():
     convolve = lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1, 1), "VALID", dimension_numbers=layout)
     image = jax.ShapeDtypeStruct((10, 10, 4), jnp.float32)
     found = pressure(convolve, image, uniform=(weights,))
-    assert found.products == 64 <= MAX_PRODUCTS
+    assert found.num_products == 64 <= MAX_PRODUCTS
     assert many_products(Pressure(1_000, 1, 1_000, MAX_PRODUCTS, 0)) is None
     assert "matrix products" in str(many_products(Pressure(1_000, 1, 1_000, MAX_PRODUCTS + 1, 0)))

@@ -128,7 +128,7 @@ def test_prologues_hold_what_is_read_and_nothing_else():
     shapes = [jax.ShapeDtypeStruct((4, 3), jnp.float32), jax.ShapeDtypeStruct((5,), jnp.float32)]
     prologue = lower_function(function, (NUMBER,), shapes).prologue
     assert [slot.shape for slot in prologue.shapes.slots] == [(5,), (1,)]  # the second is never read
-    assert [equation.primitive.name for equation in prologue.closed.jaxpr.eqns] == ["broadcast_in_dim"]
+    assert [equation.primitive.name for equation in prologue.jaxpr.jaxpr.eqns] == ["broadcast_in_dim"]
 
 
 def test_a_function_that_closes_over_a_tracer_is_refused():
@@ -144,7 +144,7 @@ def test_no_tracer_is_left_in_a_program():
     with jax.checking_leaks():
         first = step_program("CartPole-v1", NetworkConfig(hidden_sizes=(16,)))
         again = step_program("CartPole-v1", NetworkConfig(hidden_sizes=(16,)))
-    assert str(first.prologue.closed) == str(again.prologue.closed)
+    assert str(first.prologue.jaxpr) == str(again.prologue.jaxpr)
     assert [(node.op, node.attributes) for node in first.program.nodes()] == [
         (node.op, node.attributes) for node in again.program.nodes()
     ]

@@ -9,7 +9,7 @@ import pytest
 import rollmill
 from rollmill.fusion.backends.triton import launches
 from rollmill.fusion.backends.triton.gradients import gradient_operations
-from rollmill.fusion.backends.triton.launches import gradients_too_long_on_gpu
+from rollmill.fusion.backends.triton.launches import reason_to_skip_gradients_on_gpu
 from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.accumulators import accumulators_of
 from rollmill.fusion.kernels.gradients import lower_gradients
@@ -22,8 +22,8 @@ NETWORK = rollmill.NetworkConfig(hidden_sizes=(20,))
 
 def plans_of(step):
     kept = accumulators_of(step.sums, step.program.outputs)
-    plan = plan_sample_loops(kept, step.program, step.handed_on)
-    return plan, reroll(plan, step.program, step.sample)
+    plan = plan_sample_loops(kept, step.program, step.forwarded_outputs)
+    return plan, reroll(plan, step.program, step.sample_leaves)
 
 
 def sums_by(plan, step, inputs, uniforms, count):
@@ -61,7 +61,7 @@ def sums_by(plan, step, inputs, uniforms, count):
 def inputs_of(step, key):
     """Numbers for the leaves of a sample: each integer is a legal action."""
     made = []
-    for leaf in step.sample:
+    for leaf in step.sample_leaves:
         for _ in leaf.places:
             key, own = jax.random.split(key)
             tail = () if leaf.width is None else (leaf.width,)
@@ -90,9 +90,11 @@ def test_agents_in_turns_count_once(monkeypatch):
     step = lower_gradients(rollmill.ippo("TagGridWorld-Small-v0", **SIZES, network=NETWORK))
     size = gradient_operations(step)
     assert size < len(step.program.nodes()) / 1.5
-    assert gradients_too_long_on_gpu(step) is None
+    assert reason_to_skip_gradients_on_gpu(step) is None
     monkeypatch.setattr(launches, "MAX_GRADIENT_OPERATIONS", size - 1)
-    assert f"{size:,} operations. A kernel with more than {size - 1:,}" in str(gradients_too_long_on_gpu(step))
+    assert f"{size:,} operations. A kernel with more than {size - 1:,}" in str(
+        reason_to_skip_gradients_on_gpu(step)
+    )
 
 
 def test_agents_whose_constants_differ_are_no_turns():

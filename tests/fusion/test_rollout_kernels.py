@@ -130,7 +130,7 @@ KERNELS = [
     ("CartPole-v1", SHARED, "tf32", 90, Launch(64, 4)),
     ("CartPole-v1", SHARED, "bfloat16", 80, Launch(16, 1)),
     ("CartPole-v1", SHARED, "float32", 120, Launch(32, 2)),
-    ("CartPole-v1", SHARED, "tf32", 90, Launch(32, 2, tile=32, kept=8)),
+    ("CartPole-v1", SHARED, "tf32", 90, Launch(32, 2, tile=32, kept_kilobytes=8)),
     *(case for n, name in enumerate(OWN) for case in cases_of(name, n % len(CAPABILITIES))),
     *(
         pytest.param("CartPole-v1", GRU, "tf32", capability, Launch(16, 1), marks=pytest.mark.slow)
@@ -151,13 +151,13 @@ def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numeri
 @by_triton
 @pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize(
-    ("numerics", "launch"), [("bfloat16", Launch(32, 1, registers=128)), ("float32", Launch(32, 4))]
+    ("numerics", "launch"), [("bfloat16", Launch(32, 1, max_registers=128)), ("float32", Launch(32, 4))]
 )
 def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, launch):
     kernel, arrays = kernel_of(graph_on("CartPole-v1", num_envs=32), numerics, launch)
     found = compiled(kernel, arrays, 90).asm["ptx"]
     assert found.count("div.rn.f32") == kernel.source.count("tl.div_rn(") > 0
-    assert (".maxnreg 128" in found) == (launch.registers == 128)
+    assert (".maxnreg 128" in found) == (launch.max_registers == 128)
 
 
 @pytest.mark.slow

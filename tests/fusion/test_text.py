@@ -7,7 +7,7 @@ import pytest
 
 import rollmill
 from rollmill.cli.explain import run
-from rollmill.fusion import lower_function, lower_gradients, lower_rollout, program_text, stages_of
+from rollmill.fusion import compiler_stages, lower_function, lower_gradients, lower_rollout, program_text
 from rollmill.fusion.ir.text import NodeNames
 from rollmill.fusion.opt.passes import PASSES, schedule_lines
 from rollmill.fusion.opt.schedule import schedule_of
@@ -70,13 +70,13 @@ def test_loops_show_their_conditions_and_bodies():
 
 @pytest.mark.parametrize("lower", [lower_rollout, lower_gradients], ids=["rollout", "gradients"])
 def test_the_same_function_is_lowered_to_the_same_text(lower):
-    first, again = (stages_of(lower(graph_of("CartPole-v1")).lowered) for _ in range(2))
+    first, again = (compiler_stages(lower(graph_of("CartPole-v1")).lowered) for _ in range(2))
     assert [stage.name for stage in first] == ["jaxpr", "prologue", "program", *(each.name for each in PASSES)]
     assert first[1:] == again[1:]  # a jaxpr may show addresses of functions
 
 
 def test_inputs_that_are_known_or_another_again_are_shown_as_such():
-    (program,) = [stage.text for stage in stages_of(lower_rollout(graph_of("CartPole-v1")).lowered)][2:3]
+    (program,) = [stage.text for stage in compiler_stages(lower_rollout(graph_of("CartPole-v1")).lowered)][2:3]
     head = program.splitlines()[0]
     assert "in5:i32" in head and "in7=in5" in head  # an episode's length, and the steps of its time limit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rollmill.core.errors import CannotFuse, CheckpointError
 from rollmill.fusion.backends.triton.compile import HEADER, _source_file
 from rollmill.fusion.cache import read_cached, write_once
-from rollmill.fusion.tune.timing import Search
+from rollmill.fusion.tune.timing import LaunchSearch
 from rollmill.plan_search import stored
 from rollmill.plan_search.search.candidate import Candidate
 from rollmill.plan_search.search.rows import CandidateRow, PlanTable
@@ -37,7 +37,7 @@ def use_search(file: Path) -> None:
 
 def use_launch(file: Path) -> None:
     """Reads the fastest launch of a kernel."""
-    search = Search(file, [(1, 2)], *[None] * 4)
+    search = LaunchSearch(file, [(1, 2)], *[None] * 4)
     found = search.stored()
     assert found is None or (found.launch == (1, 2) and (found.gain is None or found.gain > 0))
     _write(file, {"launch": [1, 2], "seconds": 1.0, "unfused_seconds": 2.0})

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 
 import rollmill
 from rollmill.core.types import Environment, Timestep
-from rollmill.fusion import CannotFuse, machine_code
+from rollmill.fusion import CannotFuse, cpu_backend
 from rollmill.programs.evaluation import compiled, fused
 from rollmill.programs.evaluation.compiled import evaluate, evaluator
 from wordings import raises
@@ -46,7 +46,7 @@ def test_a_kernel_plays_the_same_episodes(trained, monkeypatch, stochastic):
     monkeypatch.setattr(fused, "fused_collect", lambda *a, **k: calls.append(1) or collect(*a, **k))
     by_steps = evaluate(graph, weights, episodes=4, seed=3, stochastic=stochastic)
     assert not calls
-    play = evaluator(graph, weights, episodes=4, seed=3, stochastic=stochastic, backend=machine_code())
+    play = evaluator(graph, weights, episodes=4, seed=3, stochastic=stochastic, backend=cpu_backend())
     assert calls
     by_kernel = play(weights)
     np.testing.assert_array_equal(by_kernel.returns, by_steps.returns)
@@ -56,7 +56,7 @@ def test_a_kernel_plays_the_same_episodes(trained, monkeypatch, stochastic):
 def test_more_episodes_than_environments_are_played_by_steps(trained, monkeypatch):
     graph, weights = trained
     monkeypatch.delattr(fused, "fused_collect")
-    play = evaluator(graph, weights, episodes=6, backend=machine_code())
+    play = evaluator(graph, weights, episodes=6, backend=cpu_backend())
     assert play(weights).returns.shape == (6,)
 
 
@@ -71,12 +71,12 @@ def test_steps_that_no_kernel_can_compute_are_computed_by_xla():
     env = Environment("Eigenvalues", reset, step, Box(-np.inf, np.inf, (3,)), Discrete(2))
     graph = rollmill.ppo(env, num_envs=4, num_steps=8, total_timesteps=64, num_minibatches=1)
     weights = graph.weights(graph.start_learner(jax.random.key(0)))
-    lengths = evaluator(graph, weights, episodes=2, backend=machine_code())(weights).lengths
+    lengths = evaluator(graph, weights, episodes=2, backend=cpu_backend())(weights).lengths
     np.testing.assert_array_equal(lengths, [41, 41])
 
 
 def test_no_evaluation_waits_for_a_kernel_that_compiles_for_minutes(trained):
-    backend = machine_code()._replace(compile_seconds=lambda pressure: 61.0)
+    backend = cpu_backend()._replace(compile_seconds=lambda pressure: 61.0)
     with raises("compiling-kernel-for-evaluations-would", "61", "60", kind=CannotFuse):
         fused.fused_steps(trained[0], backend, 4)
 

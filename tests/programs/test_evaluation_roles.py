@@ -11,7 +11,7 @@ from rollmill.cli.evaluate import _result, _sentence
 from rollmill.core.types import AgentKind
 from rollmill.envs import joint_spaces
 from rollmill.envs.adapters.pettingzoo import parallel_environment
-from rollmill.fusion import backend_of
+from rollmill.fusion import backend_for
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.programs.evaluation.on_host import evaluate_on_host
@@ -80,7 +80,7 @@ def test_each_kind_has_a_return_of_its_own(by):
     if by == "host":
         played = evaluate_on_host(graph, weights, env, episodes=5)
     else:
-        backend = backend_of(jax.devices()[0], "float32") if by == "machine code" else None
+        backend = backend_for(jax.devices()[0], "float32") if by == "machine code" else None
         played = evaluator(graph, weights, episodes=5, backend=backend)(weights)
     assert played.lengths.tolist() == [STEPS] * 5 and played.returns.tolist() == [0.0] * 5
     assert {kind: returns.tolist() for kind, returns in played.agent_returns.items()} == {

@@ -11,7 +11,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import describe_processor
 from rollmill.dataflow import MeanGradients
-from rollmill.fusion import CannotFuse, pressure_of_rollout
+from rollmill.fusion import CannotFuse, estimate_rollout_pressure
 from rollmill.fusion.backends import base
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.triton import launches as kernel_launches
@@ -131,7 +131,7 @@ def test_short_trainings_are_not_timed_first():
 def test_a_search_says_what_it_took_and_saves(monkeypatch):
     def start(tuner, search, prepare):
         tuner.seconds = 12.0
-        return lambda: fusing.Tuned(tuple(search.launches[0]), 1.0, 3.0)
+        return lambda: fusing.TunedLaunch(tuple(search.launches[0]), 1.0, 3.0)
 
     monkeypatch.setattr(fusing.Tuner, "start", start)
     graph = graph_on(rollmill.make("CartPole-v1"))
@@ -220,12 +220,12 @@ def test_a_kernel_that_compiles_for_minutes_is_tried_in_long_runs(monkeypatch, r
     def timed(tuner, search, prepare):
         launches.extend(search.launches)
         budget.admit(search.file, 1, 0.0, search.compile_seconds)
-        return lambda: fusing.Tuned((32, 1), 1.0, 2.0)
+        return lambda: fusing.TunedLaunch((32, 1), 1.0, 2.0)
 
     monkeypatch.setattr(fusing.Tuner, "start", timed)
     way = choose_kernels(graph, fusion="auto", budget=budget, **CHOICE).rollouts
     assert way.fused == fused and launches == [(32, 1, 0, 0, 0)]
-    operations = pressure_of_rollout(graph).operations
+    operations = estimate_rollout_pressure(graph).num_operations
     assert fused or f"would take about {operations:,} s, but only 20 s are left for it in this run" in way.note
 
 
@@ -237,7 +237,9 @@ def test_kernels_that_compile_for_minutes_have_to_be_asked_for_without_a_budget(
     monkeypatch.setattr(kernel_launches, "needs_segments", lambda count: True)
     monkeypatch.setattr(kernel_launches, "COMPILE_SECONDS", 1.0)
     monkeypatch.setattr(fusing, "MAX_COMPILE_SECONDS", longest)
-    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1), 1.0, 2.0))
+    monkeypatch.setattr(
+        fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.TunedLaunch((32, 1), 1.0, 2.0)
+    )
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
@@ -247,7 +249,7 @@ def test_kernels_that_compile_for_minutes_have_to_be_asked_for_without_a_budget(
 
 def test_very_many_products_have_to_be_asked_for(monkeypatch, rollouts_alone):
     monkeypatch.setattr(base, "MAX_PRODUCTS", 0)
-    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1)))
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.TunedLaunch((32, 1)))
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert not way.fused and "With more than 0, compiling takes minutes. Use fusion=rollout to fuse" in way.note
@@ -299,7 +301,7 @@ def test_seeds_with_replay_memories_learn_by_kernels_what_xla_learns():
 
 
 def test_lanes_divide_the_programs_of_a_gpu():
-    kernels = kernel_launches.triton_kernels("tf32")
+    kernels = kernel_launches.triton_backend("tf32")
     assert kernels.gradients.share((256, 64, 4), 16).programs == 16
     assert kernels.gradients.share((8, 64, 4), 16).programs == 1
     assert kernels.rollouts.share((64, 4, 0), 16) == (64, 4, 0)

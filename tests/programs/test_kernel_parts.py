@@ -6,7 +6,7 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import collect, init_state
-from rollmill.fusion import backend_of
+from rollmill.fusion import backend_for
 from rollmill.programs.kernel_parts import (
     KernelParts,
     parts_of,
@@ -50,5 +50,5 @@ def test_without_the_policy_the_environment_gets_actions_that_follow_from_observ
 @pytest.mark.slow
 def test_a_kernel_is_divided(graph):
     pytest.importorskip("llvmlite", reason="the backends of kernels are an extra")
-    parts = rollout_parts(graph, backend_of(jax.devices()[0], "float32"), (8, 0), 32)
+    parts = rollout_parts(graph, backend_for(jax.devices()[0], "float32"), (8, 0), 32)
     assert sum(parts) == pytest.approx(1.0) and min(parts) >= 0.0

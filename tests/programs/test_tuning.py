@@ -14,7 +14,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CannotFuse
-from rollmill.fusion import Search, Tuned
+from rollmill.fusion import LaunchSearch, TunedLaunch
 from rollmill.fusion.tune import timing
 from rollmill.fusion.tune.search import structure_text
 from rollmill.programs import compiled, iteration_programs, kernels, search_cost, tuning
@@ -55,7 +55,7 @@ def search_in(folder, compile_ahead, traced=lambda: None):
         return function
 
     shapes = [jax.ShapeDtypeStruct((8,), jnp.float32)]
-    return Search(folder / "launch.json", [(1,), (2,)], fused, lambda x: x, shapes, compile_ahead)
+    return LaunchSearch(folder / "launch.json", [(1,), (2,)], fused, lambda x: x, shapes, compile_ahead)
 
 
 def no_wait():
@@ -86,7 +86,7 @@ def test_candidates_are_timed_once_and_their_result_is_stored(tmp_path):
     for is_stored in (False, True):
         with Tuner(jax.devices()[0]) as tuner:
             tuned = tuner.start(search, prepare)()
-            assert isinstance(tuned, Tuned) and tuned.launch in search.launches
+            assert isinstance(tuned, TunedLaunch) and tuned.launch in search.launches
             assert (tuner.seconds == 0) == is_stored
     assert prepared == [1]
 
@@ -117,7 +117,7 @@ def taking(clock, *seconds):
 @pytest.mark.parametrize(("times", "chosen"), [((1.0, 0.98), (1,)), ((0.98, 1.0), (1,)), ((1.0, 0.9), (2,))])
 def test_of_launches_that_are_as_fast_the_first_is_taken(times, chosen, tmp_path, clock):
     """So that searches on the same machine choose the same."""
-    tuned = timing.fastest(search_in(tmp_path, no_wait), taking(clock, *times, 2.0), ())
+    tuned = timing.find_fastest_launch(search_in(tmp_path, no_wait), taking(clock, *times, 2.0), ())
     assert tuned.launch == chosen
     assert (tuned.seconds, tuned.unfused_seconds) == pytest.approx((times[chosen[0] - 1], 2.0))
 
@@ -126,9 +126,9 @@ def test_kernels_that_were_asked_for_are_not_compared_with_xla(tmp_path, clock):
     search = search_in(tmp_path, no_wait)
     alone = search.without_comparison()
     assert len(timing.compile_candidates(search)) == 3 and len(timing.compile_candidates(alone)) == 2
-    assert timing.fastest(alone, taking(clock, 1.0, 0.5), ()).gain is None
+    assert timing.find_fastest_launch(alone, taking(clock, 1.0, 0.5), ()).speedup is None
     assert search.stored() is None and alone.stored() == ((2,), pytest.approx(0.5), None)
-    timing.fastest(search, taking(clock, 1.0, 0.5, 2.0), ())
+    timing.find_fastest_launch(search, taking(clock, 1.0, 0.5, 2.0), ())
     assert search.without_comparison() == search  # the times are known
 
 
@@ -157,25 +157,27 @@ def test_the_launch_is_chosen_by_its_kernel_and_compared_by_the_whole(tmp_path, 
     (whole,) = taking(clock, 3.0)
     search, traced = alone_in(tmp_path)
     candidates = taking(clock, 1.0, 0.5, 6.0)
-    tuned = timing.fastest(search, candidates, (), inputs=(), compile_whole=lambda function, shapes: whole())
+    tuned = timing.find_fastest_launch(
+        search, candidates, (), inputs=(), compile_whole=lambda function, shapes: whole()
+    )
     assert traced == [(2,)]
     assert (tuned.launch, tuned.seconds, tuned.unfused_seconds) == ((2,), pytest.approx(3.0), pytest.approx(6.0))
 
 
 def test_a_call_that_the_machine_disturbed_changes_no_choice(tmp_path, clock):
     disturbed = (5.0, 1.1, 3.0, 0.9)  # the first call, one alone, one in a row, and all others
-    tuned = timing.fastest(search_in(tmp_path, no_wait), taking(clock, 1.0, disturbed, 2.0), ())
+    tuned = timing.find_fastest_launch(search_in(tmp_path, no_wait), taking(clock, 1.0, disturbed, 2.0), ())
     assert tuned.launch == (2,) and tuned.seconds == pytest.approx(0.9)
 
 
 def test_a_launch_that_is_far_slower_is_called_twice_alone(tmp_path, clock):
-    timing.fastest(search_in(tmp_path, no_wait), taking(clock, 1.0, 100.0, 1.0), ())
+    timing.find_fastest_launch(search_in(tmp_path, no_wait), taking(clock, 1.0, 100.0, 1.0), ())
     assert clock.now < 2 * 100 + 20
 
 
 def test_a_search_that_is_late_takes_the_fastest_until_then_and_stores_nothing(tmp_path, clock):
     search, candidates = search_in(tmp_path, no_wait), taking(clock, 1.0, 0.1, 2.0)
-    tuned = timing.fastest(search, candidates, (), is_late=lambda: clock.now >= 2)
+    tuned = timing.find_fastest_launch(search, candidates, (), is_late=lambda: clock.now >= 2)
     assert tuned.launch == (1,) and not search.file.exists()
 
 
@@ -345,7 +347,7 @@ class ArtificialMachine:
 def machine(tmp_path, records, monkeypatch):
     machine = ArtificialMachine(tmp_path, records)
     monkeypatch.setattr(tuning, "wait", machine.wait)
-    monkeypatch.setattr(tuning, "fastest", lambda *_: None)
+    monkeypatch.setattr(tuning, "find_fastest_launch", lambda *_: None)
     monkeypatch.setattr(Tuner, "_compile_candidates", lambda *arguments: machine.compile_candidates(*arguments))
     return machine
 

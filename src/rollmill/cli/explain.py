@@ -18,19 +18,19 @@ from rollmill.fusion import (
     CannotFuse,
     Chip,
     Explanation,
+    KernelResources,
     Launch,
     Numerics,
-    Resources,
     check_package,
     compiled_resources,
+    compiler_stages,
+    cpu_backend,
     envs_per_multiprocessor,
     explain,
     find_chip,
     lower_gradients,
     lower_rollout,
-    machine_code,
     many_products,
-    stages_of,
 )
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.options import RunOptions
@@ -145,7 +145,7 @@ def _verdict(environment: str, found: Explanation, chip: str, graph: Graph) -> l
 
 def _print_compiled(found: Explanation, chip: Chip) -> None:
     """Compiles the kernel and prints the resources that it takes, last because it may take minutes."""
-    print(f"compiling the kernel of {found.pressure.operations:,} operations ...", file=sys.stderr)
+    print(f"compiling the kernel of {found.pressure.num_operations:,} operations ...", file=sys.stderr)
     began = time.perf_counter()
     resources = compiled_resources(found, chip)
     print(*_kernel(found, resources), sep="\n")
@@ -157,7 +157,7 @@ def _print_stages(graph: Graph) -> int:
     """Prints the programs of both kernels after each stage of the compiler."""
     for kernel, lower in (("rollout", lower_rollout), ("gradients", lower_gradients)):
         try:
-            stages = stages_of(lower(graph).lowered)
+            stages = compiler_stages(lower(graph).lowered)
         except CannotFuse as reason:
             print(f"=== {kernel}: not fused: {reason}\n")
             continue
@@ -202,12 +202,14 @@ def _lines(found: Explanation, chip: str) -> list[str]:
     lines = [
         _line(
             "program",
-            f"{pressure.operations:,} operations of scalars and rows a step, in about {pressure.instructions:,} "
-            "instructions",
+            f"{pressure.num_operations:,} operations of scalars and rows a step, in about "
+            f"{pressure.num_instructions:,} instructions",
         ),
-        _line("", f"up to {pressure.live:,} registers hold values that are read later"),
-        _line("carried", f"{found.state} B of each environment, in registers from the first step to the last"),
-        _line("written", f"{found.written} B a step"),
+        _line("", f"up to {pressure.live_registers:,} registers hold values that are read later"),
+        _line(
+            "carried", f"{found.state_bytes} B of each environment, in registers from the first step to the last"
+        ),
+        _line("written", f"{found.written_bytes} B a step"),
         _line(
             "a step",
             f"{always.floats:,.0f} float, {always.integers:,.0f} integer and {always.special:,.0f} special "
@@ -227,13 +229,13 @@ def _lines(found: Explanation, chip: str) -> list[str]:
 
 def _code() -> str:
     try:
-        check_package(machine_code())
+        check_package(cpu_backend())
     except UsageError as missing:
         return str(missing)
     return "LLVM compiles machine code at the start of a run"
 
 
-def _kernel(found: Explanation, resources: Resources | None) -> list[str]:
+def _kernel(found: Explanation, resources: KernelResources | None) -> list[str]:
     if resources is None:
         return [_line("kernel", f"not compiled: {install_command('fusion')}")]
     registers, spilled, shared, code = resources

@@ -35,16 +35,17 @@ _ordered = core.Primitive("ordered_convolution")
 """Convolves `[batch, *space, inputs]` with `[*space, inputs, outputs]` to `[batch, *space, outputs]`."""
 
 
-def order_convolutions(own: OwnCode = by_xla) -> None:
+def order_convolutions(compile_code: OwnCode = by_xla) -> None:
     """Makes all programs compiled for CPUs after this call convolve in the fast order of axes.
 
-    `own` computes some convolutions with machine code of this process. Exported programs do not contain that code.
+    `compile_code` computes some convolutions with machine code of this process. Exported programs do not contain
+    that code.
     """
 
     def rule(context: mlir.LoweringRuleContext, lhs: ir.Value, rhs: ir.Value, **params: Any) -> Sequence[ir.Value]:
         is_exported = context.module_context.lowering_parameters.for_export
         image, kernel = context.avals_in
-        compute = None if is_exported else own(image, kernel, params)
+        compute = None if is_exported else compile_code(image, kernel, params)
         function = compute or partial(reordered, **params)
         return mlir.lower_fun(function, multiple_results=False)(context, lhs, rhs)
 

@@ -2,7 +2,7 @@
 
 If a step consists of several JAX operations, it reads and writes memory several times: to concatenate the
 gradients, for each moment, and to change the weights. On CPUs, machine code may compute the step in one pass
-(`compute_descents_by`). On other devices, and under `vmap`, the operation is lowered to its parts. Code that
+(`register_descent_code`). On other devices, and under `vmap`, the operation is lowered to its parts. Code that
 traces a step may compute it by a kernel instead (`descending_by`).
 """
 
@@ -71,12 +71,12 @@ def descending_by(descend: Descend) -> Iterator[None]:
         _descend.reset(token)
 
 
-def compute_descents_by(own: OwnDescent) -> None:
+def register_descent_code(compile_code: OwnDescent) -> None:
     """Registers machine code for optimiser steps in programs that this process compiles for CPUs."""
 
     def rule(context: mlir.LoweringRuleContext, *operands: ir.Value, program: Any, count: int) -> Sequence[Any]:
         is_exported = context.module_context.lowering_parameters.for_export
-        compute = None if is_exported else own(context.avals_in, program, count)
+        compute = None if is_exported else compile_code(context.avals_in, program, count)
         compute = compute or partial(_in_parts, program=program, count=count)
         return mlir.lower_fun(compute, multiple_results=True)(context, *operands)
 

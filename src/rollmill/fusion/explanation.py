@@ -22,7 +22,7 @@ from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.estimate.pressure import Pressure
 from rollmill.fusion.ir import program_text
 from rollmill.fusion.kernels.leaves import to_raw
-from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout, pressure_of_step
+from rollmill.fusion.kernels.rollout import RolloutStep, estimate_step_pressure, lower_rollout
 from rollmill.fusion.lower.function import LoweredFunction
 from rollmill.fusion.opt.passes import PASSES
 
@@ -31,16 +31,16 @@ REGISTERS = 65536
 """Number of 32-bit registers of a multiprocessor."""
 
 
-class Resources(NamedTuple):
+class KernelResources(NamedTuple):
     """Resources that a compiled kernel uses."""
 
     registers: int
     """Registers per thread."""
-    spilled: int
+    spilled_bytes: int
     """Bytes per thread that did not fit in registers."""
-    shared: int
+    shared_bytes: int
     """Bytes of shared memory per program."""
-    code: int
+    code_bytes: int
     """Size of the machine code in bytes."""
 
 
@@ -49,9 +49,9 @@ class Explanation(NamedTuple):
 
     pressure: Pressure
     """Estimated register pressure and size of a step's program."""
-    state: int
+    state_bytes: int
     """Bytes per environment that are carried from step to step."""
-    written: int
+    written_bytes: int
     """Bytes per environment that each step writes to the trajectory."""
     costs: Costs
     bounds: dict[str, float]
@@ -81,11 +81,11 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     task = step, step.prologue.shapes, to_raw(state.collector), keys, graph.loops.num_steps
     kernel, arrays = rollout_kernel(*task, launch=launch, numerics=numerics)
     costs = costs_of(step.program)
-    written = bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
+    written = bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step_leaves if leaf.places])
     return Explanation(
-        pressure=pressure_of_step(step),
-        state=_state_of(step),
-        written=written,
+        pressure=estimate_step_pressure(step),
+        state_bytes=_state_of(step),
+        written_bytes=written,
         costs=costs,
         bounds=chip.bounds(costs.always, written, numerics),
         launch=launch,
@@ -94,12 +94,12 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     )
 
 
-def envs_per_multiprocessor(resources: Resources, launch: Launch) -> int:
+def envs_per_multiprocessor(resources: KernelResources, launch: Launch) -> int:
     """Returns how many environments a multiprocessor can run at once, as limited by its registers."""
     return REGISTERS // (resources.registers * launch.num_warps * WARP) * launch.block
 
 
-def compiled_resources(explanation: Explanation, chip: Chip) -> Resources | None:
+def compiled_resources(explanation: Explanation, chip: Chip) -> KernelResources | None:
     """Compiles the kernel of an explanation for a GPU, and returns the resources it uses, or None without Triton.
 
     A kernel of 18,000 operations takes half a minute on one core.
@@ -108,7 +108,7 @@ def compiled_resources(explanation: Explanation, chip: Chip) -> Resources | None
         from triton import knobs
     except ImportError:
         return None
-    binary = compiled(explanation.kernel, explanation.arrays, chip.capability)
+    binary = compiled(explanation.kernel, explanation.arrays, chip.compute_capability)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
@@ -117,7 +117,7 @@ def compiled_resources(explanation: Explanation, chip: Chip) -> Resources | None
         usage = run_program(*command, capture_output=True, text=True, check=True).stdout
     number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
     code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
-    return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)
+    return KernelResources(number("REG"), number("STACK"), binary.metadata.shared, code)
 
 
 class CompilerStage(NamedTuple):
@@ -127,11 +127,11 @@ class CompilerStage(NamedTuple):
     text: str
 
 
-def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
+def compiler_stages(lowered: LoweredFunction) -> list[CompilerStage]:
     """Returns a lowered function after each stage of the compiler, from the jaxpr to the last pass."""
     return [
         CompilerStage("jaxpr", str(lowered.jaxpr)),
-        CompilerStage("prologue", str(lowered.prologue.closed)),
+        CompilerStage("prologue", str(lowered.prologue.jaxpr)),
         CompilerStage("program", program_text(lowered.program)),
         *(CompilerStage(each.name, each.text(lowered.program)) for each in PASSES),
     ]
@@ -140,7 +140,7 @@ def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
 def _state_of(step: RolloutStep) -> int:
     """Returns the bytes that one environment hands from step to step."""
     # Constants, and values equal to another value, take no register.
-    each = [(leaf, place) for leaf in step.carried for place in leaf.places if step.carries(place)]
+    each = [(leaf, place) for leaf in step.carried_leaves for place in leaf.places if step.carries(place)]
     return sum((leaf.width or 1) * leaf.dtype.itemsize for leaf, _ in each)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from rollmill.core.errors import first_line
-from rollmill.fusion import CannotFuse, backend_of
+from rollmill.fusion import CannotFuse, backend_for
 from rollmill.profiler.library_kernels import measure_library_shares
 from rollmill.profiling.breakdown import working_processes
 from rollmill.profiling.classes import ROLLOUT_KERNEL_PATH
@@ -77,7 +77,7 @@ def _with_rollouts_divided(
     launch, graph, devices = (program.launches or {}).get("rollouts"), prepared.algorithm, program.devices
     if launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
         return found
-    backend = backend_of(devices[0], prepared.options.numerics)
+    backend = backend_for(devices[0], prepared.options.numerics)
     try:
         parts = rollout_parts(graph, backend, tuple(launch), graph.loops.num_envs // len(devices))
     except (CannotFuse, jax.errors.JaxRuntimeError) as error:

@@ -8,32 +8,30 @@ from jaxtyping import Array
 
 from rollmill.core.convolutions import Convolve, order_convolutions
 from rollmill.core.errors import CannotFuse
-from rollmill.core.flat_descent import compute_descents_by
+from rollmill.core.flat_descent import register_descent_code
 from rollmill.core.threefry import unroll_threefry
 
 
 def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
     """Returns a function that computes a convolution by machine code on a CPU, or None to leave it to XLA."""
     try:
-        from rollmill.fusion.backends.cpu.convolutions import machine_code_for
+        from rollmill.fusion.backends.cpu.convolutions import compile_convolution
 
-        return machine_code_for(lhs, rhs, params)
+        return compile_convolution(lhs, rhs, params)
     except (ImportError, CannotFuse):
         return None
 
 
-def own_descent(
-    operands: Sequence[Any], program: core.ClosedJaxpr, count: int
-) -> Callable[..., list[Array]] | None:
+def own_descent(operands: Sequence[Any], jaxpr: core.ClosedJaxpr, count: int) -> Callable[..., list[Array]] | None:
     """Returns a function that computes an optimiser step by machine code on a CPU, or None to leave it to XLA."""
     try:
-        from rollmill.fusion.backends.cpu.descents import machine_code_for
+        from rollmill.fusion.backends.cpu.descents import compile_descent
 
-        return machine_code_for(operands, program, count)
+        return compile_descent(operands, jaxpr, count)
     except (ImportError, CannotFuse):
         return None
 
 
 unroll_threefry()  # called before this package compiles anything
 order_convolutions(own_convolution)
-compute_descents_by(own_descent)
+register_descent_code(own_descent)

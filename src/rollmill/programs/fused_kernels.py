@@ -16,23 +16,23 @@ from rollmill.dataflow import Batch, Collector, Graph, Learner, State, Weights, 
 from rollmill.fusion import (
     Backend,
     GradientStep,
+    LaunchSearch,
     Pressure,
     RolloutStep,
-    Search,
-    Tuned,
-    backend_of,
+    TunedLaunch,
+    backend_for,
     check_package,
+    estimate_step_pressure,
     first_batch,
     fused_collect,
     fused_minibatch_loop,
-    largest_summed_matrix,
-    largest_tiled_matrix,
+    largest_summed_size,
+    largest_tiled_size,
     lower_gradients,
     lower_rollout,
     many_products,
     minibatch_loop_search,
     num_kernel_rows,
-    pressure_of_step,
     rollout_search,
 )
 from rollmill.programs.kernels import (
@@ -64,7 +64,7 @@ def choose_fused(
     """Chooses kernels for a graph, or returns `plain` if the graph has none. See `choose_kernels` for the
     arguments.
     """
-    backend = backend_of(place.device, numerics)
+    backend = backend_for(place.device, numerics)
     chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
     choice = _choose(chooser, plain)
     is_whole = not (tuner.was_late or (tuner.budget and tuner.budget.refused))
@@ -76,7 +76,7 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
     """Returns the deepest fusion that is worth trying on the first device, without compiling or timing."""
     backend = usable_backend(jax.devices()[0], numerics)
     try:
-        if backend is None or many_products(pressure_of_step(lower_rollout(graph))) is not None:
+        if backend is None or many_products(estimate_step_pressure(lower_rollout(graph))) is not None:
             return "off"
     except CannotFuse:
         return "off"
@@ -93,7 +93,7 @@ def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: Kerne
     for part in sought_parts(fusion):
         if part in place.parts:
             try:
-                backend = backend_of(place.device, numerics)
+                backend = backend_for(place.device, numerics)
                 backend.check(place.device)
                 check_package(backend)
                 lower[part](graph)
@@ -104,7 +104,7 @@ def check_kernels(graph: Graph, fusion: Fusion, numerics: Numerics, place: Kerne
 def usable_backend(device: Any, numerics: Numerics) -> Backend | None:
     """Returns the fusion backend for a device, or None if no backend supports the device and `numerics`."""
     try:
-        backend = backend_of(device, numerics)
+        backend = backend_for(device, numerics)
         backend.check(device)
         check_package(backend)
     except UsageError:
@@ -138,7 +138,7 @@ class _Candidates(NamedTuple):
 
     step: RolloutStep | GradientStep
     """The lowered step that all candidates are compiled from."""
-    find_launch: Callable[[], Tuned]
+    find_launch: Callable[[], TunedLaunch]
 
 
 def _or_reason(make: Callable[[], _Candidates]) -> _Candidates | CannotFuse:
@@ -248,30 +248,30 @@ class _Chooser:
 
     def _rollout_candidates(self) -> "_Candidates":
         step = lower_rollout(self.graph)
-        pressure = pressure_of_step(step)
+        pressure = estimate_step_pressure(step)
         compile_seconds = self.backend.compile_seconds(pressure)
         self._check_size(pressure, compile_seconds)
         launches = self.backend.rollouts.launches(
-            self._share, pressure.operations, largest_matrix=largest_tiled_matrix(step.program)
+            self._share, pressure.num_operations, largest_matrix=largest_tiled_size(step.program)
         )
         tune = partial(self._tune_rollouts, step, compile_seconds)
         return _Candidates(step, self._launch("rollouts", launches, tune))
 
     def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
-        if self.lanes > 1 and step.carried:  # has not been compared with XLA on a GPU
+        if self.lanes > 1 and step.carried_leaves:  # has not been compared with XLA on a GPU
             raise CannotFuse(
                 f"num_seeds={self.num_seeds} trains several seeds at once, but kernels for sequences support "
                 "only one"
             )
-        if self._is_free and (reason := self.backend.gradients_too_long(step)) is not None:
+        if self._is_free and (reason := self.backend.reason_to_skip_gradients(step)) is not None:
             raise CannotFuse(f"{reason}. Use fusion=full to fuse anyway")
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         launches = self.backend.gradients.launches(
             num_kernel_rows(self.graph, step, *shapes),
             self.place.device,
-            by_step=bool(step.carried),
-            largest_matrix=largest_summed_matrix(step),
+            by_step=bool(step.carried_leaves),
+            largest_matrix=largest_summed_size(step),
         )
         return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
@@ -293,7 +293,7 @@ class _Chooser:
 
     def _tune_rollouts(
         self, step: RolloutStep, compile_seconds: float, launches: Sequence[tuple[int, ...]]
-    ) -> Callable[[], Tuned]:
+    ) -> Callable[[], TunedLaunch]:
         shapes, device = self._example_shapes, self.place.device
         search = rollout_search(self.graph, shapes, self.backend, launches, device, unroll=self.unroll, step=step)
         search = search._replace(compile_seconds=compile_seconds)
@@ -304,7 +304,9 @@ class _Chooser:
 
         return self._start_search(search, lambda: arguments)
 
-    def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
+    def _tune_gradients(
+        self, step: GradientStep, launches: Sequence[tuple[int, ...]]
+    ) -> Callable[[], TunedLaunch]:
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.place.device, step=step)
 
@@ -314,7 +316,7 @@ class _Chooser:
 
         return self._start_search(search, prepare)
 
-    def _start_search(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
+    def _start_search(self, search: LaunchSearch, prepare: Callable[[], Arguments]) -> Callable[[], TunedLaunch]:
         """Starts a search, which compares kernels with XLA if the choice depends on it."""
         return self.tuner.start(search if self.fusion == "auto" else search.without_comparison(), prepare)
 
@@ -322,14 +324,14 @@ class _Chooser:
         self,
         part: KernelPart,
         launches: Sequence[tuple[int, ...]],
-        tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], Tuned]],
-    ) -> Callable[[], Tuned]:
+        tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], TunedLaunch]],
+    ) -> Callable[[], TunedLaunch]:
         """Returns the launch the run began with, or else the only one or the fastest."""
         if (launch := self._began_with(part)) is not None:
-            return lambda: Tuned(tuple(launch))
+            return lambda: TunedLaunch(tuple(launch))
         kind = self.backend.rollouts if part == "rollouts" else self.backend.gradients
         if self.fusion != "auto" and len(launches) == 1 and not kind.is_unverified(launches[0]):
-            return lambda: Tuned(tuple(launches[0]))
+            return lambda: TunedLaunch(tuple(launches[0]))
         return tune(launches)
 
     def _began_with(self, part: KernelPart) -> Sequence[int] | None:
@@ -337,22 +339,22 @@ class _Chooser:
         return (self.launches or {}).get(part)
 
     def _faster(
-        self, part: KernelPart, tuned: Tuned, plain: Implementation, fused: Implementation
+        self, part: KernelPart, tuned: TunedLaunch, plain: Implementation, fused: Implementation
     ) -> Implementation:
         """Returns the fused implementation, or for `auto` the plain one if that is faster."""
-        if tuned.gain is None:
+        if tuned.speedup is None:
             began = ", as at the beginning of this run" if self.launches is not None else ""
             return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
-        if self.fusion == "auto" and tuned.gain < MIN_GAIN:
+        if self.fusion == "auto" and tuned.speedup < MIN_GAIN:
             return plain._replace(
-                note=(f"{part} are not fused, because a kernel would take {1 / tuned.gain:.1f} x as long")
+                note=(f"{part} are not fused, because a kernel would take {1 / tuned.speedup:.1f} x as long")
             )
         self.saved[part] = self._seconds_saved(part, tuned)
         if self.tuner.budget is not None:
             self.tuner.budget.saved = self.saved_in_iteration() * self.graph.loops.iterations
-        return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
+        return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.speedup:.1f} x as fast")
 
-    def _seconds_saved(self, part: KernelPart, tuned: Tuned) -> float:
+    def _seconds_saved(self, part: KernelPart, tuned: TunedLaunch) -> float:
         """Returns the seconds that a kernel saves in an iteration."""
         seconds = ((tuned.unfused_seconds or 0.0) - (tuned.seconds or 0.0)) / self.backend.timed_repeats
         if part == "rollouts":

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from rollmill.core.types import Timestep
 from rollmill.dataflow import Decision, Graph, init_state
-from rollmill.fusion import Backend, fused_collect, seconds_of_call
+from rollmill.fusion import Backend, fused_collect, time_call
 
 TURNS = 3
 """Number of times that kernels are measured in turns, so that a slower machine affects all of them."""
@@ -52,7 +52,7 @@ def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_e
     times: dict[str, list[float]] = {name: [] for name in collects}
     for _ in range(TURNS):
         for name, collect in collects.items():
-            times[name].append(seconds_of_call(collect, arguments))
+            times[name].append(time_call(collect, arguments))
     return parts_of({name: median(found) for name, found in times.items()})
 
 

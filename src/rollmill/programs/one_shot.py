@@ -13,10 +13,10 @@ from rollmill.dataflow import Reduce
 from rollmill.fusion import (
     LANE_BYTES,
     MAX_RANKS,
-    backend_of,
+    backend_for,
     check_package,
     compile_one_shot_mean,
-    lanes_of,
+    num_lanes,
     one_shot_mean,
 )
 from rollmill.programs.meshes import AXES, over_vectors
@@ -32,7 +32,7 @@ def one_shot_means(mesh: Mesh, num_parameters: int) -> tuple[Callable[..., Reduc
     Raises `NoPeerMemory` if the GPUs cannot access each other's memory, or if the kernel cannot be compiled.
     """
     _check(mesh, num_parameters)
-    lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
+    lanes = ONE_SHOT_MEANS * num_lanes(num_parameters) + SPARE_LANES
     return partial(_OneShotMeans, mesh.size, lanes), open_peer_memory(mesh, lanes * LANE_BYTES)
 
 
@@ -50,7 +50,7 @@ def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
     """Checks that this process can compile the kernel. Otherwise a training run would fail at it."""
     try:
         for device in mesh.local_devices:
-            backend = backend_of(device, "tf32")
+            backend = backend_for(device, "tf32")
             backend.check(device)
             check_package(backend)
         compile_one_shot_mean(num_parameters, mesh.size)
@@ -83,7 +83,7 @@ class _OneShotMeans:
         return self._mean(addresses, vectors.reshape(-1)).reshape(vectors.shape), True
 
     def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:
-        first, self._next = self._next, self._next + lanes_of(vector.size)
+        first, self._next = self._next, self._next + num_lanes(vector.size)
         if not vector.size or vector.dtype != jnp.float32 or self._next > self._lanes:
             return jax.lax.pmean(vector, AXES)
         return one_shot_mean(vector, addresses.reshape(-1), ranks=self._ranks, first_lane=first)

@@ -13,7 +13,7 @@ import jax
 
 from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
-from rollmill.fusion import Search, Tuned, compile_candidates, fastest
+from rollmill.fusion import LaunchSearch, TunedLaunch, compile_candidates, find_fastest_launch
 from rollmill.programs.search_cost import SearchBudget
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Tuner:
         """Compiles a function for arguments of these shapes in the background."""
         return self._submit(lambda: jax.jit(function).lower(*shapes).compile())
 
-    def start(self, search: Search, prepare: Callable[[], Arguments]) -> Callable[[], Tuned]:
+    def start(self, search: LaunchSearch, prepare: Callable[[], Arguments]) -> Callable[[], TunedLaunch]:
         """Starts to compile a search's candidates. Returns a function that waits, times them and returns the
         fastest.
 
@@ -95,7 +95,7 @@ class Tuner:
         arguments = prepare()
         inputs = None if search.alone is None else self.compile(search.inputs, *search.shapes)
 
-        def finish() -> Tuned:
+        def finish() -> TunedLaunch:
             made = self._submit(arguments)  # while candidates are compiled, and within the limit
             waited = 0.0  # for other searches that compile at the same time
             try:
@@ -104,7 +104,9 @@ class Tuner:
                 waited = self._spent() - compiled_at[0]
                 self._before_timing()
                 computed = inputs and inputs.result()(*values)
-                return fastest(search, compiled, values, self._is_late, computed, self._compile_in_time)
+                return find_fastest_launch(
+                    search, compiled, values, self._is_late, computed, self._compile_in_time
+                )
             finally:
                 self.seconds = self._clock() - began
                 if self.budget is not None:
@@ -146,7 +148,7 @@ class Tuner:
         """Returns the seconds of the budget that are spent."""
         return self._clock() - self._opened
 
-    def _compile_candidates(self, search: Search, wait_for_kernels: Callable[[], None]) -> Sequence[Any]:
+    def _compile_candidates(self, search: LaunchSearch, wait_for_kernels: Callable[[], None]) -> Sequence[Any]:
         wait_for_kernels()
         return () if self._closed else compile_candidates(search)
 
@@ -160,11 +162,11 @@ class Tuner:
         return future
 
 
-def _size(search: Search) -> int:
+def _size(search: LaunchSearch) -> int:
     """Returns the characters of a kernel's source, times the number of kernels that one core compiles."""
     return max(1, search.size) * _turns(search)
 
 
-def _turns(search: Search) -> int:
+def _turns(search: LaunchSearch) -> int:
     """Returns the number of kernels that one core compiles."""
     return math.ceil(len(search.launches) / usable_cores())

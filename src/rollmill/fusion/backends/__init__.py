@@ -11,7 +11,7 @@ from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.base import Backend
 
 
-def backend_of(device: Any, numerics: Numerics) -> Backend:
+def backend_for(device: Any, numerics: Numerics) -> Backend:
     """Returns the kernel backend for a device, importing it first.
 
     `numerics` is the precision of matrix products on GPUs. CPU kernels always use float32.
@@ -20,11 +20,11 @@ def backend_of(device: Any, numerics: Numerics) -> Backend:
         UsageError: no backend supports the device.
     """
     if device.platform == "gpu":
-        from rollmill.fusion.backends.triton.launches import triton_kernels
+        from rollmill.fusion.backends.triton.launches import triton_backend
 
-        return triton_kernels(numerics)
+        return triton_backend(numerics)
     if device.platform == "cpu":
-        from rollmill.fusion.backends.cpu.launches import machine_code
+        from rollmill.fusion.backends.cpu.launches import cpu_backend
 
-        return machine_code()
+        return cpu_backend()
     raise UsageError(f"there are no kernels for {device.platform}, only for gpu and cpu.")

@@ -57,7 +57,7 @@ class Backend(NamedTuple):
     """Returns the name of a device under which tuned launches are cached."""
     check: Callable[[Any], None]
     """Raises a `UsageError` if a device cannot run the backend's kernels."""
-    gradients_too_long: Callable[[Any], str | None]
+    reason_to_skip_gradients: Callable[[Any], str | None]
     """Returns the reason why the kernel of a `GradientStep` would take too long to compile unless the user asks
     for it, or None."""
     compile_seconds: Callable[[Pressure], float]
@@ -89,9 +89,9 @@ def many_products(pressure: Pressure) -> str | None:
 
     Returns None for other programs.
     """
-    if pressure.products <= MAX_PRODUCTS:
+    if pressure.num_products <= MAX_PRODUCTS:
         return None
     return (
-        f"a step has {pressure.products} matrix products, because a convolution is one product for each place of "
-        f"an image. With more than {MAX_PRODUCTS}, compiling takes minutes"
+        f"a step has {pressure.num_products} matrix products, because a convolution is one product for each place "
+        f"of an image. With more than {MAX_PRODUCTS}, compiling takes minutes"
     )

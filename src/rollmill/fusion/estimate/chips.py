@@ -12,19 +12,19 @@ from rollmill.fusion.estimate.cost import Cost
 class Chip(NamedTuple):
     """Peak rates of a GPU, per multiprocessor and clock cycle unless stated otherwise."""
 
-    capability: int
+    compute_capability: int
     """Compute capability, such as 90 for 9.0."""
-    processors: int
-    clock: float
+    num_multiprocessors: int
+    clock_hz: float
     """Boost clock in Hz."""
-    bandwidth: float
+    memory_bandwidth: float
     """Memory bandwidth in bytes per second."""
-    tensor: float
+    tensor_rate: float
     """Tensor-core operations on 16-bit floats with float32 accumulation. The rate for tf32 is half as high."""
-    floats: float = 128.0
-    integers: float = 64.0
-    special: float = 16.0
-    instructions: float = 128.0
+    float_rate: float = 128.0
+    integer_rate: float = 64.0
+    special_rate: float = 16.0
+    instruction_rate: float = 128.0
     """Instructions per cycle that the four schedulers issue, counted once for each thread."""
 
     def bounds(self, cost: Cost, num_bytes: int, numerics: Numerics) -> dict[str, float]:
@@ -32,26 +32,28 @@ class Chip(NamedTuple):
 
         `cost` and `num_bytes` are the operations and the memory traffic of one execution.
         """
-        tensor = {"bfloat16": self.tensor, "tf32": self.tensor / 2, "float32": 2 * self.floats}[numerics]
-        clocks = self.processors * self.clock
+        tensor = {"bfloat16": self.tensor_rate, "tf32": self.tensor_rate / 2, "float32": 2 * self.float_rate}[
+            numerics
+        ]
+        clocks = self.num_multiprocessors * self.clock_hz
         limits = {
-            "instructions": (cost.instructions, self.instructions * clocks),
-            "integer units": (cost.integers, self.integers * clocks),
-            "special functions": (cost.special, self.special * clocks),
+            "instructions": (cost.instructions, self.instruction_rate * clocks),
+            "integer units": (cost.integers, self.integer_rate * clocks),
+            "special functions": (cost.special, self.special_rate * clocks),
             "tensor cores" if numerics != "float32" else "matrix products": (cost.tensor, tensor * clocks),
-            "memory": (num_bytes, self.bandwidth),
+            "memory": (num_bytes, self.memory_bandwidth),
         }
         return {name: rate / count for name, (count, rate) in limits.items() if count > 0}
 
 
 CHIPS = {
-    "A100": Chip(80, 108, 1.41e9, 2.04e12, 2048, floats=64),
+    "A100": Chip(80, 108, 1.41e9, 2.04e12, 2048, float_rate=64),
     "H100": Chip(90, 132, 1.83e9, 3.35e12, 4096),
     "H200": Chip(90, 132, 1.83e9, 4.8e12, 4096),
     "L4": Chip(89, 58, 2.04e9, 0.3e12, 512),
     "RTX 3090": Chip(86, 82, 1.70e9, 0.936e12, 256),
     "RTX 4090": Chip(89, 128, 2.52e9, 1.008e12, 512),
-    "RTX 5090": Chip(120, 170, 2.41e9, 1.79e12, 512, integers=128),
+    "RTX 5090": Chip(120, 170, 2.41e9, 1.79e12, 512, integer_rate=128),
 }
 
 

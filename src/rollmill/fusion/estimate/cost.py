@@ -127,7 +127,7 @@ def instructions_of(node: Node, lanes: int) -> int:
 def _loop_cost(loop: Loop) -> Cost:
     body = _total(loop.body.nodes())
     asked = _total(loop.condition.nodes()) if loop.condition is not None else Cost()
-    return (body + asked).times(loop.turns or 1)
+    return (body + asked).times(loop.trip_count or 1)
 
 
 def bytes_of(shapes: Sequence[tuple[tuple[int, ...], np.dtype]]) -> int:

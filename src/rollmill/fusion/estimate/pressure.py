@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rollmill.fusion.estimate.cost import FREE, instructions_of
-from rollmill.fusion.ir import Node, Program, total_of
+from rollmill.fusion.ir import Node, Program, count_nodes
 from rollmill.fusion.opt.branches import guarded_regions
 from rollmill.fusion.opt.segments import segments_of
 
@@ -22,27 +22,29 @@ LANES_OF_A_NUMBER = 2
 class Pressure(NamedTuple):
     """Estimated size of a rollout kernel, per thread."""
 
-    operations: int
+    num_operations: int
     """Number of nodes of a step's program, counting loop bodies once."""
-    live: int
+    live_registers: int
     """Maximum number of registers whose values are still needed at one point of the program."""
-    instructions: int
+    num_instructions: int
     """Number of instructions that every step executes, counting loop bodies once."""
-    products: int
+    num_products: int
     """Number of matrix products with rows, which take longest to compile."""
-    guarded: int
+    guarded_instructions: int
     """Number of instructions behind branches. A block takes a branch only if one of its environments needs it."""
-    looped: int = 0
-    """Number of `instructions` in loop bodies."""
+    looped_instructions: int = 0
+    """Number of instructions in loop bodies, as part of `num_instructions`."""
 
 
-def pressure_of(program: Program) -> Pressure:
+def estimate_pressure(program: Program) -> Pressure:
     """Estimates the register pressure and code size of a program, with nodes in the order of its kernel."""
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
     looped = sum(_instructions(node) for node in nodes if node.op == "loop" and node not in guarded)
-    return Pressure(total_of(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare, looped)
+    return Pressure(
+        count_nodes(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare, looped
+    )
 
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:

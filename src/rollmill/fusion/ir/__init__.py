@@ -18,8 +18,8 @@ from rollmill.fusion.ir.node import (
     Loop as Loop,
     Node as Node,
     Program as Program,
+    count_nodes as count_nodes,
     toposort as toposort,
-    total_of as total_of,
 )
 from rollmill.fusion.ir.operations import OPERATIONS as OPERATIONS, ROWS as ROWS, TYPED as TYPED
 from rollmill.fusion.ir.region import Region as Region

@@ -144,7 +144,7 @@ def _loop(node: Node, operands: list[Any], arrays: Arrays, precision: Any) -> li
 
     condition = loop.condition
     if condition is None:
-        return jax.lax.fori_loop(0, loop.turns, lambda _, now: turn(now), carried)
+        return jax.lax.fori_loop(0, loop.trip_count, lambda _, now: turn(now), carried)
     asked = lambda now: [*now, *of_condition]
     goes_on = lambda now: evaluate(condition, asked(now), uniforms, block=block, memories=memories)[0]
 

@@ -90,15 +90,15 @@ class Loop(NamedTuple):
     """Computes the carried values after one iteration."""
     condition: Program | None
     """Computes a boolean for each environment, whether it needs another iteration. None for a counted loop."""
-    turns: int | None
+    trip_count: int | None
     """Number of iterations of a counted loop, or None for a loop with a condition."""
 
 
-def total_of(nodes: Sequence[Node]) -> int:
+def count_nodes(nodes: Sequence[Node]) -> int:
     """Returns the number of nodes, counting those in bodies and conditions of loops once."""
     loops = [node.attributes[0] for node in nodes if node.op == "loop"]
     inside = [part for loop in loops for part in (loop.body, loop.condition) if part is not None]
-    return len(nodes) + sum(total_of(part.nodes()) for part in inside)
+    return len(nodes) + sum(count_nodes(part.nodes()) for part in inside)
 
 
 def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:

@@ -73,7 +73,7 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
     if loop.condition is not None:
         yield "while:"
         yield from (INDENT + line for line in _program_lines(loop.condition))
-    yield "do:" if loop.condition is not None else f"{loop.turns} times:"
+    yield "do:" if loop.condition is not None else f"{loop.trip_count} times:"
     yield from (INDENT + line for line in _program_lines(loop.body))
 
 

@@ -56,18 +56,18 @@ class GradientStep:
     """Program for the gradients and metrics of ONE sample. It is lowered once for all kernels of a run."""
 
     lowered: LoweredFunction
-    sample: list[Leaf]
+    sample_leaves: list[Leaf]
     """Leaves of the sample, with their positions among the program's inputs. For sequences they include constants
     and the policy's memory."""
     sums: list[Sum]
     """Results that are summed over samples, the gradients first and then the metrics."""
     results: PyTree[Output]
     """The summed results as the pytree that the algorithm returns."""
-    carried: list[Leaf]
+    carried_leaves: list[Leaf]
     """Leaves that the following step of a sequence hands back, with their positions among the inputs. They are
     zero for the last step."""
-    handed_back: list[Leaf]
-    """The leaves of `carried` for the preceding step, with their positions among the outputs."""
+    returned_leaves: list[Leaf]
+    """The leaves of `carried_leaves` for the preceding step, with their positions among the outputs."""
 
     def __repr__(self) -> str:
         return f"GradientStep({self.lowered})"
@@ -78,9 +78,9 @@ class GradientStep:
         return self.lowered.program
 
     @property
-    def handed_on(self) -> dict[int, Node]:
+    def forwarded_outputs(self) -> dict[int, Node]:
         """The outputs that become inputs of the step processed next, by input position."""
-        pairs = zip(self.carried, self.handed_back, strict=True)
+        pairs = zip(self.carried_leaves, self.returned_leaves, strict=True)
         places = [pair for one, other in pairs for pair in zip(one.places, other.places, strict=True)]
         return {place: self.program.outputs[output] for place, output in places}
 
@@ -407,18 +407,18 @@ def run_gradients_reference(
         )
         for place, leaf in minibatch.shuffled.conditioned.items():
             own = leaf[minibatch.number]
-            leaves[place] = own[turn] if step.carried else own
+            leaves[place] = own[turn] if step.carried_leaves else own
         return [leaves[place] for place in range(len(leaves))]
 
     def again(back: list[Array], turn: Int[Array, ""]) -> tuple[list[Array], Array]:
-        pairs = zip([*step.carried, *step.sample], [*back, *take(turn)], strict=True)
+        pairs = zip([*step.carried_leaves, *step.sample_leaves], [*back, *take(turn)], strict=True)
         inputs = [x for leaf, array in pairs for x in leaf.split(array)]
         outputs = evaluate(step.program, inputs, uniforms.slots, block=count, precision=precision)
         means = [mean_of(each, outputs, uniforms, count, precision) for each in computed]
-        back = [leaf.join(outputs, uniforms, count) for leaf in step.handed_back]
+        back = [leaf.join(outputs, uniforms, count) for leaf in step.returned_leaves]
         return back, jnp.concatenate([mean.reshape(-1).astype(jnp.float32) for mean in means])
 
-    zeros = [jnp.zeros((count, *leaf.shape), leaf.dtype) for leaf in step.carried]
+    zeros = [jnp.zeros((count, *leaf.shape), leaf.dtype) for leaf in step.carried_leaves]
     if turns == 1:
         return again(zeros, jnp.int32(0))[1]
     return jnp.mean(jax.lax.scan(again, zeros, jnp.arange(turns), reverse=True)[1], axis=0)

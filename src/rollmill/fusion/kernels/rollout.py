@@ -30,8 +30,8 @@ from rollmill.dataflow import (
     start_one,
     step_one,
 )
-from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.ir import Program, evaluate, total_of
+from rollmill.fusion.estimate.pressure import Pressure, estimate_pressure
+from rollmill.fusion.ir import Program, count_nodes, evaluate
 from rollmill.fusion.kernels.leaves import Fill, Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
 from rollmill.fusion.kernels.memories import StepResults, in_order_of_writes, written
 from rollmill.fusion.lower.function import (
@@ -54,14 +54,14 @@ class RolloutStep:
     """Program for one step of policy and environment. It is lowered once for all kernels of a run."""
 
     lowered: LoweredFunction
-    carried: list[Leaf]
+    carried_leaves: list[Leaf]
     """Leaves of the collector (the state carried from step to step) before the step, with their positions among
     the inputs."""
-    fixed: list[Leaf]
+    fixed_leaves: list[Leaf]
     """Inputs that do not change during a rollout: the environment's random key."""
-    after: list[Leaf]
+    leaves_after: list[Leaf]
     """Leaves of the collector after the step, with their positions among the outputs."""
-    step: list[Leaf]
+    step_leaves: list[Leaf]
     """Leaves that the step adds to the trajectory, with their positions among the outputs."""
 
     shapes: PyTree[jax.ShapeDtypeStruct]
@@ -86,7 +86,7 @@ class RolloutStep:
         return node.op == "input" and node.attributes[0] == place
 
     @property
-    def changed(self) -> list[bool]:
+    def may_change(self) -> list[bool]:
         """For each leaf of the collector, whether a step may change it."""
         program = self.program
 
@@ -95,7 +95,7 @@ class RolloutStep:
                 return not after.writes
             return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
 
-        return [not stays(*pair) for pair in zip(self.carried, self.after, strict=True)]
+        return [not stays(*pair) for pair in zip(self.carried_leaves, self.leaves_after, strict=True)]
 
 
 def lower_rollout(graph: Graph) -> RolloutStep:
@@ -162,20 +162,20 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
     return lower_traced(step)
 
 
-def pressure_of_rollout(graph: Graph) -> Pressure:
+def estimate_rollout_pressure(graph: Graph) -> Pressure:
     """Estimates the register pressure and size of a graph's rollout kernel, without compiling it.
 
     Raises:
         CannotFuse: policy and environment cannot be fused. The message gives the source line.
     """
-    return pressure_of_step(lower_rollout(graph))
+    return estimate_step_pressure(lower_rollout(graph))
 
 
-def pressure_of_step(step: RolloutStep) -> Pressure:
+def estimate_step_pressure(step: RolloutStep) -> Pressure:
     """Estimates the register pressure and size of a step, including the programs that fill large arrays."""
-    own = pressure_of(step.program)
-    fills = [write.program for leaf in step.after for write in leaf.writes if isinstance(write, Fill)]
-    return own._replace(operations=own.operations + sum(total_of(fill.nodes()) for fill in fills))
+    own = estimate_pressure(step.program)
+    fills = [write.program for leaf in step.leaves_after for write in leaf.writes if isinstance(write, Fill)]
+    return own._replace(num_operations=own.num_operations + sum(count_nodes(fill.nodes()) for fill in fills))
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
@@ -239,10 +239,10 @@ def run_reference(
     def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
         memories = [
             array.reshape(block, -1)
-            for leaf, array in zip(step.carried, now, strict=True)
+            for leaf, array in zip(step.carried_leaves, now, strict=True)
             if leaf.memory is not None
         ]
-        pairs = zip([*step.carried, *step.fixed], [*now, keys], strict=True)
+        pairs = zip([*step.carried_leaves, *step.fixed_leaves], [*now, keys], strict=True)
         inputs = [x for leaf, array in pairs for x in leaf.split(array)]
         inputs.append(jnp.broadcast_to(t, (block,)))
         outputs = evaluate(
@@ -255,20 +255,20 @@ def run_reference(
                 return written(leaf, own).reshape(block, *leaf.shape)
             return leaf.join(outputs, uniforms, block)
 
-        return [join(leaf) for leaf in step.after], [join(leaf) for leaf in step.step]
+        return [join(leaf) for leaf in step.leaves_after], [join(leaf) for leaf in step.step_leaves]
 
     return jax.lax.scan(body, carried, jnp.arange(num_steps))
 
 
 def written_leaves(step: RolloutStep) -> list[Leaf]:
     """Returns the leaves of the collector, the state carried from step to step, that a rollout changes."""
-    return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
+    return [leaf for leaf, changes in zip(step.leaves_after, step.may_change, strict=True) if changes]
 
 
 def aliased(step: RolloutStep) -> dict[int, int]:
     """Maps the carried leaves that a rollout updates in place to the kernel's outputs, by index."""
-    numbers = [n for n, changes in enumerate(step.changed) if changes]
-    return {n: output for output, n in enumerate(numbers) if step.carried[n].memory is not None}
+    numbers = [n for n, changes in enumerate(step.may_change) if changes]
+    return {n: output for output, n in enumerate(numbers) if step.carried_leaves[n].memory is not None}
 
 
 def unpack(
@@ -278,7 +278,7 @@ def unpack(
     leaves that all environments share.
     """
     rest, num_envs = iter(written), carried[0].shape[0]
-    pairs = zip(carried, step.changed, strict=True)
+    pairs = zip(carried, step.may_change, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]
     whole = lambda leaf: next(rest) if leaf.places else leaf.repeated(uniforms, num_steps, num_envs)
-    return after, [whole(leaf) for leaf in step.step]
+    return after, [whole(leaf) for leaf in step.step_leaves]

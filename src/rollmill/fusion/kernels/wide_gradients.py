@@ -22,7 +22,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.sums import LeafPair, Sum
-from rollmill.fusion.opt.row_tiles import largest_tiled_matrix, tiled
+from rollmill.fusion.opt.row_tiles import largest_tiled_size, tiled
 
 MAX_SUMMED = 4_096
 """Maximum number of elements of a matrix whose gradient a kernel sums in registers: 64 x 64, which is 32 registers
@@ -81,14 +81,14 @@ class WideGradients(NamedTuple):
         return jnp.concatenate(parts)
 
 
-def largest_summed_matrix(step: GradientStep) -> int:
+def largest_summed_size(step: GradientStep) -> int:
     """Returns the number of elements of the largest matrix that a gradient kernel can read in tiles, or 0.
 
     The result is 0 for sequences, and for networks that a sample uses several times, such as once for each agent.
     """
-    if step.carried or any(len(each.pairs) > 1 for each in step.sums):
+    if step.carried_leaves or any(len(each.pairs) > 1 for each in step.sums):
         return 0
-    return largest_tiled_matrix(step.program)
+    return largest_tiled_size(step.program)
 
 
 @lru_cache(maxsize=16)
@@ -103,7 +103,7 @@ def wide_gradients(step: GradientStep, tile: int) -> WideGradients:
         CannotFuse: the step belongs to a sequence, a wider row is an input or is used in a loop, or rows cannot be
             divided into whole tiles.
     """
-    found = None if step.carried else tiled(step.program, tile)
+    found = None if step.carried_leaves else tiled(step.program, tile)
     if found is None:
         raise CannotFuse(f"the gradients cannot be computed in tiles of {tile} columns.")
     split = lambda side: tuple(part for leaf in side for part in _split(leaf, found.outputs, tile))

@@ -31,7 +31,7 @@ class UniformArrays(NamedTuple):
 class Prologue:
     """The part of a lowered function that depends only on uniform arguments, which environments share."""
 
-    closed: core.ClosedJaxpr
+    jaxpr: core.ClosedJaxpr
     """Computes the arrays of all slots, then the outputs, from the leaves of the uniform arguments."""
     num_slots: int
 
@@ -43,13 +43,13 @@ class Prologue:
 
         A slot that is an argument itself is the same object: backends recognise weights by that.
         """
-        results = core.jaxpr_as_fun(self.closed)(*jax.tree.leaves(uniform))
+        results = core.jaxpr_as_fun(self.jaxpr)(*jax.tree.leaves(uniform))
         return self._parts([x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results])
 
     @property
-    def turned(self) -> dict[int, int]:
+    def transposed_slots(self) -> dict[int, int]:
         """Returns the slots whose array is the transpose of an argument, with the number of that argument."""
-        jaxpr = self.closed.jaxpr
+        jaxpr = self.jaxpr.jaxpr
         numbers = {var: number for number, var in enumerate(jaxpr.invars)}
         sources = {
             equation.outvars[0]: equation.invars[0]
@@ -63,7 +63,7 @@ class Prologue:
     @property
     def shapes(self) -> UniformArrays:
         """Shapes of the arrays that the prologue computes."""
-        avals: Sequence[Any] = self.closed.out_avals
+        avals: Sequence[Any] = self.jaxpr.out_avals
         return self._parts([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
 
     def _parts(self, results: list[Any]) -> UniformArrays:

@@ -115,7 +115,7 @@ def _cost(node: Node) -> float:
     """Operations of a node, about."""
     if node.op == "loop":
         loop = node.attributes[0]
-        return (loop.turns or 10) * sum(map(_cost, loop.body.nodes()))
+        return (loop.trip_count or 10) * sum(map(_cost, loop.body.nodes()))
     if node.op in (*ANYWHERE, "item"):
         return 0
     return float(node.width or 1)

@@ -24,7 +24,7 @@ TILE = 64
 """Columns of a tile. A matrix of 64 x 64 takes 16 KB of shared memory."""
 
 
-def largest_tiled_matrix(program: Program) -> int:
+def largest_tiled_size(program: Program) -> int:
     """Returns the number of elements of the largest matrix in a program, or 0 if it cannot be read in tiles."""
     products = [node for node in program.nodes() if node.op == "dot"]
     sizes = [(node.operands[0].width or 1) * (node.width or 1) for node in products]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rollmill.fusion.ir import ANYWHERE, Node, total_of
+from rollmill.fusion.ir import ANYWHERE, Node, count_nodes
 
 MAX_NODES = 5_000
 """Maximum number of nodes of a program, including its loops, for which the order does not matter."""
@@ -33,7 +33,7 @@ def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
 
     Long programs get as few segments as possible, beginning with rows. A short program is one segment.
     """
-    if not needs_segments(total_of(nodes)):
+    if not needs_segments(count_nodes(nodes)):
         return [ProgramSegment(True, nodes)]
     # Sorting is stable, and an operand's level is never above its user's level, so operands still come first.
     level = _levels(nodes).__getitem__

@@ -37,7 +37,7 @@ from rollmill.fusion.kernels.minibatch_loop import (
 )
 from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect, rollout_inputs
 from rollmill.fusion.tune.agreement import gradient_agreement, rollout_agreement
-from rollmill.fusion.tune.timing import Search, file_of
+from rollmill.fusion.tune.timing import LaunchSearch, file_of
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def rollout_search(
     *,
     unroll: int,
     step: RolloutStep,
-) -> Search:
+) -> LaunchSearch:
     """Returns the search for a graph's fastest rollout launch on a device.
 
     `state` has the shapes of the environments on one device. `unroll` steps of the unfused loop are compiled into
@@ -78,7 +78,7 @@ def rollout_search(
     # Shapes are enough to generate and compile kernels. Only timing needs arrays.
     keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
     task = step, step.prologue.shapes, to_raw(collector), keys, graph.loops.num_steps
-    several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
+    several = lambda collect: partial(consecutive_rollouts, backend.timed_repeats, collect)
     what = [
         kind.text(launches[0], *task),
         backend.device_name(device),
@@ -92,7 +92,7 @@ def rollout_search(
         )
         return lambda *inputs: several(*inputs)[0]
 
-    return Search(
+    return LaunchSearch(
         file_of(what, launches, backend.package),
         launches,
         lambda launch: several(partial(fused_collect, graph, run=kind.run(launch), step=step)),
@@ -106,7 +106,7 @@ def rollout_search(
     )
 
 
-def rollouts_in_a_row(
+def consecutive_rollouts(
     count: int,
     collect: Callable[[Weights, Collector, Key], tuple[Collector, Trajectory]],
     weights: Weights,
@@ -135,7 +135,7 @@ def minibatch_loop_search(
     device: Any,
     *,
     step: GradientStep,
-) -> Search:
+) -> LaunchSearch:
     """Returns the search for a graph's fastest gradient launch on a device.
 
     `shapes` are the shapes of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
@@ -163,7 +163,7 @@ def minibatch_loop_search(
     ]
     fused = partial(fused_minibatch_loop, step=step)
     numbers = np.tile(np.arange(rows.shape[0], dtype=np.int32), backend.timed_repeats)
-    return Search(
+    return LaunchSearch(
         file_of(what, launches, backend.package),
         launches,
         lambda launch: partial(epochs, make=partial(fused, run=kind.run(launch), descend=backend.descend(launch))),

@@ -42,7 +42,7 @@ Compile: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Callable[...,
 """Function that compiles another function for the shapes of its arguments."""
 
 
-class Tuned(NamedTuple):
+class TunedLaunch(NamedTuple):
     """The fastest launch configuration of a kernel, with its time."""
 
     launch: tuple[int, ...]
@@ -52,7 +52,7 @@ class Tuned(NamedTuple):
     """Seconds for the same computation by XLA, without a kernel, or None if it was not timed."""
 
     @property
-    def gain(self) -> float | None:
+    def speedup(self) -> float | None:
         """Speedup over XLA, the ratio of both durations, or None if they were not timed."""
         if self.seconds is None or self.unfused_seconds is None:
             return None
@@ -68,7 +68,7 @@ class StoredLaunch:
     unfused_seconds: float | None
 
 
-class Search(NamedTuple):
+class LaunchSearch(NamedTuple):
     """A search for the fastest launch of a kernel. Only timing needs arrays, while everything else works with
     shapes.
     """
@@ -98,11 +98,11 @@ class Search(NamedTuple):
     """Returns a function of the kernel's arguments that compares a launch with the reference, or None for launches
     that need no comparison."""
 
-    def stored(self) -> Tuned | None:
+    def stored(self) -> TunedLaunch | None:
         """Returns the stored result of an earlier search, or None."""
         return read_cached(self.file, self._read)
 
-    def without_comparison(self) -> "Search":
+    def without_comparison(self) -> "LaunchSearch":
         """Returns a search that does not time the unfused function. A search with a stored result is returned
         unchanged.
         """
@@ -110,7 +110,7 @@ class Search(NamedTuple):
             return self
         return self._replace(unfused=None, file=self.file.with_stem(f"{self.file.stem}-alone"))
 
-    def _read(self, document: Any) -> Tuned:
+    def _read(self, document: Any) -> TunedLaunch:
         """Returns the result that a document holds.
 
         Raises:
@@ -121,7 +121,7 @@ class Search(NamedTuple):
             raise DataError(f"{self.file}: launch {short_json(stored.launch)} is not one of the candidates.")
         if any(time is not None and not 0 < time < math.inf for time in (stored.seconds, stored.unfused_seconds)):
             raise DataError(f"{self.file}: times must be finite and greater than 0.")
-        return Tuned(stored.launch, stored.seconds, stored.unfused_seconds)
+        return TunedLaunch(stored.launch, stored.seconds, stored.unfused_seconds)
 
 
 def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:
@@ -136,7 +136,7 @@ def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[.
     return jax.jit(function).lower(*shapes).compile()
 
 
-def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
+def compile_candidates(search: LaunchSearch) -> Sequence[Callable[[], Callable[..., Any]]]:
     """Compiles the kernels of all launches in parallel, followed by the unfused function if there is one.
 
     Kernels are compiled as part of whole functions, or separately if the search allows it. Each result is a
@@ -151,14 +151,14 @@ def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., An
     return [future.result for future in (*fused, *unfused)]
 
 
-def fastest(
-    search: Search,
+def find_fastest_launch(
+    search: LaunchSearch,
     candidates: Sequence[Callable[[], Callable[..., Any]]],
     arguments: Sequence[Any],
     is_late: Callable[[], bool] = lambda: False,
     inputs: Sequence[Any] | None = None,
     compile_whole: Compile = _compiled,
-) -> Tuned:
+) -> TunedLaunch:
     """Times the compiled candidates, and returns the fastest launch.
 
     `candidates` come from `compile_candidates`. `arguments` and `inputs` must already be on the device. Once
@@ -193,7 +193,7 @@ def fastest(
         whole = _whole(search, best, arguments, compile_whole)
         _time_in_turns([whole], UNFUSED_REPEATS)
     _time_in_turns(plain, UNFUSED_REPEATS)
-    tuned = Tuned(tuple(best), whole.seconds, *(run.seconds for run in plain))
+    tuned = TunedLaunch(tuple(best), whole.seconds, *(run.seconds for run in plain))
     if is_late():
         return tuned
     with contextlib.suppress(OSError, CheckpointError):  # if the result cannot be stored, the next run times again
@@ -201,7 +201,7 @@ def fastest(
     return tuned
 
 
-def _fastest_right(search: Search, runs: dict[Any, "_Timed"], given: Sequence[Any]) -> Any:
+def _fastest_right(search: LaunchSearch, runs: dict[Any, "_Timed"], given: Sequence[Any]) -> Any:
     """Returns the fastest launch whose results are right."""
     while runs:
         best, is_right = _fastest_of(runs), True
@@ -225,7 +225,7 @@ def _fastest_of(runs: Mapping[Any, "_Timed"]) -> Any:
     return next(launch for launch, run in near.items() if run.seconds < NEAR * shortest)
 
 
-def _whole(search: Search, launch: Any, arguments: Sequence[Any], compile_whole: Compile) -> "_Timed":
+def _whole(search: LaunchSearch, launch: Any, arguments: Sequence[Any], compile_whole: Compile) -> "_Timed":
     """Returns the whole function with this launch, which may need more memory than the kernel on its own."""
     try:
         return _Timed(compile_whole(search.fused(launch), search.shapes), arguments)
@@ -254,7 +254,7 @@ def _time_in_turns(runs: Sequence[_Timed], repeats: int) -> None:
             run.again()
 
 
-def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+def time_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     """Returns the median duration of a call in seconds, over several timings of consecutive calls."""
     jax.block_until_ready(function(*arguments))
     # Consecutive calls hide the time between calls, in which the device would wait for the host.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from rollmill.core.errors import CannotFuse
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph, Step, Weights
-from rollmill.fusion import Backend, fused_collect, lower_rollout, many_products, pressure_of
+from rollmill.fusion import Backend, estimate_pressure, fused_collect, lower_rollout, many_products
 from rollmill.programs.evaluation.episodes import CHUNK, OUTCOME, Advance, Playing, with_outcome
 
 MAX_COMPILE_SECONDS = 60
@@ -20,7 +20,7 @@ def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
     """
     graph = graph._replace(loops=graph.loops._replace(num_steps=CHUNK), compute_values=_outcome)
     step = lower_rollout(graph)
-    pressure = pressure_of(step.program)
+    pressure = estimate_pressure(step.program)
     if reason := many_products(pressure):
         raise CannotFuse(reason)
     if (seconds := backend.compile_seconds(pressure)) > MAX_COMPILE_SECONDS:
@@ -29,7 +29,7 @@ def fused_steps(graph: Graph, backend: Backend, episodes: int) -> Advance:
             f"{MAX_COMPILE_SECONDS} s"
         )
     # Uses the smallest blocks, because there are few episodes, and each block runs on a separate multiprocessor.
-    launch = min(backend.rollouts.launches(episodes, pressure.operations))
+    launch = min(backend.rollouts.launches(episodes, pressure.num_operations))
     run = backend.rollouts.run(launch)
 
     def advance(weights: Weights, now: Playing, key: Key) -> Playing:

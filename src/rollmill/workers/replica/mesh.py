@@ -25,7 +25,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.core.types import Key, is_key
 from rollmill.dataflow import Graph, State, first_learning_iteration
-from rollmill.fusion import backend_of
+from rollmill.fusion import backend_for
 from rollmill.processes.cluster.joining import LOOPBACK
 from rollmill.programs.all_reduce_choice import AllReduceChoice, choose_all_reduce
 from rollmill.programs.compiled import CompiledProgram, begin_learner, lower
@@ -168,7 +168,7 @@ def _compiled(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> Co
 def _check_device(first: str, spec: RunSpec) -> None:
     """Raises a `UsageError` if kernels timed by the first process are not for this process's device."""
     device = jax.local_devices()[0]
-    if (mine := backend_of(device, spec.kernels.numerics).device_name(device)) != first:
+    if (mine := backend_for(device, spec.kernels.numerics).device_name(device)) != first:
         raise UsageError(
             f"fusion={spec.kernels.fusion}: the processes of a mesh have different devices, {first} and {mine}, "
             "but must all run the same kernels. hint: use fusion=off, or equal devices (CUDA_VISIBLE_DEVICES)."

@@ -140,8 +140,8 @@ def write_loop(writer: BlockWriter, item: EmitLoop) -> Any:
 
     condition = item.condition
     if condition is None:
-        if loop.turns:
-            with writer.emit.loop(loop.turns):
+        if loop.trip_count:
+            with writer.emit.loop(loop.trip_count):
                 turn(None)
     else:
         goes_on: list[Vectors] = []

@@ -27,7 +27,7 @@ MAX_AWAITED_CORES = 8
 """Maximum number of cores to keep busy with whole images. With fewer images than cores, XLA divides images."""
 
 
-def machine_code_for(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
+def compile_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
     """Returns machine code for a convolution, or None if it is not supported or XLA is as fast.
 
     The operands may be shapes with dtypes. `params` are the parameters of `jax.lax.conv_general_dilated_p`.

@@ -34,19 +34,19 @@ class _FlatLeaf(NamedTuple):
     count: int
 
 
-def machine_code_for(
-    operands: Sequence[Any], program: core.ClosedJaxpr, count: int
+def compile_descent(
+    operands: Sequence[Any], jaxpr: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
     """Returns a function that runs an optimiser step as machine code, or None if the step is small or unsupported.
 
     `operands` are the shapes and dtypes of all leaves of the weights (`count` of them), the gradients and the
-    optimiser state. `program` maps flat gradients and the state to the flat update and the next state.
+    optimiser state. `jaxpr` maps flat gradients and the state to the flat update and the next state.
     """
     leaves, first = [], 0
     for operand in operands[:count]:
         leaves.append(_FlatLeaf(first, math.prod(operand.shape)))
         first += leaves[-1].count
-    plan = plan_of(program, _is_written) if first >= MIN_NUMBERS else None
+    plan = plan_of(jaxpr, _is_written) if first >= MIN_NUMBERS else None
     if plan is None or any(leaf.count == 0 for leaf in leaves):
         return None
     return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])

@@ -68,7 +68,7 @@ def gradient_code(
     if len(samples) % block or not 0 < programs <= len(samples) // block:
         raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {len(samples)} samples.")
     given = KernelArguments([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
-    sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
+    sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample_leaves)]
     arrays = minibatch.uniforms.slots
     slots = [_uniform(given, array, minibatch.vector) for array in arrays]
     size = sum(each.size for each in step.sums if each.is_computed)
@@ -84,7 +84,9 @@ def gradient_code(
     sums = _BlockSums(writer, step)
     sums.begin()
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch)
-    back = [new_variable(writer, step.program.inputs[place]) for leaf in step.carried for place in leaf.places]
+    back = [
+        new_variable(writer, step.program.inputs[place]) for leaf in step.carried_leaves for place in leaf.places
+    ]
     needed = {node for node in step.program.nodes() if node.op == "input"}
     # Blocks are assigned to programs in a fixed order, so the sum does not depend on the cores that compute it.
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
@@ -96,11 +98,11 @@ def gradient_code(
             inputs = [read(writer, variable) for variable in back]
             inputs += [
                 held if step.program.inputs[place] in needed else None
-                for leaf, source in zip(step.sample, sources, strict=True)
+                for leaf, source in zip(step.sample_leaves, sources, strict=True)
                 for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
             ]
             outputs = writer.write(schedule_of(step.program, sums=sums.nodes), inputs, add_sum=sums.add)
-            handed_back = [outputs[place] for leaf in step.handed_back for place in leaf.places]
+            handed_back = [outputs[place] for leaf in step.returned_leaves for place in leaf.places]
             assign_all(writer, back, handed_back)
     with emit.once():
         target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())

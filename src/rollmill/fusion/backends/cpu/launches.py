@@ -30,13 +30,13 @@ class CodeLaunch(NamedTuple):
     """Number of partial sums over the samples of a minibatch. Rollout kernels ignore it."""
 
 
-def machine_code() -> Backend:
+def cpu_backend() -> Backend:
     """Returns the kernel backend for CPUs, which compiles kernels to machine code with LLVM."""
     return Backend(
         package="llvmlite",
         device_name=lambda device: describe_processor(),
         check=lambda device: None,
-        gradients_too_long=lambda step: None,
+        reason_to_skip_gradients=lambda step: None,
         compile_seconds=lambda pressure: 0.0,
         timed_repeats=1,
         has_lanes=False,

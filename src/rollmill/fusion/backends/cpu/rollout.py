@@ -32,8 +32,8 @@ def rollout_code(
     there are fewer environments than a block holds.
     """
     own = processor()
-    written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
-    stored = in_order_of_writes(step.after)
+    written, of_steps = written_leaves(step), [leaf for leaf in step.step_leaves if leaf.places]
+    stored = in_order_of_writes(step.leaves_after)
     if stored:
         # A step overwrites what it reads, so no environment may belong to two blocks.
         block = min(block, num_envs & -num_envs)
@@ -42,19 +42,23 @@ def rollout_code(
     count = len(inputs) + len(written) + len(of_steps)
     # A block smaller than the processor's vectors becomes one shorter vector.
     emit, pointers, number, base = new_program(min(own.lanes, block), count)
-    slots = pointers[len(step.carried) + len(step.fixed) : len(inputs)]
+    slots = pointers[len(step.carried_leaves) + len(step.fixed_leaves) : len(inputs)]
     scratch = Scratch(emit, base)
     writer = CodeWriter(emit, scratch, slots, block=block, room=own.accumulators)
     first = _first_of(emit, number, num_envs, block)
     aliases = aliased(step)
     writer.cells = [
         _cells(emit, leaf, pointers[len(inputs) + aliases[n] if n in aliases else n], first)
-        for n, leaf in enumerate(step.carried)
+        for n, leaf in enumerate(step.carried_leaves)
         if leaf.memory is not None
     ]
     load = lambda leaf, pointer: load_leaf(writer, leaf, pointer, first)
-    begin = [held for pair in zip(step.carried, pointers, strict=False) for held in load(*pair)]
-    fixed = [held for pair in zip(step.fixed, pointers[len(step.carried) :], strict=False) for held in load(*pair)]
+    begin = [held for pair in zip(step.carried_leaves, pointers, strict=False) for held in load(*pair)]
+    fixed = [
+        held
+        for pair in zip(step.fixed_leaves, pointers[len(step.carried_leaves) :], strict=False)
+        for held in load(*pair)
+    ]
     nodes = step.program.inputs[: len(begin)]
     variables = {n: new_variable(writer, node) for n, node in enumerate(nodes) if step.carries(n)}
     for place, variable in variables.items():
@@ -67,10 +71,10 @@ def rollout_code(
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
         for leaf, pointer in zip(of_steps, pointers[len(inputs) + len(written) :], strict=True):
             store_leaf(writer, leaf, outputs_of_step, pointer, row)
-        after = [outputs_of_step[place] for leaf in step.after for place in leaf.places]
+        after = [outputs_of_step[place] for leaf in step.leaves_after for place in leaf.places]
         write_stores(writer, stored, step.program.outputs, outputs_of_step)
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
-    places = [place for leaf in step.after for place in leaf.places]
+    places = [place for leaf in step.leaves_after for place in leaf.places]
     # Final values of the carried state. Leaves that no step changes are not written.
     ends = dict(zip(places, now(), strict=True))
     for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):

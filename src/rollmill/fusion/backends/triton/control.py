@@ -114,7 +114,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
     carried = [_assign(source, _copied(writer, name, node)) for name, node in pairs]
     inputs, tiles = [*carried, *operands[count:middle]], dict(writer.tiles)
     if item.condition is None:
-        source.line(f"for _ in range({loop.turns}):")
+        source.line(f"for _ in range({loop.trip_count}):")
         source.deeper()
         _replace(source, carried, writer.write(item.body, inputs))
         source.deeper(-1)

@@ -34,20 +34,20 @@ from rollmill.fusion.opt.schedule import schedule_of
 class GradientLaunch(NamedTuple):
     """Launch configuration of a gradient kernel on a GPU."""
 
-    programs: int
+    num_programs: int
     """Number of programs. Each computes a share of the minibatch, block by block."""
     block: int = 64
     """Samples per block, a power of two of at least 16."""
     num_warps: int = 4
-    reads_again: int = 0
+    reloads_weights: int = 0
     """1 to reload weight matrices in every step of a sequence, which saves shared memory."""
-    own_steps: int = 0
+    steps_optimiser: int = 0
     """1 to follow the kernel by kernels that add its partial sums and step the optimiser, and to read transposed
     weights in place. No launch that is tried by default does so: on GPUs it has not been measured."""
     tile: int = 0
     """Columns of the tiles that wide rows and matrices are divided into, or 0 to leave them whole. Gradients of
     matrices larger than a tile are then products after the kernel."""
-    kept: int = 0
+    kept_kilobytes: int = 0
     """Kilobytes of matrix tiles that stay on the chip. Others are reloaded for every block. Only with `tile`."""
 
 
@@ -60,7 +60,7 @@ def run_gradients_kernel(
     """
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     sums, *rows = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
-    if launch.own_steps:
+    if launch.steps_optimiser:
         return means_by_kernel(sums, minibatch.num_samples, lanes=lanes)
     means = jnp.sum(sums, axis=0) / minibatch.num_samples
     return wide_gradients(step, launch.tile).assembled(means, rows, numerics) if rows else means
@@ -82,20 +82,20 @@ def gradient_kernel(
         else SamplePlace("table", packed.columns[number], shuffled=True)
         if packed.columns[number] is not None
         else SamplePlace(_pointer(given, packed.leaves[number]), None, shuffled=True)
-        for number in range(len(step.sample))
+        for number in range(len(step.sample_leaves))
     ]
     if minibatch.vector is not None:
         _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
-    turned = _turned(step, minibatch) if launch.own_steps else {}
-    weights = {slot: minibatch.arguments[step.prologue.turned[slot]] for slot in turned}
+    turned = _turned(step, minibatch) if launch.steps_optimiser else {}
+    weights = {slot: minibatch.arguments[step.prologue.transposed_slots[slot]] for slot in turned}
     slots = [
         _slot(given, weights.get(number, array), minibatch.vector)
         for number, array in enumerate(minibatch.uniforms.slots)
     ]
     whole_blocks = num_rows % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
-    again = bool(launch.reads_again)
+    again = bool(launch.reloads_weights)
     source = gradient_source(
         step,
         places,
@@ -105,10 +105,10 @@ def gradient_kernel(
         numerics=numerics,
         reads_again=again,
         turned=turned,
-        tiles=TiledLoops(stored, launch.kept) if launch.tile else None,
+        tiles=TiledLoops(stored, launch.kept_kilobytes) if launch.tile else None,
     )
     size = sum(each.size for each in step.sums if each.is_computed)
-    programs = min(launch.programs, -(-num_rows // launch.block))
+    programs = min(launch.num_programs, -(-num_rows // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
     rows = stored_arrays(stored, num_rows, numerics)
     sizes = {"N": num_rows, "T": turns, "STRIDE": minibatch.stride, "W": packed.table.shape[1], "SIZE": size}
@@ -140,7 +140,7 @@ def _turned(step: GradientStep, minibatch: Minibatch) -> dict[int, tuple[int, in
         return {}
     found = {
         slot: minibatch.uniforms.slots[slot].shape
-        for slot, argument in step.prologue.turned.items()
+        for slot, argument in step.prologue.transposed_slots.items()
         if vector.offset_of(minibatch.arguments[argument]) is not None and slot not in products
     }
     rows = [
@@ -231,8 +231,8 @@ def _operations(step: GradientStep, plan: FissionPlan) -> int:
 
 def _plan_of(step: GradientStep, stored: Sequence[StoredRow] = ()) -> FissionPlan:
     kept = accumulators_of(step.sums, step.program.outputs)
-    plan = plan_sample_loops(kept, step.program, step.handed_on, stored)
-    return plan if stored else reroll(plan, step.program, step.sample)
+    plan = plan_sample_loops(kept, step.program, step.forwarded_outputs, stored)
+    return plan if stored else reroll(plan, step.program, step.sample_leaves)
 
 
 class _Common(NamedTuple):
@@ -258,9 +258,9 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     """Writes a loop over a program's samples and its sums, with `prefix` before all names."""
     mask = "" if task.whole_blocks else "here"
     step, program = task.step, _program_of(task.step, each)
-    back = {place: step.handed_on[place] for place in each.carried}
-    samples = SamplePrefetch(prefix, by_step=bool(step.carried), memory=task.memory, turns=each.turns)
-    reads_again = bool(step.carried) and (task.reads_again or not matrices_fit(program.nodes()))
+    back = {place: step.forwarded_outputs[place] for place in each.carried}
+    samples = SamplePrefetch(prefix, by_step=bool(step.carried_leaves), memory=task.memory, turns=each.turns)
+    reads_again = bool(step.carried_leaves) and (task.reads_again or not matrices_fit(program.nodes()))
     reads_again |= task.tiles is not None
     slots = slots_read_again(task.slots) if reads_again else task.slots
     kept = NOTHING_KEPT if task.tiles is None else KeptMatrices(task.slots, task.tiles.kept * 1024)
@@ -276,8 +276,8 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     carried = _BackwardCarry(prefix, step, each.carried)
     carried.hand_back(source, [names[node] for node in back.values()])
     loop = [LOOP_OVER_BLOCKS]
-    if step.carried or each.turns.count > 1:
-        loop = [*_loop_in_turns("T" if step.carried else each.turns.count), *carried.forgotten()]
+    if step.carried_leaves or each.turns.count > 1:
+        loop = [*_loop_in_turns("T" if step.carried_leaves else each.turns.count), *carried.forgotten()]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
     uniforms, inside = source.before.lines, [*samples.ahead(), *source.lines, *samples.over()]
     if reads_again:
@@ -301,7 +301,7 @@ def _loop_in_turns(turns: int | str) -> Sequence[str]:
 def _program_of(step: GradientStep, each: SampleLoop) -> Program:
     """Returns the program of all that a loop sums or hands back."""
     summing_from = [node for tile in each.tiles.values() for term in tile.terms for node in term.nodes]
-    back = [step.handed_on[place] for place in each.carried]
+    back = [step.forwarded_outputs[place] for place in each.carried]
     stored = [node for _, row in each.stored for node in row]
     return Program(step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers, *back, *stored]),))
 
@@ -310,7 +310,7 @@ class _BackwardCarry:
     """What a loop hands back from each step of its sequences to the one before."""
 
     def __init__(self, prefix: str, step: GradientStep, places: Sequence[int]) -> None:
-        widths = {place: leaf.width for leaf in step.carried for place in leaf.places}
+        widths = {place: leaf.width for leaf in step.carried_leaves for place in leaf.places}
         shape = lambda width: "[BLOCK]" if width is None else f"[BLOCK, {columns(width)}]"
         self._shapes = {_carried_name(prefix, place): shape(widths[place]) for place in places}
 
@@ -339,10 +339,10 @@ def _inputs(task: _Common, program: Program, samples: SamplePrefetch, prefix: st
     """Loads the inputs that a loop needs, and returns their names."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
-    for leaf in task.step.carried:
+    for leaf in task.step.carried_leaves:
         for place in leaf.places:
             names[place] = _carried_name(prefix, place)
-    for leaf, place in zip(task.step.sample, task.places, strict=True):
+    for leaf, place in zip(task.step.sample_leaves, task.places, strict=True):
         wanted = [n for n, number in enumerate(leaf.places) if program.inputs[number] in needed]
         for n, name in zip(wanted, samples.read(leaf, place, wanted), strict=True):
             names[leaf.places[n]] = name

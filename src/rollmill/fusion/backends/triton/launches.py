@@ -21,7 +21,7 @@ from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_
 from rollmill.fusion.estimate.pressure import Pressure
 from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import GradientStep
-from rollmill.fusion.kernels.wide_gradients import largest_summed_matrix, wide_gradients
+from rollmill.fusion.kernels.wide_gradients import largest_summed_size, wide_gradients
 from rollmill.fusion.opt.row_tiles import TILE
 from rollmill.fusion.opt.segments import needs_segments
 
@@ -33,7 +33,7 @@ MIN_CAPABILITY = 8.0
 
 ROLLOUTS = (
     *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
-    *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
+    *(Launch(32, 1, max_registers=128), Launch(128, 4, max_registers=128)),
 )
 LONG_ROLLOUTS = (Launch(32, 1),)
 """The launch for steps with many operations, whose kernels take minutes to compile. With it, kernels of robots:Ant
@@ -63,7 +63,11 @@ MAX_WHOLE = 128 * 128
 """Maximum number of elements of a matrix that gradient kernels multiply by as a whole. They hold it and its
 transpose in shared memory, in 128 KB."""
 WIDE_ROLLOUTS = (
-    *(Launch(32, 4, tile=TILE, kept=192), Launch(64, 4, tile=TILE, kept=192), Launch(128, 8, tile=TILE, kept=192)),
+    *(
+        Launch(32, 4, tile=TILE, kept_kilobytes=192),
+        Launch(64, 4, tile=TILE, kept_kilobytes=192),
+        Launch(128, 8, tile=TILE, kept_kilobytes=192),
+    ),
     *(Launch(32, 4, tile=TILE), Launch(64, 4, tile=TILE)),
 )
 """Launches for matrices that are read in tiles. They were not measured on a GPU, so each is verified before it is
@@ -84,7 +88,7 @@ TOLERANCES: dict[Numerics, float] = {"float32": 1e-3, "tf32": 0.03, "bfloat16": 
 """Errors of verified kernels. Measured gradients differ by a third of them (docs/fusion.md)."""
 
 
-def triton_kernels(numerics: Numerics) -> Backend:
+def triton_backend(numerics: Numerics) -> Backend:
     """Returns the Triton backend, with matrix products in the precision `numerics`."""
     rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
     gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
@@ -92,7 +96,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         package="triton",
         device_name=lambda device: device.device_kind,
         check=_check_chip,
-        gradients_too_long=gradients_too_long_on_gpu,
+        reason_to_skip_gradients=reason_to_skip_gradients_on_gpu,
         compile_seconds=compile_seconds_on_gpu,
         timed_repeats=4,
         has_lanes=True,
@@ -132,10 +136,10 @@ def compile_seconds_on_gpu(pressure: Pressure) -> float:
     23,600 instructions) took 1.4 and 2.5 times as long as XLA on an H200 (benchmarks/fusion_limits.py), but
     robots:Ant, with 29,500 instructions, was 2.7 times as fast (benchmarks/robots_backends.py).
     """
-    return COMPILE_SECONDS * pressure.operations if needs_segments(pressure.operations) else 0.0
+    return COMPILE_SECONDS * pressure.num_operations if needs_segments(pressure.num_operations) else 0.0
 
 
-def gradients_too_long_on_gpu(step: GradientStep) -> str | None:
+def reason_to_skip_gradients_on_gpu(step: GradientStep) -> str | None:
     """Returns the reason why a gradient kernel would take too long to compile, or None.
 
     The computation of agents that share weights is counted once.
@@ -150,7 +154,7 @@ def gradients_too_long_on_gpu(step: GradientStep) -> str | None:
 
 
 def _too_many_tiles(step: GradientStep) -> str | None:
-    if largest_summed_matrix(step) <= MAX_WHOLE:
+    if largest_summed_size(step) <= MAX_WHOLE:
         return None
     nodes = wide_gradients(step, TILE).step.program.nodes()
     products = sum(node.op == "dot" for node in nodes)
@@ -196,7 +200,7 @@ def _gradient_launches(
 
 def _shared_programs(launch: AnyLaunch, lanes: int) -> GradientLaunch:
     own = GradientLaunch(*launch)
-    return own._replace(programs=max(1, own.programs // lanes))
+    return own._replace(num_programs=max(1, own.num_programs // lanes))
 
 
 def _text(kernel_of: KernelOf, launch: AnyLaunch, *task: Any) -> str:
@@ -211,12 +215,12 @@ def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: An
 
 def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | None] | None:
     """Returns the function that makes optimiser steps in a kernel, or None if the launch leaves it out."""
-    return partial(descend_by_kernel, lanes=lanes) if GradientLaunch(*launch).own_steps else None
+    return partial(descend_by_kernel, lanes=lanes) if GradientLaunch(*launch).steps_optimiser else None
 
 
 def _describe_rollouts(launch: AnyLaunch) -> str:
     own = Launch(*launch)
-    few = f" with at most {own.registers} registers per thread" if own.registers else ""
+    few = f" with at most {own.max_registers} registers per thread" if own.max_registers else ""
     tiles = f", matrices in tiles of {own.tile}" if own.tile else ""
     return f"blocks of {own.block} environments, {own.num_warps} warps each{few}{tiles}"
 
@@ -224,5 +228,5 @@ def _describe_rollouts(launch: AnyLaunch) -> str:
 def _describe_gradients(launch: AnyLaunch) -> str:
     own = GradientLaunch(*launch)
     tiles = f", matrices in tiles of {own.tile}" if own.tile else ""
-    steps = ", and kernels for the optimiser's steps" if own.own_steps else ""
-    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each{tiles}{steps}"
+    steps = ", and kernels for the optimiser's steps" if own.steps_optimiser else ""
+    return f"{own.num_programs} programs of {own.block} samples, {own.num_warps} warps each{tiles}{steps}"

@@ -67,7 +67,7 @@ def one_shot_mean(
 """
 
 
-def lanes_of(size: int) -> int:
+def num_lanes(size: int) -> int:
     """Returns the number of lanes, of `LANE` elements each, that hold `size` elements."""
     return -(-size // LANE)
 
@@ -95,7 +95,7 @@ def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
     constants = {"SIZE": size, "RANKS": ranks, "FIRST": first_lane}
     return Kernel(
         SOURCE + entry("one_shot_mean"),
-        programs=lanes_of(size),
+        programs=num_lanes(size),
         outputs=(jax.ShapeDtypeStruct((size,), jnp.float32),),
         constants=constants | {"LANE": LANE, "LANE_BYTES": LANE_BYTES, "FLAG_BYTES": FLAG_BYTES},
         num_warps=4,

@@ -22,7 +22,7 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
 from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.source import KernelSource
-from rollmill.fusion.ir import Program, total_of
+from rollmill.fusion.ir import Program, count_nodes
 from rollmill.fusion.kernels.memories import in_order_of_writes
 from rollmill.fusion.kernels.rollout import RolloutStep, aliased, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
@@ -41,11 +41,11 @@ class Launch(NamedTuple):
     block: int = 64
     """Environments per block, a power of two of at least 16."""
     num_warps: int = 4
-    registers: int = 0
+    max_registers: int = 0
     """Maximum number of registers per thread. With fewer, more blocks run at once. 0 allows the maximum."""
     tile: int = 0
     """Columns of the tiles that wide rows and matrices are divided into, or 0 to leave them whole."""
-    kept: int = 0
+    kept_kilobytes: int = 0
     """Kilobytes of matrix tiles that stay on the chip. All others are reloaded in every step. Only with `tile`."""
 
 
@@ -78,10 +78,10 @@ def rollout_kernel(
 ) -> tuple[Kernel, list[Any]]:
     """Returns the kernel of a rollout, and the arrays that it takes."""
     num_envs = keys.shape[0]
-    source = rollout_source(step, num_steps, num_envs, launch.block, numerics, launch.tile, launch.kept)
+    source = rollout_source(step, num_steps, num_envs, launch.block, numerics, launch.tile, launch.kept_kilobytes)
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
     outputs = [struct(leaf, num_envs) for leaf in written_leaves(step)]
-    outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step if leaf.places]
+    outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step_leaves if leaf.places]
     constants = {"N": num_envs, "T": num_steps, "BLOCK": launch.block}
     programs = -(-num_envs // launch.block)
     kernel = Kernel(
@@ -91,7 +91,7 @@ def rollout_kernel(
         constants,
         launch.num_warps,
         len(uniforms.slots),
-        registers=launch.registers or MAX_REGISTERS,
+        registers=launch.max_registers or MAX_REGISTERS,
         aliases=aliased(step),
     )
     return kernel, [*carried, keys, *uniforms.slots]
@@ -109,24 +109,24 @@ def rollout_source(
     block: int,
     numerics: Numerics,
     tile: int = 0,
-    kept: int = 0,
+    kept_kilobytes: int = 0,
 ) -> str:
     """Generates the source of a rollout kernel.
 
     The kernel takes pointers to the leaves of the collector (the state carried from step to step), to the random
     keys and to the uniform arrays. Pointers to its outputs follow: the collector's changed leaves, and the leaves
     of the trajectory. `N` environments, `T` steps and `BLOCK` are compile-time arguments. Rows wider than `tile`
-    are divided, if it is not 0, and `kept` kilobytes of matrix tiles stay on the chip.
+    are divided, if it is not 0, and `kept_kilobytes` of matrix tiles stay on the chip.
     """
     program, slots = _program_of(step, tile), range(step.prologue.num_slots)
-    leaves = [*step.carried, *step.fixed]
-    changes = step.changed
+    leaves = [*step.carried_leaves, *step.fixed_leaves]
+    changes = step.may_change
     before, uniform = [f"in{n}" for n in range(len(leaves))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
-    out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
-    memory = BY_INSTRUCTIONS if needs_segments(total_of(program.nodes())) else BY_TRITON
+    out = [f"step{n}" for n, leaf in enumerate(step.step_leaves) if leaf.places]
+    memory = BY_INSTRUCTIONS if needs_segments(count_nodes(program.nodes())) else BY_TRITON
     again = bool(tile) or not matrices_fit(program.nodes())
-    kept_slots = KeptMatrices(uniform, kept * 1024) if again else NOTHING_KEPT
+    kept_slots = KeptMatrices(uniform, kept_kilobytes * 1024) if again else NOTHING_KEPT
     source = KernelSource(
         numerics, slots_read_again(uniform) if again else uniform, memory=memory, kept=kept_slots
     )
@@ -136,7 +136,7 @@ def rollout_source(
     places = LeafIO(source, mask)
 
     aliases = aliased(step)
-    numbered = [(n, leaf) for n, leaf in enumerate(step.carried) if leaf.memory is not None]
+    numbered = [(n, leaf) for n, leaf in enumerate(step.carried_leaves) if leaf.memory is not None]
     writer.cells = [
         MemoryPlace(f"after{n}" if n in aliases else before[n], f"cells{n}", math.prod(leaf.shape))
         for n, leaf in numbered
@@ -144,7 +144,7 @@ def rollout_source(
     last = "tl.minimum(env, N - 1)" if mask else "env"  # an existing environment, for lanes beyond the last
     for n, leaf in numbered:
         source.line(f"cells{n} = {last}.to(tl.int64) * {math.prod(leaf.shape)}")
-    stores = StepStores(writer, in_order_of_writes(step.after), mask)
+    stores = StepStores(writer, in_order_of_writes(step.leaves_after), mask)
     each = zip(before, leaves, strict=True)
     loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
@@ -154,7 +154,7 @@ def rollout_source(
     source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
     schedule = schedule_of(program, segmented=True)
     outputs = writer.write(schedule, [*inputs, *_turn(source)])
-    for n, leaf in enumerate(step.step):
+    for n, leaf in enumerate(step.step_leaves):
         if leaf.places:
             places.store(f"step{n}", "at", leaf, [outputs[place] for place in leaf.places])
     stores.write(program.outputs, outputs)
@@ -164,7 +164,7 @@ def rollout_source(
     if again:
         # The compiler knows the bounds of a step, but not of a program's index.
         uniforms, turn = read_where_used(uniforms, turn, "t + tl.program_id(0)")
-    for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
+    for n, (leaf, does) in enumerate(zip(step.carried_leaves, changes, strict=True)):
         if does and leaf.memory is None:
             places.store(f"after{n}", "env", leaf, [inputs[place] for place in leaf.places])
     arguments = ", ".join([*before, *uniform, *after, *out])
@@ -195,7 +195,7 @@ def _program_of(step: RolloutStep, tile: int) -> Program:
 
 def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:
     """Returns the type of a step's number: 32 bits if offsets into all leaves of the trajectory fit."""
-    most = max((int(np.prod(leaf.shape)) for leaf in step.step), default=1)
+    most = max((int(np.prod(leaf.shape)) for leaf in step.step_leaves), default=1)
     return t if rows * most < 2**31 else f"{t}.to(tl.int64)"
 
 
@@ -207,7 +207,7 @@ def _turn(source: KernelSource) -> list[str]:
 def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], outputs: list[str]) -> None:
     """Assigns the carried values after a step, all at once."""
     moves = []
-    for before, after, does in zip(step.carried, step.after, step.changed, strict=True):
+    for before, after, does in zip(step.carried_leaves, step.leaves_after, step.may_change, strict=True):
         if does:
             pairs = zip(before.places, after.places, strict=True)
             moves += [(inputs[place], outputs[new], before) for place, new in pairs if step.carries(place)]
