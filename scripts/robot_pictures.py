@@ -30,7 +30,7 @@ from rollmill.envs.robots import (
     quadcopter,
 )
 from rollmill.envs.robots.pictures import robot_of
-from rollmill.pictures import resized, write_frames
+from rollmill.pictures import resize, write_frames
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 HEIGHT, WIDTH, FPS = 150, 200, 15
@@ -126,7 +126,7 @@ def without_run(name: str, steps: int) -> list[np.ndarray]:
         if count % EVERY == 0:
             shown = replace(robot, positions=np.array(data.qpos))
             inner = shown if state.inner is robot else replace(state.inner, robot=shown)
-            pictures.append(resized(draw(replace(state, inner=inner), env.params), HEIGHT, WIDTH))
+            pictures.append(resize(draw(replace(state, inner=inner), env.params), HEIGHT, WIDTH))
         mujoco.mj_step(compiled, data, nstep=motion.substeps)
         if data.xpos[1, 2] < motion.lowest:
             break
@@ -145,7 +145,7 @@ def main() -> None:
         pictures = by_run(run, chosen.steps) if run.exists() else without_run(name, chosen.steps)
         path = FIGURES / f"robots-{name}.gif"
         for skipped in (1, 2, 3):  # fewer frames where they are too large
-            frames = [resized(picture, HEIGHT, WIDTH) for picture in pictures[::skipped]]
+            frames = [resize(picture, HEIGHT, WIDTH) for picture in pictures[::skipped]]
             write_frames(path, frames, fps=FPS)
             if path.stat().st_size <= MAX_BYTES:
                 break

@@ -101,7 +101,7 @@ _get, __dir__, __all__ = lazy_names(__name__, packages=_PACKAGES)
 def __getattr__(name: str) -> Any:
     """Returns the version, or a name that is imported at its first use."""
     if name == "__version__":
-        from rollmill.core.machine import version_of
+        from rollmill.core.machine import installed_version
 
-        return version_of("rollmill") or "unknown"
+        return installed_version("rollmill") or "unknown"
     return _get(name)

@@ -275,7 +275,7 @@ def test_a_full_disk_is_an_error_after_the_report_was_printed(tmp_path, monkeypa
             yield file
 
     monkeypatch.setattr(profile_command, "profile", lambda *_, **__: profile_by_hand())
-    monkeypatch.setattr(profile_command, "replacing_named", on_a_full_disk)
+    monkeypatch.setattr(profile_command, "open_replacement", on_a_full_disk)
     assert exit_code("profile", "ppo", "CartPole-v1", "--output", output) == 1
     printed = capsys.readouterr()
     assert "gradients" in printed.out and "No space left on device" in printed.err

@@ -13,7 +13,7 @@ import rollmill
 from rollmill.core.drawing import Drawing, Line
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores
-from rollmill.envs.host import Film, filmed
+from rollmill.envs.host import Film, film_environment
 from rollmill.envs.robots import (
     MODELS,
     ant,
@@ -46,7 +46,7 @@ def test_unknown_robots_and_options_are_refused():
 
 def test_robots_in_c_mujoco_are_drawn_by_the_physics_of_this_package():
     with raises("cannot-be-drawn-is-no", "robots:Cartpole", "robots:Cartpole (env= in Python) plays in it"):
-        filmed(rollmill.make("robots:Cartpole", physics="mujoco"), Film([], []))
+        film_environment(rollmill.make("robots:Cartpole", physics="mujoco"), Film([], []))
 
 
 def test_the_ant_starts_on_bent_legs():

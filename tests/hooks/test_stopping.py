@@ -5,7 +5,14 @@ from functools import partial
 import pytest
 
 from rollmill import Stop
-from rollmill.hooks import MetricsLogged, PolicyEvaluated, TrainingStarted, early_stopping, name_of, stop_at_return
+from rollmill.hooks import (
+    MetricsLogged,
+    PolicyEvaluated,
+    TrainingStarted,
+    early_stopping,
+    hook_name,
+    stop_at_return,
+)
 from wordings import raises
 
 
@@ -26,7 +33,7 @@ def test_a_return_counts_once_enough_episodes_have_ended():
     assert hook(logged(10.0, episodes=50.0)) == Stop(
         "the mean return of training is 10, which reaches the goal of 10"
     )
-    assert name_of(hook) == "stop_at_return"
+    assert hook_name(hook) == "stop_at_return"
 
 
 def test_hooks_are_named_by_where_they_are_defined():
@@ -37,10 +44,10 @@ def test_hooks_are_named_by_where_they_are_defined():
         return None
 
     here = "test_hooks_are_named_by_where_they_are_defined"
-    assert name_of(closure) == name_of(partial(closure)) == f"{here}.closure"
-    assert name_of(own()) == f"{here}.own.<lambda>"
-    assert name_of(early_stopping(patience=1)) == "early_stopping"
-    assert name_of([].append) == "list.append"
+    assert hook_name(closure) == hook_name(partial(closure)) == f"{here}.closure"
+    assert hook_name(own()) == f"{here}.own.<lambda>"
+    assert hook_name(early_stopping(patience=1)) == "early_stopping"
+    assert hook_name([].append) == "list.append"
 
 
 def test_a_return_of_evaluations_counts_at_once():

@@ -20,7 +20,7 @@ from typing import Any
 from hostile_trial import EVIL, MARKUP, Case
 
 from rollmill.cli.main import _exit_code
-from rollmill.policies.exporting import check_place, write_files
+from rollmill.policies.exporting import check_destinations, write_files
 
 KINDS = ("link to a file", "link to a folder", "broken link", "link to itself", "endless device", "pipe", "folder")
 CONTENTS = {
@@ -293,7 +293,7 @@ def outputs() -> Iterator[Case]:
 
 def _exported(got: Path, *, force: bool) -> None:
     paths = [got / "policy.onnx", got / "policy.json"]
-    check_place(paths, force=force)
+    check_destinations(paths, force=force)
     write_files(dict.fromkeys(paths, b"the policy"))
 
 

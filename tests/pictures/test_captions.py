@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollmill.pictures import captioned
+from rollmill.pictures import add_caption
 
 pytest.importorskip("PIL", reason="Pillow draws captions")
 LEGEND = (("#d55e00", "tagger"), ("#0072b2", "runner"))
@@ -14,11 +14,11 @@ def picture(width):
 
 
 def strip(*texts, width=480, legend=()):
-    return captioned(picture(width), texts, legend)[40:]
+    return add_caption(picture(width), texts, legend)[40:]
 
 
 def test_the_picture_stays_and_the_strip_below_has_ink_on_paper():
-    made = captioned(picture(480), ("episode 1", "step 3"))
+    made = add_caption(picture(480), ("episode 1", "step 3"))
     assert (made[:40] == 100).all() and made.shape[1:] == (480, 3) and made.shape[0] % 2 == 0
     assert made[40:].max() == 255 and 0.01 < (made[40:] < 128).mean() < 0.2
 
@@ -39,6 +39,6 @@ def test_a_legend_has_its_colours_in_a_line_of_its_own():
 def test_narrow_pictures_have_more_lines_and_the_narrowest_none():
     texts = ("episode 1", "step 3", "return 1.5", "action 1")
     assert strip(*texts, width=160).shape[0] > strip(*texts, width=400).shape[0] - 8
-    assert captioned(picture(60), texts).shape == (40, 60, 3)
+    assert add_caption(picture(60), texts).shape == (40, 60, 3)
     empty = strip("episode 1", "step 0", "return 0", "")
     assert empty.shape == strip(*texts).shape

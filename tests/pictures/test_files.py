@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollmill.pictures import check_place, files as written, gathered, write_frames
+from rollmill.pictures import check_destination, collect_frames, files as written, write_frames
 from wordings import raises
 
 
@@ -44,11 +44,11 @@ def test_a_folder_has_a_png_for_each_frame_and_replaces_frames_alone(tmp_path):
     assert sorted(file.name for file in folder.iterdir()) == [f"{index:05}.png" for index in range(5)]
     assert (np.asarray(image.open(folder / "00003.png")) == frames()[3]).all()
     with raises("exists-already-hint-force-force"):
-        check_place(folder, fps=None, force=False)
-    check_place(folder, fps=None, force=True)
+        check_destination(folder, fps=None, force=False)
+    check_destination(folder, fps=None, force=True)
     (folder / "notes.txt").touch()
     with raises("holds-other-things-than-frames"):
-        check_place(folder, fps=None, force=True)
+        check_destination(folder, fps=None, force=True)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the reader leaves pipes open
@@ -72,17 +72,17 @@ def test_an_mp4_has_even_sides_and_all_frames(tmp_path):
 def test_a_place_that_cannot_be_written_is_refused(tmp_path, name, fps, message):
     (tmp_path / "there.gif").touch()
     with raises(*message):
-        check_place(tmp_path / name, fps=fps, force=False)
+        check_destination(tmp_path / name, fps=fps, force=False)
 
 
 def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "imageio_ffmpeg", None)
     with raises("pictures-are-written-by-is", "imageio-ffmpeg", "[render]"):
-        check_place(tmp_path / "a.mp4", fps=None, force=False)
+        check_destination(tmp_path / "a.mp4", fps=None, force=False)
 
 
 def test_more_frames_than_memory_should_hold_are_refused(monkeypatch):
     monkeypatch.setattr(written, "MAX_BYTES", 3 * frames()[0].nbytes)
-    assert len(gathered(frames(3))) == 3
+    assert len(collect_frames(frames(3))) == 3
     with raises("first-frames-have-more-than", "4"):
-        gathered(frames(5))
+        collect_frames(frames(5))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.drawing import Circle, Drawing, Line, Polygon, rectangle
-from rollmill.pictures import coloured_lines, plain_lines, rasterise, resized
+from rollmill.pictures import coloured_lines, plain_lines, rasterise, resize
 from wordings import raises
 
 BLACK = "#000000"
@@ -56,8 +56,8 @@ def test_bad_colours_and_areas_are_refused():
 def test_a_resized_picture_has_the_means_of_the_old_pixels():
     picture = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     halved = picture.reshape(1, 2, 2, 2, 3).mean((1, 3)).round().astype(np.uint8)
-    assert (resized(picture, 1, 2) == halved).all()
-    assert (resized(resized(picture, 6, 12), 2, 4) == picture).all()
+    assert (resize(picture, 1, 2) == halved).all()
+    assert (resize(resize(picture, 6, 12), 2, 4) == picture).all()
 
 
 def test_a_terminal_shows_two_pixels_a_character():

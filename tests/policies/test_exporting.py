@@ -190,7 +190,7 @@ ALL = [
 @pytest.mark.slow_beyond(1)
 def test_exported_actions_are_those_of_the_policy(name, format, tmp_path):
     written, found, inputs = check_actions(POLICIES[name](), tmp_path, format)
-    assert written.comparison.observations == 1000 and written.comparison.ties == 0
+    assert written.comparison.num_observations == 1000 and written.comparison.num_ties == 0
     alone = computed(written.path, format, {key: value[:1] for key, value in inputs.items()})
     for key, value in found.items():
         np.testing.assert_allclose(alone[key], value[:1], rtol=1e-3, atol=1e-5)
@@ -286,7 +286,7 @@ def small():
 def test_what_differs_is_refused(small, tmp_path, monkeypatch):
     exported = exported_function(small.loaded)
     right = lambda inputs: [np.asarray(each) for each in jax.vmap(exported.function)(*inputs)]
-    assert compare(small, exported, right).observations == 1000
+    assert compare(small, exported, right).num_observations == 1000
 
     def with_changed(index, change):
         def run(inputs):
@@ -320,7 +320,7 @@ def test_a_tie_is_counted_and_not_refused(small):
         found = [np.asarray(each) for each in jax.vmap(exported.function)(*inputs)]
         return [1 - found[0], *found[1:]]
 
-    assert compare(policy, exported, run).ties == 1000
+    assert compare(policy, exported, run).num_ties == 1000
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.cli.main import main
-from rollmill.envs.host.filming import Film, filmed
+from rollmill.envs.host.filming import Film, film_environment
 from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.policies.rendering import action_text, render_run
 from small_ppo import small_ppo
@@ -139,5 +139,5 @@ def test_pygame_opens_no_audio_device_unless_one_is_chosen(given, used, monkeypa
     monkeypatch.setenv("SDL_AUDIODRIVER", given or "")
     if given is None:
         monkeypatch.delenv("SDL_AUDIODRIVER")
-    filmed(rollmill.from_gymnasium(Ramp), Film([], []))
+    film_environment(rollmill.from_gymnasium(Ramp), Film([], []))
     assert os.environ["SDL_AUDIODRIVER"] == used

@@ -23,7 +23,7 @@ from rollmill.serving import (  # noqa: E402
     BatchingRule,
     Server,
     ServerStatistics,
-    limits_of,
+    limits_for_batches,
     listen,
 )
 from small_ppo import SIZES, STEPS
@@ -55,7 +55,7 @@ def serving(run, *, max_batch=8, max_wait=0.0, token=None, stochastic=False, pol
         load_weights(run), max_batch=max_batch, sessions=sessions, stochastic=stochastic
     )
     policy.compile()
-    known = limits_of(max_batch, policy.numbers)
+    known = limits_for_batches(max_batch, policy.num_scalars)
     known = known.__class__(**(vars(known) | limits))
     server = Server(policy, BatchingRule(max_batch, max_wait), known, ServerStatistics(), token=token)
     listener, ready, stop, codes = listen(Address()), threading.Event(), threading.Event(), []

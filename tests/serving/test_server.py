@@ -219,7 +219,7 @@ def test_a_device_that_cannot_even_forget_ends_the_server_after_its_answers(cart
     policy = Held(cartpole, max_batch=2, sessions=1)
     with serving(cartpole, max_batch=2, policy=policy) as server:
         policy.broken = True
-        policy.forget = Mock(side_effect=RuntimeError("an illegal access"))
+        policy.reset_memories = Mock(side_effect=RuntimeError("an illegal access"))
         assert server.ask("/act", {"observation": ZEROS})[0] == 500
         server.thread.join(30)
     assert server.codes == [False] and "an illegal access" in capfd.readouterr().err

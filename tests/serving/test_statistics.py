@@ -5,7 +5,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from rollmill.serving.statistics import BUCKETS, ServerStatistics, bucket_of, bytes_of, quantile
+from rollmill.serving.statistics import BUCKETS, ServerStatistics, bucket_of, quantile, statistics_bytes
 
 
 def test_percentiles_are_right_but_for_the_width_of_a_bucket():
@@ -20,15 +20,15 @@ def test_percentiles_are_right_but_for_the_width_of_a_bucket():
 
 def test_workers_are_summed():
     with tempfile.TemporaryFile() as file:
-        file.truncate(bytes_of(3))
+        file.truncate(statistics_bytes(3))
         workers = [ServerStatistics(3, index, file.fileno()) for index in range(3)]
         for index, worker in enumerate(workers):
             worker.add("requests", index + 1)
-            worker.answered(200)
-            worker.batch(rows=index + 3, size=8)
+            worker.count_response(200)
+            worker.record_batch(rows=index + 3, size=8)
             worker.set("queued", 10)
-            worker.took(0.001)
-        workers[1].answered(503)
+            worker.record_latency(0.001)
+        workers[1].count_response(503)
         report = workers[0].report()
     assert report["requests"] == 6 and report["decisions"] == 12 and report["padding"] == 12
     assert report["mean_batch"] == 4 and report["largest_batch"] == 5 and report["queued"] == 30

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from rollmill.serving import allow_descriptors
+from rollmill.serving import raise_descriptor_limit
 from rollmill.serving.strangers import Strangers, host_of
 
 from .conftest import serving
@@ -214,9 +214,9 @@ def test_the_limit_of_descriptors_is_raised_to_what_connections_need():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        allow_descriptors(1024)
+        raise_descriptor_limit(1024)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2048, before[1])
-        allow_descriptors(4)
+        raise_descriptor_limit(4)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2048, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

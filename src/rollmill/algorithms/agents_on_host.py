@@ -19,7 +19,7 @@ from rollmill.algorithms.building import refuse_params
 from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, host_functions
 from rollmill.algorithms.sizes import steps_each
 from rollmill.core.types import Environment, HostEnvironment, HostFailure, HostStep, HostVector, Params, StartHost
-from rollmill.envs.host import evaluation_start
+from rollmill.envs.host import start_for_evaluation
 
 
 def agent_environment(
@@ -77,7 +77,7 @@ class StartViewed:
     @property
     def for_evaluation(self) -> StartHost:
         """Returns the `StartHost` of the environments for evaluations, whose spaces do not differ."""
-        return StartViewed(evaluation_start(self.start))
+        return StartViewed(start_for_evaluation(self.start))
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None

@@ -329,7 +329,7 @@ class Extras(NamedTuple):
     `()`, because a few large matrix products compute all values of a trajectory faster, unless `compute_values`
     adds them."""
     final_value: PyTree[Float[Array, "..."]] = ()
-    """Value after a truncated step, and 0 after others. `()` unless `compute_values` or `compact_step` added it."""
+    """Value after a truncated step, otherwise 0. `()` unless `compute_values` or `compact_step` added it."""
 
 
 class NetworkPolicy(NamedTuple):

@@ -55,12 +55,12 @@ def run(arguments: list[str]) -> int:
 def _sentences(written: Export) -> str:
     metadata, compared = written.metadata, written.comparison
     equal = f"equal to within {compared.largest_difference:.2g}" if compared.largest_difference else "equal"
-    ties = f", except for {compared.ties} ties between two equally likely actions" if compared.ties else ""
+    ties = f", except for {compared.num_ties} ties between two equally likely actions" if compared.num_ties else ""
     lines = [
         f"{written.path}: {metadata['algorithm']} on {metadata['environment']}, iteration {metadata['iteration']}",
         *(f"  input   {_array(each)}" for each in metadata["inputs"]),
         *(f"  output  {_array(each)}" for each in metadata["outputs"]),
-        f"  compared with the policy on {compared.observations:,} observations: its actions are {equal}{ties}",
+        f"  compared with the policy on {compared.num_observations:,} observations: its actions are {equal}{ties}",
     ]
     return "\n".join([*lines, f"  {metadata['note']}"] if metadata["note"] else lines)
 

@@ -15,7 +15,7 @@ import jax
 from rollmill.cli.parsing import HELP, parse
 from rollmill.cli.requests import MERGED, ParsedTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
-from rollmill.core.folder import Folder, read_named, replacing_named
+from rollmill.core.folder import Folder, open_replacement, read_named
 from rollmill.core.local_paths import check_new_file
 from rollmill.core.options import Arg
 from rollmill.dataflow import Graph
@@ -186,10 +186,10 @@ def _write(found: Profile, output: Path, *, png: bool) -> None:
     """Writes profile.json first, from which all else can be made again."""
     try:
         for name, text in ((PROFILE, Profile.to_json), (PAGE, profile_page), (TRACE, perfetto_trace)):
-            with replacing_named(output / name) as file:
+            with open_replacement(output / name) as file:
                 file.write(text(found).encode())
         if png:
-            with replacing_named(output / FIGURE) as file:
+            with open_replacement(output / FIGURE) as file:
                 write_figure(file, found)
     except OSError as error:
         print(draw_profile(found, width=_width()))  # prints the profile, so that it is not lost
@@ -203,7 +203,7 @@ def _compare(options: Compare) -> int:
     print(draw_comparison(compared, width=_width()))
     if options.output is not None:
         try:
-            with replacing_named(options.output) as file:
+            with open_replacement(options.output) as file:
                 file.write(comparison_page(compared).encode())
         except OSError as error:
             raise StorageError(f"{options.output} cannot be written: {error.strerror or error}.") from error

@@ -14,7 +14,7 @@ from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import PolicyOptions
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
-from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
+from rollmill.pictures import FASTEST_GIF, check_destination, check_fps, coloured_lines, plain_lines, write_frames
 from rollmill.policies.rendering import Frame, render_run, with_caption
 
 TERMINAL = "terminal"
@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> int:
     path = local_path("output", output)
     check_fps(options.fps)
     if output != TERMINAL:
-        check_place(path, fps=options.fps, force=options.force)
+        check_destination(path, fps=options.fps, force=options.force)
     frames = _frames(options)
     first = next(frames)
     fps = options.fps or first.fps

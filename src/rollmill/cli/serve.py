@@ -14,7 +14,7 @@ from typing import Annotated
 from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import Imports, Trust
 from rollmill.core.errors import UsageError
-from rollmill.core.folder import replacing_named
+from rollmill.core.folder import open_replacement
 from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
@@ -29,14 +29,14 @@ from rollmill.serving import (
     Server,
     ServerLimits,
     ServerStatistics,
-    allow_descriptors,
-    bytes_of,
     check_rule,
-    limits_of,
+    limits_for_batches,
     listen,
+    listener_url,
+    raise_descriptor_limit,
     read_token,
     run_workers,
-    url_of,
+    statistics_bytes,
 )
 
 GAVE_UP = 1
@@ -135,7 +135,7 @@ class Serve:
 
     def limits(self, policy: BatchedPolicy) -> ServerLimits:
         """Returns the limits on requests and connections that the server enforces."""
-        found = limits_of(self.rule.max_batch, policy.numbers)
+        found = limits_for_batches(self.rule.max_batch, policy.num_scalars)
         return found.with_sessions(self.max_sessions, self.session_seconds)
 
 
@@ -143,7 +143,7 @@ def run(arguments: list[str]) -> int:
     """Serves the policy until a signal arrives, and returns the exit code."""
     options = parse(Serve, arguments, prog="rollmill serve")
     options.check()
-    allow_descriptors(ServerLimits(1).connections)
+    raise_descriptor_limit(ServerLimits(1).connections)
     token = read_token(options.token_file, options.address)
     _ = options.rule
     with contextlib.ExitStack() as stack:
@@ -174,7 +174,7 @@ def _serve_by_workers(
     options: Serve, arguments: Sequence[str], listener: socket.socket, ready: Callable[[], None]
 ) -> int:
     with tempfile.TemporaryFile() as counts, stop_on_signals() as stop:
-        counts.truncate(bytes_of(options.workers))
+        counts.truncate(statistics_bytes(options.workers))
         descriptors = listener.fileno(), counts.fileno()
         command = [
             *("-m", "rollmill.cli.serve_worker"),
@@ -197,10 +197,10 @@ def _serve_by_workers(
 
 def announce(options: Serve, listener: socket.socket) -> None:
     """Prints the address of the server, and writes it to the file that the user requested."""
-    url = url_of(listener)
+    url = listener_url(listener)
     if options.address_file is not None:
         try:
-            with replacing_named(options.address_file) as file:
+            with open_replacement(options.address_file) as file:
                 file.write(f"{url}\n".encode())
         except OSError as error:
             raise UsageError(

@@ -213,7 +213,7 @@ def opened_named(path: Path) -> Iterator[Any]:
         yield file
 
 
-def replacing_named(path: Path) -> contextlib.AbstractContextManager[Any]:
+def open_replacement(path: Path) -> contextlib.AbstractContextManager[Any]:
     """Opens a new file that replaces a file that the user named, as `Folder.replacing` does."""
     return Folder(path.parent).replacing(path.name, shared=True)
 

@@ -55,11 +55,11 @@ ALSO_IN_PYTHON = "--force (force=True) replaces it, --output (output=) names ano
 ON_THE_COMMAND_LINE = "--force replaces it, --output names another."
 
 
-def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LINE) -> None:
+def check_new_file(path: Path, *, force: bool, remedy: str = ON_THE_COMMAND_LINE) -> None:
     """Checks that a new file can be written to a path.
 
     Raises a `UsageError` if the path is a folder, or if its parent folder does not exist or cannot be written. If
-    the file exists and `force` is not set, the error includes the hint `way_out`.
+    the file exists and `force` is not set, the error includes the hint `remedy`.
     """
     try:
         if path.is_dir():
@@ -69,7 +69,7 @@ def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LIN
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is a pipe, a socket or a device. hint: give the name of a file.")
         if path.exists() and not force:
-            raise UsageError(f"{path} already exists. hint: {way_out}")
+            raise UsageError(f"{path} already exists. hint: {remedy}")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

@@ -52,7 +52,7 @@ PACKAGES = {
 
 def versions() -> dict[str, str | None]:
     """Returns the versions of Python and of all packages that affect results, or None for a missing package."""
-    return {"python": platform.python_version()} | {key: version_of(name) for key, name in PACKAGES.items()}
+    return {"python": platform.python_version()} | {key: installed_version(name) for key, name in PACKAGES.items()}
 
 
 def hardware() -> dict[str, Any]:
@@ -77,7 +77,7 @@ def own_commit() -> str | None:
         return None
 
 
-def version_of(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
     """Returns the version of an installed package, or None if it is not installed."""
     try:
         return metadata.version(distribution)

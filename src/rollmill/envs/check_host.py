@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
-from rollmill.envs.host import replaced_by_legal, step_struct
+from rollmill.envs.host import replace_illegal_actions, step_struct
 from rollmill.envs.host.numbers import find_non_finite
 
 NUM_COPIES = 2
@@ -51,7 +51,7 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
     ended = 0
     for _ in range(num_steps):
         mask = step.info.get("action_mask")
-        step = vector.step(replaced_by_legal(env.action_space, actions.sample(), mask, rng))
+        step = vector.step(replace_illegal_actions(env.action_space, actions.sample(), mask, rng))
         _check_failures(env, vector)
         _check_types(env, "step", step, expected)
         _check_numbers(env, step)

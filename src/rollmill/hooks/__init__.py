@@ -17,7 +17,7 @@ from rollmill.hooks.events import (
     TrainingFinished as TrainingFinished,
     TrainingRewound as TrainingRewound,
     TrainingStarted as TrainingStarted,
-    name_of as name_of,
+    hook_name as hook_name,
 )
 from rollmill.hooks.stopping import early_stopping as early_stopping, stop_at_return as stop_at_return
 from rollmill.hooks.trackers import mlflow_log as mlflow_log, wandb_log as wandb_log

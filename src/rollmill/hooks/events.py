@@ -138,9 +138,9 @@ def named(name: str, hook: Hook) -> Hook:
     return hook
 
 
-def name_of(hook: Any) -> str:
+def hook_name(hook: Any) -> str:
     """Returns the qualified name of a function, or the name of the class of another callable."""
     name = getattr(hook, "__qualname__", None)
     if name is None and isinstance(hook, partial):
-        return name_of(hook.func)
+        return hook_name(hook.func)
     return (name or type(hook).__qualname__).replace(".<locals>", "")

@@ -7,9 +7,9 @@ advances one robot.
 from rollmill.physics.comparing import PhysicsComparison as PhysicsComparison, compare as compare
 from rollmill.physics.loading import (
     ITERATIONS as ITERATIONS,
-    NotCovered as NotCovered,
+    UnsupportedModel as UnsupportedModel,
     load as load,
-    outline as outline,
+    load_outline as load_outline,
 )
 from rollmill.physics.model import (
     Model as Model,

@@ -18,28 +18,27 @@ AGREES = 1e-3
 class PhysicsComparison(NamedTuple):
     """Differences between steps of `rollmill.physics` and of C MuJoCo."""
 
-    steps: int
-    agreeing: int
+    num_steps: int
+    num_agreeing: int
     """Number of steps whose accelerations agree."""
-    worst: float
+    max_difference: float
     """Largest relative difference of a step's accelerations."""
-    joint: str
+    worst_joint: str
     """Joint whose acceleration differs most in the step with the largest difference."""
-    contacts: int
+    num_contacts: int
     """Contacts of MuJoCo in the step with the largest difference."""
-    unstable: int | None
+    unstable_step: int | None
     """Step at which MuJoCo reset the robot because a value was huge or not finite."""
 
     def __str__(self) -> str:
         """Returns a sentence for people."""
-        sentence = f"{self.agreeing} of {self.steps} steps under random controls agree with C MuJoCo"
-        if self.agreeing < self.steps:
-            at = f"in joint {self.joint!r}, with {self.contacts} contacts"
-            sentence += f"; accelerations differ by up to {self.worst:.1g} {at}"
-        if self.unstable is not None:
-            sentence += (
-                f"; MuJoCo itself becomes unstable at step {self.unstable}: use a smaller timestep or more damping"
-            )
+        sentence = f"{self.num_agreeing} of {self.num_steps} steps under random controls agree with C MuJoCo"
+        if self.num_agreeing < self.num_steps:
+            at = f"in joint {self.worst_joint!r}, with {self.num_contacts} contacts"
+            sentence += f"; accelerations differ by up to {self.max_difference:.1g} {at}"
+        if self.unstable_step is not None:
+            sentence += f"; MuJoCo itself becomes unstable at step {self.unstable_step}"
+            sentence += ": use a smaller timestep or more damping"
         return sentence + "."
 
 
@@ -76,12 +75,12 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
     worst = int(differences.max(axis=1).argmax())
     owners = [joint.name for joint in model.structure.joints for _ in range(joint.size)]
     return PhysicsComparison(
-        steps=len(differences),
-        agreeing=int(np.sum(differences.max(axis=1) <= AGREES)),
-        worst=float(differences[worst].max()),
-        joint=owners[int(differences[worst].argmax())],
-        contacts=contacts[worst],
-        unstable=unstable,
+        num_steps=len(differences),
+        num_agreeing=int(np.sum(differences.max(axis=1) <= AGREES)),
+        max_difference=float(differences[worst].max()),
+        worst_joint=owners[int(differences[worst].argmax())],
+        num_contacts=contacts[worst],
+        unstable_step=unstable,
     )
 
 

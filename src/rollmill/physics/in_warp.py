@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 
 from rollmill.core.errors import UsageError, first_line
 from rollmill.core.installation import install_command
-from rollmill.physics.loading import NotCovered, compile_source, scalar_dofs
+from rollmill.physics.loading import UnsupportedModel, compile_source, scalar_dofs
 from rollmill.physics.model import RobotState
 
 OVERFLOWS = ("NEFC", "NJMAX_NNZ", "BROADPHASE", "NARROWPHASE", "CCD", "HFIELD", "CONTACT_MATCH", "TACTILE")
@@ -74,7 +74,7 @@ class WarpRobots:
 
     Raises:
         UsageError: MuJoCo or MuJoCo Warp is not installed, or a size is below 1.
-        NotCovered: MuJoCo Warp does not support a part of the model.
+        UnsupportedModel: MuJoCo Warp does not support a part of the model.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class WarpRobots:
         try:
             model = self._simulator.put_model(self._compiled)
         except NotImplementedError as error:
-            raise NotCovered(
+            raise UnsupportedModel(
                 f"MuJoCo Warp does not support a part of the robot: {first_line(error)}. hint: use "
                 "physics='mujoco', which steps the robot with C MuJoCo on the host."
             ) from None

@@ -175,9 +175,9 @@ def _rotated(
 ) -> Float[Array, " dofs"]:
     parts: list[Array] = []
     end = 0
-    for start in structure.free_velocities:
+    for start in structure.free_joint_dofs:
         angular = values[start + 3 : start + 6]
-        parts += [values[end : start + 3], times(row(rotations, structure.owners[start]), angular)]
+        parts += [values[end : start + 3], times(row(rotations, structure.dof_bodies[start]), angular)]
         end = start + 6
     return jnp.concatenate([*parts, values[end:]]) if parts else values
 
@@ -190,7 +190,7 @@ def without_flight(structure: Structure, rates: Float[Array, " dofs"]) -> Float[
     """
     parts: list[Array] = []
     end = 0
-    for start in structure.free_velocities:
+    for start in structure.free_joint_dofs:
         parts += [rates[end:start], jnp.zeros(3)]
         end = start + 3
     return jnp.concatenate([*parts, rates[end:]]) if parts else rates
@@ -249,4 +249,4 @@ def _carrying(
 
 def per_dof(structure: Structure, values: Float[Array, "bodies ..."]) -> Float[Array, "dofs ..."]:
     """Returns, for each degree of freedom, the value of the body that it moves."""
-    return pick(values, structure.owners)
+    return pick(values, structure.dof_bodies)

@@ -16,7 +16,7 @@ from rollmill.physics.reader import Reader, as_rows, as_triple
 from rollmill.physics.refusals import refuse_other_states, refuse_uncovered
 
 
-class NotCovered(UsageError):
+class UnsupportedModel(UsageError):
     """Raised if a model has a part that only MuJoCo itself simulates."""
 
 
@@ -57,7 +57,7 @@ def load(
         refuse_uncovered(mujoco, compiled, sensors=sensors)
         geoms, pairs, friction = pairs_of(read)
     except UsageError as error:
-        raise NotCovered(str(error)) from None
+        raise UnsupportedModel(str(error)) from None
     params = _params(read, friction)
     structure = Structure(
         bodies=tuple(_body(read, index) for index in read.moving),
@@ -82,7 +82,7 @@ def load(
     return Model(structure, params)
 
 
-def outline(source: Any) -> Model:
+def load_outline(source: Any) -> Model:
     """Loads only the joints, actuators and first pose of a robot, which MuJoCo itself steps.
 
     Args:

@@ -38,8 +38,8 @@ def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
     composites = Inertias(*(summed_outwards(structure, part) for part in inertias))
     wrenches = Inertias(*(per_dof(structure, part) for part in composites)).times(placed.axes)
     of_free: dict[int, Array] = {}
-    for start in structure.free_velocities:
-        body = structure.owners[start]
+    for start in structure.free_joint_dofs:
+        body = structure.dof_bodies[start]
         shifts = skew(composites.moments[body])
         upright = composites.masses[body] * real(np.eye(3))
         of_free[start] = blocks(composites.rotational[body], shifts, upright)
@@ -55,7 +55,7 @@ def with_stiffness(
         return matrix
     composites = summed_outwards(structure, stiffness)
     wrenches = times(per_dof(structure, composites), placed.axes)
-    of_free = {start: composites[structure.owners[start]] for start in structure.free_velocities}
+    of_free = {start: composites[structure.dof_bodies[start]] for start in structure.free_joint_dofs}
     rows, columns = _projected(structure, placed, wrenches, of_free)
     wide = [
         row if own == all_columns else _spread(row, own)
@@ -73,8 +73,8 @@ def _projected(
     """
     rows: list[Array] = []
     columns: list[tuple[int, ...]] = []
-    for i, owner in enumerate(structure.owners):
-        path = tuple(j for j in structure.paths[owner] if j <= i)
+    for i, owner in enumerate(structure.dof_bodies):
+        path = tuple(j for j in structure.dof_paths[owner] if j <= i)
         start, wrench = path[0], row(wrenches, i)
         parts, rest = [], path
         if start in of_free:
@@ -108,11 +108,11 @@ def with_diagonal(
         if dofs is not None and i not in dofs:
             rows.append(entries)
             continue
-        start = next((start for start in structure.free_velocities if start + 3 <= i < start + 6), None)
+        start = next((start for start in structure.free_joint_dofs if start + 3 <= i < start + 6), None)
         if start is None:
             added = lax.slice_in_dim(diagonal, i, i + 1)
         else:
-            rotation = placed.rotations[structure.owners[i]]
+            rotation = placed.rotations[structure.dof_bodies[i]]
             around, place = diagonal[start + 3 : start + 6], i - start - 3
             added = times(rotation[: place + 1], rotation[place] * around)
         count = len(entries) - len(added)
@@ -163,8 +163,8 @@ def generalised_forces(
     forces = dot(placed.axes, per_dof(structure, sums))
     parts: list[Array] = []
     end = 0
-    for start in structure.free_velocities:
-        wrench = sums[structure.owners[start]]
+    for start in structure.free_joint_dofs:
+        wrench = sums[structure.dof_bodies[start]]
         parts += [forces[end:start], wrench[3:], wrench[:3]]
         end = start + 6
     return jnp.concatenate([*parts, forces[end:]]) if parts else forces

@@ -243,26 +243,26 @@ class Structure:
         return 3 * len(self.sensors) + len(self.force_readings) + self.other_readings
 
     @cached_property
-    def owners(self) -> tuple[int, ...]:
+    def dof_bodies(self) -> tuple[int, ...]:
         """Index of the body that each degree of freedom moves."""
         return tuple(i for i, body in enumerate(self.bodies) for joint in body.joints for _ in range(joint.size))
 
     @cached_property
-    def free_velocities(self) -> tuple[int, ...]:
+    def free_joint_dofs(self) -> tuple[int, ...]:
         """Index of the first degree of freedom of each free joint."""
         return tuple(joint.velocity for joint in self.joints if joint.kind == "free")
 
     @cached_property
-    def rubs_free_bodies(self) -> bool:
+    def has_free_joint_friction(self) -> bool:
         """Whether a free joint has dry friction."""
-        return any(start <= dof < start + 6 for start in self.free_velocities for dof in self.frictional_dofs)
+        return any(start <= dof < start + 6 for start in self.free_joint_dofs for dof in self.frictional_dofs)
 
     @cached_property
-    def paths(self) -> tuple[tuple[int, ...], ...]:
+    def dof_paths(self) -> tuple[tuple[int, ...], ...]:
         """Indices of the degrees of freedom that move each body, in order."""
         paths: list[tuple[int, ...]] = []
         for index, body in enumerate(self.bodies):
-            own = tuple(dof for dof, owner in enumerate(self.owners) if owner == index)
+            own = tuple(dof for dof, owner in enumerate(self.dof_bodies) if owner == index)
             paths.append((paths[body.parent] if body.parent != WORLD else ()) + own)
         return tuple(paths)
 

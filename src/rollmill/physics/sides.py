@@ -153,5 +153,5 @@ def turn_columns(structure: Structure, placed: Frames, body: int) -> Float[Array
 
 def _moving(structure: Structure, body: int) -> np.ndarray:
     mask = np.zeros((structure.num_velocities, 1))
-    mask[list(structure.paths[body])] = 1.0
+    mask[list(structure.dof_paths[body])] = 1.0
     return mask

@@ -105,7 +105,9 @@ def _newton_step(
         joined = joining(structure, placed, sides, pushes.stiffness)
     if rows.limits is not None or rows.frictions is not None:
         forces, stiffness = _joint_pushes(rows, own)
-        gradient = gradient - (in_world(structure, placed, forces) if structure.rubs_free_bodies else forces)
+        gradient = gradient - (
+            in_world(structure, placed, forces) if structure.has_free_joint_friction else forces
+        )
         constrained = {dof for group in (rows.limits, rows.frictions) if group is not None for dof in group.dofs}
         hessian = with_diagonal(structure, placed, hessian, stiffness, constrained)
     if (tendons := rows.tendons) is not None:

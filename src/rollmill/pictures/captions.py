@@ -33,7 +33,7 @@ class _Placed(NamedTuple):
     colour: Colour | None = None
 
 
-def captioned(picture: Picture, texts: Sequence[str], legend: Legend = ()) -> Picture:
+def add_caption(picture: Picture, texts: Sequence[str], legend: Legend = ()) -> Picture:
     """Returns the picture above a strip with the strings `texts` and a legend.
 
     The height depends only on the number of strings and on the legend, so all frames of a film have the same size.

@@ -29,7 +29,7 @@ def new_figure(width: float, height: float) -> Any:
     return figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
-def tidy(axes: Any, *, grid: str = "both") -> None:
+def tidy_axes(axes: Any, *, grid: str = "both") -> None:
     """Removes the upper and right side of matplotlib axes, and draws a faint grid behind the data.
 
     `grid` is `x`, `y` or `both`: the axes whose ticks get grid lines.

@@ -33,7 +33,7 @@ MIN_APART = 8
 SUFFIXES = (".gif", ".mp4")
 
 
-def check_place(path: Path, *, fps: float | None, force: bool) -> None:
+def check_destination(path: Path, *, fps: float | None, force: bool) -> None:
     """Checks the destination of frames before any episode is played.
 
     Raises a `UsageError` if the name is not a GIF, an MP4 or a folder, if the frame rate does not fit, or if
@@ -72,7 +72,7 @@ def check_fps(fps: float | None) -> None:
         raise UsageError(f"fps={fps} must be between {SLOWEST} and {FASTEST}.")
 
 
-def gathered(frames: Iterable[Picture]) -> list[Picture]:
+def collect_frames(frames: Iterable[Picture]) -> list[Picture]:
     """Returns the frames as a list. Raises a `UsageError` if there are too many to hold in memory."""
     kept, size = [], 0
     for frame in frames:
@@ -113,7 +113,7 @@ def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
 
 
 def _write_gif(path: Path, frames: Iterator[Picture], fps: float) -> None:
-    image, pictures = pillow(), gathered(frames)
+    image, pictures = pillow(), collect_frames(frames)
     palette = _palette(image, pictures)
     shown = (image.fromarray(one).quantize(palette=palette, dither=image.Dither.NONE) for one in pictures)
     next(shown).save(path, save_all=True, append_images=shown, duration=_durations(len(pictures), fps), loop=0)

@@ -133,7 +133,7 @@ def _inside(
     return inside
 
 
-def resized(picture: Picture, height: int, width: int) -> Picture:
+def resize(picture: Picture, height: int, width: int) -> Picture:
     """Resizes a picture. Each new pixel is the mean of the old pixels that it covers."""
     down, across = (_overlaps(new, old) for new, old in zip((height, width), picture.shape[:2], strict=True))
     made = np.einsum("hH,HWc,wW->hwc", down, picture.astype(np.float32), across, optimize=True)

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import UInt8
 
-from rollmill.pictures.raster import resized
+from rollmill.pictures.raster import resize
 
 UPPER_HALF = "\N{UPPER HALF BLOCK}"
 SHADES = " .:-=+*#%@"
@@ -14,14 +14,14 @@ RESET = "\x1b[0m"
 def coloured_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
     """Returns a picture as lines of half-block characters in 24-bit colours, within `columns` and `rows`."""
     height, width = _fitted(picture, columns, 2 * rows)
-    pixels = resized(picture, max(2, height - height % 2), width)
+    pixels = resize(picture, max(2, height - height % 2), width)
     return ["".join(_pairs(upper, lower)) + RESET for upper, lower in zip(pixels[::2], pixels[1::2], strict=True)]
 
 
 def plain_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
     """Returns a picture as lines of ASCII characters. Pixels that differ from the upper left corner are dark."""
     height, width = _fitted(picture, columns, 2 * rows)
-    pixels = resized(picture, max(1, height // 2), width).astype(np.float32)
+    pixels = resize(picture, max(1, height // 2), width).astype(np.float32)
     paper = pixels[0, 0]
     ink = np.abs(pixels - paper).max(axis=2)
     shades = np.round(ink / max(float(ink.max()), 1.0) * (len(SHADES) - 1)).astype(int)

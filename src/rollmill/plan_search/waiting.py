@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from rollmill.core.errors import RollmillError
 from rollmill.core.types import HostVector
 from rollmill.dataflow import Graph
-from rollmill.envs.host import replaced_by_legal
+from rollmill.envs.host import replace_illegal_actions
 
 WARM_STEPS, MIN_STEPS = 3, 10
 MAX_SECONDS = 1.0
@@ -52,7 +52,7 @@ def _measured(graph: Graph, vector: HostVector) -> float:
     while steps < MIN_STEPS or time.perf_counter() < ends_at:
         if steps == WARM_STEPS:
             began, ends_at = _Clocks(), time.perf_counter() + MAX_SECONDS
-        drawn = replaced_by_legal(graph.action_space, actions.sample(), now.info.get("action_mask"), rng)
+        drawn = replace_illegal_actions(graph.action_space, actions.sample(), now.info.get("action_mask"), rng)
         now = vector.step(jax.tree.map(np.asarray, drawn))
         steps += 1
     return began.waited_since()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.folder import opened_named, replacing_named
+from rollmill.core.folder import open_replacement, opened_named
 from rollmill.core.json_data import parse_json
 from rollmill.core.schema import check_fields, read_as
 from rollmill.dataflow import Group, Loops, Partition, check_partition
@@ -147,7 +147,7 @@ def read_plan(path: Path) -> Plan:
 def write_plan(plan: Plan, path: Path) -> None:
     """Writes a plan to a file. Raises a `UsageError` if the file cannot be written."""
     try:
-        with replacing_named(path) as file:
+        with open_replacement(path) as file:
             file.write((json.dumps(plan.to_json(), indent=2) + "\n").encode())
     except OSError as error:
         raise UsageError(f"the plan {path} cannot be written: {error.strerror}.") from error

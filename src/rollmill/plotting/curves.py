@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
-from rollmill.core.folder import replacing_named
+from rollmill.core.folder import open_replacement
 from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.core.stored_paths import RunPath
@@ -210,7 +210,7 @@ def check_output(path: Path, *, force: bool) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path} must end in .html or .png.")
-    check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
+    check_new_file(path, force=force, remedy=ALSO_IN_PYTHON)
     if path.suffix == ".png":
         require_matplotlib()
 
@@ -218,7 +218,7 @@ def check_output(path: Path, *, force: bool) -> None:
 def write_curves(path: Path, curves: Curves, axes: Sequence[str]) -> None:
     """Writes curves as an HTML page or a PNG, as the ending of the path says. A PNG needs matplotlib."""
     try:
-        with replacing_named(path) as file:
+        with open_replacement(path) as file:
             if path.suffix == ".png":
                 write_png(file, curves, axes)
             else:

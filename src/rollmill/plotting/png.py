@@ -5,7 +5,7 @@ from typing import IO, Any
 
 from rollmill.core.text import compact
 from rollmill.pages.charts import COLOURED
-from rollmill.pictures import GREY, new_figure, tidy
+from rollmill.pictures import GREY, new_figure, tidy_axes
 from rollmill.plotting.groups import Curves
 from rollmill.plotting.words import AXIS_TITLES, baseline_label, labels, metric_title
 
@@ -44,5 +44,5 @@ def _draw(part: Any, curves: Curves, axis: str) -> None:
     part.set_ylabel(metric_title(curves), parse_math=False)
     part.xaxis.set_major_formatter(lambda value, _: compact(value))
     part.yaxis.set_major_formatter(lambda value, _: compact(value))
-    tidy(part)
+    tidy_axes(part)
     part.margins(x=0.01)

@@ -17,7 +17,7 @@ from rollmill.core.stored_paths import RunPath
 from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEnvironment, Options
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
-from rollmill.envs.host import evaluation_start
+from rollmill.envs.host import start_for_evaluation
 from rollmill.policies.policy import LoadedRun, Policy
 from rollmill.policies.rules import Rule, find_rule, graph_of_rule, names_rule, refuse_for_rule, shown_rule
 from rollmill.programs.compiled import held_leaves, state_shapes
@@ -362,7 +362,7 @@ def _placed_in(graph: Graph, env: Environment | HostEnvironment | None) -> tuple
             graph.settings["environment"], graph.host, graph.observation_space, graph.action_space
         )
     if isinstance(env, HostEnvironment):
-        return graph, env._replace(start=evaluation_start(env.start))
+        return graph, env._replace(start=start_for_evaluation(env.start))
     return graph if env is None else on_environment(graph, env), None
 
 

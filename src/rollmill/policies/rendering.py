@@ -27,8 +27,8 @@ from rollmill.core.types import (
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
-from rollmill.envs.host import Film, filmed
-from rollmill.pictures import Legend, Picture, captioned, gathered, rasterise, resized
+from rollmill.envs.host import Film, film_environment
+from rollmill.pictures import Legend, Picture, add_caption, collect_frames, rasterise, resize
 from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
 from rollmill.programs.evaluation.episodes import check_seed, start_memories
 from rollmill.runs.specification import import_modules
@@ -149,12 +149,12 @@ def render(
         imports=imports,
     )
     shown = map(with_caption, frames) if captions else (frame.picture for frame in frames)
-    return np.stack(gathered(shown))
+    return np.stack(collect_frames(shown))
 
 
 def with_caption(frame: Frame) -> Picture:
     """Returns the picture of a frame above its caption."""
-    return captioned(frame.picture, frame.texts, frame.legend)
+    return add_caption(frame.picture, frame.texts, frame.legend)
 
 
 def render_run(
@@ -244,7 +244,7 @@ def _same_size(frames: Iterator[Frame], size: int | None) -> Iterator[Frame]:
         if shape is None:
             scale = 1.0 if size is None else size / max(height, width)
             shape = (max(1, round(height * scale)), max(1, round(width * scale)))
-        yield frame if (height, width) == shape else frame._replace(picture=resized(frame.picture, *shape))
+        yield frame if (height, width) == shape else frame._replace(picture=resize(frame.picture, *shape))
 
 
 # --- environments of JAX functions ---------------------------------------------------------------------
@@ -345,7 +345,7 @@ def _frames_on_host(
 ) -> Iterator[Frame]:
     film = Film([], [])
     decide = jax.jit(jax.vmap(graph.policy, in_axes=(None, 0, 0, 0, 0)))
-    vector = filmed(env, film).start([0], seed=seed)
+    vector = film_environment(env, film).start([0], seed=seed)
     try:
         key = jax.random.key(seed)
         now = vector.reset()

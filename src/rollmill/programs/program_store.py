@@ -26,7 +26,7 @@ from jaxlib import xla_client
 
 from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root, folder_in_cache
-from rollmill.core.machine import usable_cores, version_of
+from rollmill.core.machine import installed_version, usable_cores
 from rollmill.core.threefry import small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
@@ -245,7 +245,7 @@ def surroundings(device: Any) -> list[object]:
     """Returns what all programs on a device depend on: versions, settings, environment variables, and the chip."""
     client = device.client
     return [
-        *map(version_of, ("jax", "jaxlib", "llvmlite")),
+        *map(installed_version, ("jax", "jaxlib", "llvmlite")),
         platform.python_version(),
         [client.platform, client.platform_version, device.device_kind],
         _settings(),
@@ -289,7 +289,7 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 def _gpu(device: Any) -> list[object]:
     """Returns the chip of a GPU, its driver, and the versions of the packages that compile for it."""
     chip = [device.compute_capability, getattr(device, "core_count", None)]
-    return [chip, _driver(), [version_of(name) for name in GPU_PACKAGES]]
+    return [chip, _driver(), [installed_version(name) for name in GPU_PACKAGES]]
 
 
 @cache

@@ -30,7 +30,7 @@ def check_recording(path: str | Path) -> Path:
         raise UsageError(
             f"record={path} must end in {SUFFIX}, because the recording is an archive of NumPy arrays."
         )
-    check_new_file(path, force=False, way_out="name another file, or delete this one.")
+    check_new_file(path, force=False, remedy="name another file, or delete this one.")
     return path
 
 

@@ -4,16 +4,16 @@ from rollmill.serving.address import (
     LOOPBACK as LOOPBACK,
     Address as Address,
     listen as listen,
+    listener_url as listener_url,
     read_token as read_token,
-    url_of as url_of,
 )
 from rollmill.serving.batching import BatchingRule as BatchingRule, check_rule as check_rule
 from rollmill.serving.decisions import BatchedPolicy as BatchedPolicy
 from rollmill.serving.limits import (
     ServerLimits as ServerLimits,
-    allow_descriptors as allow_descriptors,
-    limits_of as limits_of,
+    limits_for_batches as limits_for_batches,
+    raise_descriptor_limit as raise_descriptor_limit,
 )
 from rollmill.serving.server import Server as Server
-from rollmill.serving.statistics import ServerStatistics as ServerStatistics, bytes_of as bytes_of
+from rollmill.serving.statistics import ServerStatistics as ServerStatistics, statistics_bytes as statistics_bytes
 from rollmill.serving.workers import READY as READY, run_workers as run_workers

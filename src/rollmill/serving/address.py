@@ -98,7 +98,7 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def url_of(listener: socket.socket) -> str:
+def listener_url(listener: socket.socket) -> str:
     """Returns the URL at which clients reach a listening socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"

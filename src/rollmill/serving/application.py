@@ -119,7 +119,7 @@ class PolicyApplication:
             if isinstance(answer, Refusal):
                 respond(error_response(answer))
                 return
-            self._statistics.took(self._clock() - began)
+            self._statistics.record_latency(self._clock() - began)
             respond(_answered(wanted, answer, sessions))
 
         self._engine.submit(QueuedRequest(rows, done))

@@ -329,7 +329,7 @@ class HttpConnection(asyncio.Protocol):
     def _respond(self, exchange: Exchange, response: Response) -> None:
         """Keeps an answer until those before it are sent, then sends all that are ready."""
         exchange.answer = response
-        self._context.statistics.answered(response.status)
+        self._context.statistics.count_response(response.status)
         self._release(exchange)
         ready = []
         while self._unanswered and (answer := self._unanswered[0].answer) is not None:

@@ -60,7 +60,7 @@ class BatchedPolicy:
         self._weights = jax.device_put(loaded.weights)
         self._decide = partial(_decide, self.graph, stochastic, seed)
         self._memories: Memory = ()
-        self.forget()
+        self.reset_memories()
         self._batches = 0
         try:
             jax.eval_shape(self._decide, self._weights, np.uint32(0), self._memories, self._example(1))
@@ -90,11 +90,11 @@ class BatchedPolicy:
         return jax.device_get(actions)
 
     @property
-    def numbers(self) -> int:
+    def num_scalars(self) -> int:
         """Number of scalars in one observation and its action mask."""
         return sum(leaf.size for leaf in jax.tree.leaves((struct(self.observation_space), self.mask_struct)))
 
-    def forget(self) -> None:
+    def reset_memories(self) -> None:
         """Resets the memories of all sessions, for example after a failure that may have destroyed them."""
         self._memories = start_memories(self.graph.start_memory, self.sessions + 1) if self.recurrent else ()
 

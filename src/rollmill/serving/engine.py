@@ -105,7 +105,7 @@ class Engine:
         rows: PolicyRows = padded([job.rows for job in jobs], size)
         rows.slot[count:] = self._policy.sessions
         actions = self._policy(rows)
-        self._statistics.batch(count, size)
+        self._statistics.record_batch(count, size)
         return _divided(actions, [job.rows.slot.size for job in jobs])
 
     def _finish(self, jobs: Sequence[QueuedRequest], found: list[Answer] | Exception) -> None:
@@ -129,7 +129,7 @@ class Engine:
         self.failures += 1
         self._lost_memories()
         try:
-            self._policy.forget()
+            self._policy.reset_memories()
         except Exception:  # the device can no longer be used, so the server gives up
             traceback.print_exc()
             self.failures = MAX_FAILURES

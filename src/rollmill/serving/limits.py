@@ -52,17 +52,17 @@ class ServerLimits:
         return replace(self, sessions=sessions, session_seconds=seconds)
 
 
-def limits_of(max_batch: int, numbers: int) -> ServerLimits:
+def limits_for_batches(max_batch: int, num_scalars: int) -> ServerLimits:
     """Returns the limits of a server that accepts a full batch of `max_batch` observations in one body.
 
-    `numbers` counts the scalars of one observation and its action mask.
+    `num_scalars` counts the scalars of one observation and its action mask.
     """
-    body = BYTES_BESIDES + max_batch * (BYTES_PER_NUMBER * numbers + BYTES_BESIDES_EACH)
+    body = BYTES_BESIDES + max_batch * (BYTES_PER_NUMBER * num_scalars + BYTES_BESIDES_EACH)
     usual = ServerLimits(body)
     return replace(usual, queued=max(usual.queued, 4 * max_batch), held_bytes=max(usual.held_bytes, 4 * body))
 
 
-def allow_descriptors(connections: int) -> None:
+def raise_descriptor_limit(connections: int) -> None:
     """Raises this process's limit on file descriptors to the number needed for `connections`, as far as
     permitted.
     """

@@ -61,12 +61,12 @@ def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None
 class ServerStatistics:
     """The counts of worker `index` of a server, and the sums over all workers.
 
-    `descriptor` belongs to a file of `bytes_of(workers)` zeros that all workers have opened. If it is -1, the
-    counts are private to this process.
+    `descriptor` belongs to a file of `statistics_bytes(workers)` zeros that all workers have opened. If it is -1,
+    the counts are private to this process.
     """
 
     def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:
-        self._memory = mmap.mmap(descriptor, bytes_of(workers))
+        self._memory = mmap.mmap(descriptor, statistics_bytes(workers))
         self._rows = np.frombuffer(self._memory, np.int64).reshape(workers, WIDTH)
         self._own = memoryview(self._memory).cast("q")[index * WIDTH : (index + 1) * WIDTH]
 
@@ -78,17 +78,17 @@ class ServerStatistics:
         """Sets a count that describes the present state, such as open connections."""
         self._own[_COUNT[name]] = number
 
-    def answered(self, status: int) -> None:
+    def count_response(self, status: int) -> None:
         """Counts an answer by its HTTP status."""
         self._own[_STATUS[status]] += 1
         if status >= 400:
             self.add("errors")
 
-    def took(self, seconds: float) -> None:
+    def record_latency(self, seconds: float) -> None:
         """Counts the latency of a request for actions, in seconds."""
         self._own[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
-    def batch(self, rows: int, size: int) -> None:
+    def record_batch(self, rows: int, size: int) -> None:
         """Counts a batch of `rows` observations that was padded to `size`."""
         self.add("batches")
         self.add("decisions", rows)
@@ -115,7 +115,7 @@ SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 """Percentiles of latencies in the report, as fractions."""
 
 
-def bytes_of(workers: int) -> int:
+def statistics_bytes(workers: int) -> int:
     """Returns the number of bytes that the counts of all workers need."""
     return workers * WIDTH * 8
 

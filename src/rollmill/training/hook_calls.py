@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.user_frame import user_frame
-from rollmill.hooks import Checkpoint, Hook, Stop, TrainingEvent, name_of
+from rollmill.hooks import Checkpoint, Hook, Stop, TrainingEvent, hook_name
 
 
 class HookFailed(RollmillError):
@@ -60,12 +60,12 @@ class HookCalls:
             case None:
                 return
             case Stop(reason):
-                self.stop = self.stop or StopByHook(name_of(hook), reason)
+                self.stop = self.stop or StopByHook(hook_name(hook), reason)
             case Checkpoint():
                 self.wants_checkpoint = True
             case _:
                 hint = (
-                    (f"hint: pass the result of calling it, hooks=[{name_of(hook)}(...)]. ")
+                    (f"hint: pass the result of calling it, hooks=[{hook_name(hook)}(...)]. ")
                     if callable(answer)
                     else ""
                 )
@@ -78,7 +78,7 @@ class HookCalls:
         kind = type(event).__name__
         what = str(error) if isinstance(error, RollmillError) else f"{type(error).__name__}: {error}"
         where = "" if isinstance(error, RollmillError) else f"\n  at {user_frame(error)}"
-        failure = HookFailed(f"the hook {name_of(hook)} failed at {kind}: {what}{where}")
+        failure = HookFailed(f"the hook {hook_name(hook)} failed at {kind}: {what}{where}")
         failure.__cause__ = error
         if self.failure is None:
             self.failure = failure

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Int, PyTree
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.adapters import import_extra
-from rollmill.envs.host import RowVector, allocate, begin, check_indices, copy_batch, fit_to_space
+from rollmill.envs.host import RowVector, allocate, check_indices, copy_batch, fit_to_space, write_reset
 from rollmill.envs.options import unknown_option
 
 OPTIONS: dict[str, Any] = {
@@ -128,7 +128,7 @@ class GamesVector(RowVector):
         out = allocate(self._struct) if out is None else out
         first, info = self._games.reset(seed=np.asarray(self._seeds))
         self._frames = info["episode_frame_number"]
-        begin(self._observation_space, first, out)
+        write_reset(self._observation_space, first, out)
         self._sums.restart()
         return out
 

@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
-from rollmill.envs.host import RowVector, allocate, begin, check_indices, copy_batch, fit_to_space
+from rollmill.envs.host import RowVector, allocate, check_indices, copy_batch, fit_to_space, write_reset
 from rollmill.envs.options import unknown_option
 
 RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs", "seed"}
@@ -83,7 +83,7 @@ class PoolVector(RowVector):
         """Starts an episode in each environment of the pool."""
         out = allocate(self._struct) if out is None else out
         first, _ = self._pool.reset()
-        begin(self._observation_space, first, out)
+        write_reset(self._observation_space, first, out)
         self._check_finite(out.observation, None)
         self._sums.restart()
         return out

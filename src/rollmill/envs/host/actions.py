@@ -68,7 +68,7 @@ def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iter
     return iter
 
 
-def replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
+def replace_illegal_actions(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
     """Replaces random actions of host environments by random legal actions.
 
     Args:

@@ -17,7 +17,7 @@ from rollmill.core.types import FINAL_MASK, UNSTABLE, HostEnvironment, HostStep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import close_quietly
-from rollmill.envs.host.layout import allocate, begin, copy_batch, leaves
+from rollmill.envs.host.layout import allocate, copy_batch, leaves, write_reset
 from rollmill.envs.host.observations import writer
 from rollmill.envs.host.row_vector import RowVector
 
@@ -56,7 +56,7 @@ class BatchVector(RowVector):
         out = allocate(self._struct) if out is None else out
         first, info = self._reset(None if self._is_reset else self._seeds[0], self._options)
         self._is_reset = True
-        begin(self._observation_space, self._checked(first), out)
+        write_reset(self._observation_space, self._checked(first), out)
         self._check_finite(out.observation, None)
         if self._has_mask:
             out.info["action_mask"][:] = self._mask(info, "reset")

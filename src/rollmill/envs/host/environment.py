@@ -60,7 +60,7 @@ class StartByName:
         Their spaces equal the spaces in training. If an environment has no separate form for evaluations, the
         result is this object.
         """
-        return evaluation_start(self.start)
+        return start_for_evaluation(self.start)
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
@@ -99,10 +99,10 @@ def host_environment(
     return HostEnvironment(name, StartPython(name, make, *spaces, has_mask, reset_options), *spaces, has_mask)
 
 
-def evaluation_start(start: StartHost) -> StartHost:
+def start_for_evaluation(start: StartHost) -> StartHost:
     """Returns the `StartHost` of the environments on which policies are evaluated (`HasEvaluationForm`)."""
     if isinstance(start, partial):  # a partial contains the `gamma` of training, which evaluations do not need
-        return evaluation_start(start.func)
+        return start_for_evaluation(start.func)
     return start.for_evaluation if isinstance(start, HasEvaluationForm) else start
 
 

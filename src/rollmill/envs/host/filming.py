@@ -99,7 +99,7 @@ def _look(env: Any, film: Film) -> None:
     film.frames.append((picture, float(fps) if isinstance(fps, int | float) and fps > 0 else None))
 
 
-def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
+def film_environment(env: HostEnvironment, film: Film) -> HostEnvironment:
     """Returns a host environment whose copies record a picture after every reset and step.
 
     Many environments draw with Pygame. Unless `SDL_AUDIODRIVER` is set, Pygame is kept from opening an audio

@@ -53,7 +53,7 @@ def allocate(like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
     return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
 
 
-def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None:
+def write_reset(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None:
     """Writes the result of a reset to `out`, except for masks and active agents, which the caller writes."""
     counts = [out.info[name] for name in COUNTS & set(out.info)]
     for field in jax.tree.leaves([out.reward, out.terminated, out.truncated, counts]):

@@ -16,7 +16,7 @@ from rollmill.core.types import HostEnvironment, HostFailure, HostStep
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.copies import Copies
 from rollmill.envs.host.episode_sums import AgentSums, RunningSums
-from rollmill.envs.host.layout import allocate, begin, copy_batch
+from rollmill.envs.host.layout import allocate, copy_batch, write_reset
 from rollmill.envs.host.numbers import find_non_finite, non_finite_error
 
 
@@ -88,7 +88,7 @@ class OneByOne(ABC):
             self._begin_episode(i)
         self._check_finite(None)
         self._is_reset = True
-        begin(self._observation_space, self._current, out)
+        write_reset(self._observation_space, self._current, out)
         self._copy_final(out)
         self._copy_next(out)
         self._sums.restart()

@@ -18,7 +18,7 @@ from rollmill.envs.robots import (
     quadcopter,
     shadow_hand,
 )
-from rollmill.envs.robots.in_mujoco import in_mujoco
+from rollmill.envs.robots.in_mujoco import to_mujoco
 from rollmill.envs.robots.substeps import PHYSICS
 from rollmill.physics import ITERATIONS
 
@@ -78,11 +78,11 @@ def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | Ho
     room = {option: options.pop(option) for option in ROOM if option in options}
     env = TASKS[name](**options)
     if physics == "warp":
-        from rollmill.envs.robots.in_warp import in_warp  # imports a large package
+        from rollmill.envs.robots.in_warp import to_warp  # imports a large package
 
         solver = {option: options.get(option, ITERATIONS) for option in SOLVER}
-        return in_warp(env, MODELS[name](), **solver, **room)
-    return in_mujoco(env, MODELS[name]()) if physics == "mujoco" else env
+        return to_warp(env, MODELS[name](), **solver, **room)
+    return to_mujoco(env, MODELS[name]()) if physics == "mujoco" else env
 
 
 def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:

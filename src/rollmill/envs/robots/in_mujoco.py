@@ -24,7 +24,7 @@ from rollmill.envs.robots.substeps import advanced_by
 from rollmill.physics.loading import compile_source
 
 
-def in_mujoco(env: Environment, source: Any) -> HostEnvironment:
+def to_mujoco(env: Environment, source: Any) -> HostEnvironment:
     """Returns a robot's task as a host environment that C MuJoCo simulates in batches.
 
     Args:

@@ -12,7 +12,7 @@ from rollmill.envs.robots.substeps import advanced_by, checked_count
 from rollmill.physics.in_warp import WarpRobots
 
 
-def in_warp(
+def to_warp(
     env: Environment,
     source: Any,
     *,

@@ -16,7 +16,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.in_mujoco import in_mujoco
+from rollmill.envs.robots.in_mujoco import to_mujoco
 from rollmill.envs.robots.pictures import drawing_of
 from rollmill.envs.robots.stability import end_unstable, itself
 from rollmill.envs.robots.substeps import PHYSICS, advance, checked_count, in_float32, uniform
@@ -24,14 +24,14 @@ from rollmill.envs.transforms import time_limit
 from rollmill.physics import (
     ITERATIONS,
     Model,
-    NotCovered,
     Params,
     RobotState,
     Structure,
+    UnsupportedModel,
     compare,
     initial_state,
     load,
-    outline,
+    load_outline,
 )
 
 Observe = Callable[[RobotState], Float[Array, " numbers"]]
@@ -124,11 +124,11 @@ def robot(
     )
     limited = time_limit(end_unstable(env, itself, max_speed=max_speed), max_steps)
     if physics == "warp":
-        from rollmill.envs.robots.in_warp import in_warp  # imports a large package
+        from rollmill.envs.robots.in_warp import to_warp  # imports a large package
 
         solver = {"iterations": checked_count("iterations", iterations), "line_search_iterations": ITERATIONS}
-        return in_warp(limited, model, **solver, contacts=contacts, rows=rows)._replace(options=limited.options)
-    return in_mujoco(limited, model) if physics == "mujoco" else limited
+        return to_warp(limited, model, **solver, contacts=contacts, rows=rows)._replace(options=limited.options)
+    return to_mujoco(limited, model) if physics == "mujoco" else limited
 
 
 def _check_sizes(
@@ -157,11 +157,11 @@ def _loaded(model: Any, physics: str, iterations: int) -> Model:
             raise UsageError(
                 f"physics={physics!r} takes the robot as MJCF, URDF or mujoco.MjModel, not as a loaded Model."
             )
-        return outline(model)
+        return load_outline(model)
     try:
         return model if isinstance(model, Model) else load(model, iterations=iterations)
-    except NotCovered as error:
-        raise NotCovered(
+    except UnsupportedModel as error:
+        raise UnsupportedModel(
             f"{error} hint: use physics='mujoco' (C MuJoCo on the host) or physics='warp' (MuJoCo Warp) for "
             "such a robot."
         ) from None

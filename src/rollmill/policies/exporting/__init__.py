@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.folder import replacing_named
+from rollmill.core.folder import open_replacement
 from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.dataflow import Graph
 from rollmill.policies.exporting.interface import ExportedFunction, exported_function
-from rollmill.policies.exporting.metadata import metadata_of, metadata_text
+from rollmill.policies.exporting.metadata import export_metadata, metadata_text
 from rollmill.policies.exporting.onnx import run_onnx, to_onnx
 from rollmill.policies.exporting.parity import Comparison, compare
 from rollmill.policies.exporting.stablehlo import run_stablehlo, to_stablehlo
@@ -82,11 +82,11 @@ def export(
         raise unknown_name("format", str(format), FORMATS)
     place: Path = coerce("path", Path, path)
     places = _places(place, format)
-    check_place(places, force=force)
+    check_destinations(places, force=force)
     if not isinstance(source, Policy):
         source = load(source, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust)
     exported = exported_function(source.loaded)
-    metadata = metadata_of(source.loaded, exported, format)
+    metadata = export_metadata(source.loaded, exported, format)
     data, comparison = _compared(source, exported, format, metadata_text(metadata))
     contents = [data] if format == "onnx" else [metadata_text(metadata).encode(), data]
     write_files(dict(zip(places, contents, strict=True)))
@@ -106,14 +106,14 @@ def _compared(policy: Policy, exported: ExportedFunction, format: str, metadata:
     return data, compare(policy, exported, run_stablehlo(data))
 
 
-def check_place(paths: list[Path], *, force: bool) -> None:
+def check_destinations(paths: list[Path], *, force: bool) -> None:
     """Checks that files can be written, before anything is computed.
 
     Raises:
         UsageError: a file already exists, or the folder does not exist.
     """
     for path in paths:
-        check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
+        check_new_file(path, force=force, remedy=ALSO_IN_PYTHON)
 
 
 def write_files(contents: dict[Path, bytes]) -> None:
@@ -127,6 +127,6 @@ def write_files(contents: dict[Path, bytes]) -> None:
         # the contexts are left in reverse order, so the last file is opened first
         with contextlib.ExitStack() as written:
             for path, content in reversed(contents.items()):
-                written.enter_context(replacing_named(path)).write(content)
+                written.enter_context(open_replacement(path)).write(content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

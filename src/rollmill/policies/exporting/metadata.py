@@ -19,7 +19,7 @@ BATCH = "batch"
 SEARCH_NOTE = "The export does not include the search: actions come from the network alone."
 
 
-def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:
+def export_metadata(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:
     """Returns the metadata of an exported policy: spaces, inputs, outputs, and the run that it comes from."""
     settings = loaded.graph.settings
     return {

@@ -30,11 +30,11 @@ Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 class Comparison(NamedTuple):
     """The result of a successful comparison between an exported policy and the original."""
 
-    observations: int
+    num_observations: int
     largest_difference: float
     """Largest difference between continuous actions, relative to the largest action. It is 0 for discrete actions,
     which must be equal."""
-    ties: int
+    num_ties: int
     """Number of observations for which two actions were equally likely and the policies chose differently."""
 
 

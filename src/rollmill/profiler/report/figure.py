@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from rollmill.core.text import truncate
 from rollmill.pages.page import ratio
-from rollmill.pictures import GREY, new_figure, tidy
+from rollmill.pictures import GREY, new_figure, tidy_axes
 from rollmill.profiling.breakdown import (
     OVERLAPS,
     OperationNode,
@@ -75,5 +75,5 @@ def _draw_overlaps(axes: Any, processes: Sequence[ProcessTime]) -> None:
 def _finish(axes: Any) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=8)
-    tidy(axes, grid="x")
+    tidy_axes(axes, grid="x")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, frameon=False, fontsize=8)
