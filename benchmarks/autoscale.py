@@ -31,7 +31,7 @@ from rollmill.core.errors import UsageError
 from rollmill.plan_search.finding import SearchRequest, find_plan, leave_devices, this_machine
 from rollmill.plan_search.process import CandidateProcess
 from rollmill.plan_search.search.machine import HOST_SHARE
-from rollmill.plan_search.search.rows import draw_table
+from rollmill.plan_search.search.result_table import draw_table
 from rollmill.plan_search.search.searching import CannotRun, OutOfTime
 from rollmill.training.request import resolve
 

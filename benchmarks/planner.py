@@ -41,7 +41,7 @@ from rollmill.plan_search.finding import (
 )
 from rollmill.plan_search.process import START_SECONDS
 from rollmill.plan_search.search.candidate import WIDTHS, Candidate, width_of
-from rollmill.plan_search.search.rows import Measurement, PlanTable
+from rollmill.plan_search.search.result_table import Measurement, PlanTable
 from rollmill.plan_search.search.searching import CannotRun, OutOfTime
 from rollmill.plan_search.trials import ProcessTrials
 from rollmill.training.request import resolve

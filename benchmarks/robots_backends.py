@@ -37,7 +37,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Graph
 from rollmill.envs.robots import MODELS, TASKS
-from rollmill.envs.robots.in_mujoco import MujocoBatch
+from rollmill.envs.robots.mujoco_batch import MujocoBatch
 from rollmill.fusion import consecutive_rollouts, estimate_step_pressure, lower_rollout, many_products
 from rollmill.programs.compiled import CompiledProgram, lower
 from rollmill.programs.kernels import device_name

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         vary as vary,
         vectorise as vectorise,
     )
-    from rollmill.envs.robots.own import robot as robot
+    from rollmill.envs.robots.custom_robot import robot as robot
     from rollmill.hooks import Checkpoint as Checkpoint, Stop as Stop
     from rollmill.networks import (
         ActorCritic as ActorCritic,

@@ -21,8 +21,8 @@ import pytest
 from recorded_runs import of_opponents, recorded
 from registries import restored
 from rollmill.board import page as page_module
-from rollmill.board.answers import PAGE_POLICY, Answers
 from rollmill.board.contents import FolderContents
+from rollmill.board.responses import PAGE_POLICY, Answers
 from rollmill.board.server import BoardServer
 from rollmill.cli import board as command
 from rollmill.cli.evaluate import Evaluate

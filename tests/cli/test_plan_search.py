@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.cli import plan as plan_command, searching
+from rollmill.cli import plan as plan_command, plan_search_options as searching
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.requests import parse_training
 from rollmill.plan_search import orders
 from rollmill.plan_search.compiled_program import MemoryNeed
 from rollmill.plan_search.search.candidate import Candidate
-from rollmill.plan_search.search.rows import CandidateRow, PlanTable
+from rollmill.plan_search.search.result_table import CandidateRow, PlanTable
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
 PPO = ["ppo", "CartPole-v1", *SIZES]

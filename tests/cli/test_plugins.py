@@ -125,7 +125,7 @@ def test_packages_are_imported_when_a_name_of_theirs_is_looked_up(site):
         print("plugged.parts" in sys.modules)
         rollmill.make("Short-v0", max_steps=3)
         print("plugged.parts" in sys.modules)
-        from rollmill.runs.own_names import only_here
+        from rollmill.runs.custom_names import only_here
         from rollmill.runs.algorithms import find_algorithm
         from rollmill.runs.specification import describe
         graph = find_algorithm("square-ppo").build("Short-v0", network=rollmill.NetworkConfig(name="thin"))
@@ -141,7 +141,7 @@ def test_names_that_the_package_registers_when_imported_by_hand_are_its_own_too(
         site,
         """
         import rollmill, plugged.parts
-        from rollmill.runs.own_names import only_here
+        from rollmill.runs.custom_names import only_here
         from rollmill.runs.specification import describe
         print(only_here(describe(rollmill.ppo("Short-v0")), []))
         rollmill.register("Short-v0", lambda: rollmill.make("CartPole-v1"), overwrite=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rollmill
-from rollmill.cli import requests, resume, searching
+from rollmill.cli import plan_search_options as searching, requests, resume
 from rollmill.cli.main import main
 from rollmill.cli.requests import parse_training
 from rollmill.core.errors import UsageError

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rollmill.core.children import python_environment, run_program, start_python
+from rollmill.core.child_processes import python_environment, run_program, start_python
 from rollmill.core.git import commit_of
 
 ASK = "import json, os, sys; print(json.dumps([sys.path, dict(os.environ), sys.flags.safe_path]))"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rollmill.core.children import start_python
+from rollmill.core.child_processes import start_python
 from rollmill.core.temporary import TemporaryFolder, temporary_folder
 
 MAKE = """

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.core.sameness import certainly_same
-from rollmill.core.traced_once import TracedOnce
+from rollmill.core.equality import certainly_same
+from rollmill.core.trace_cache import TracedOnce
 
 
 class Counted:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollmill.envs.far_boxes import far_boxes
+from rollmill.envs.box_coverage import far_boxes
 
 
 def box(low, high):

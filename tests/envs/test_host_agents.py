@@ -11,7 +11,7 @@ import rollmill
 from envs.parallel_cases import DIE, RAISE, STOP_ALL, STOP_ALONE, Crew
 from rollmill.envs import transform
 from rollmill.envs.host import parallel_environment
-from rollmill.programs.evaluation.on_host import evaluate_on_host
+from rollmill.programs.evaluation.host_environments import evaluate_on_host
 from wordings import raises
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.envs import nearest as module
-from rollmill.envs.nearest import nearest
+from rollmill.envs import nearest_neighbours as module
+from rollmill.envs.nearest_neighbours import nearest
 
 
 def expected(places, points, where, exclude, count):

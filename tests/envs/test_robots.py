@@ -27,7 +27,7 @@ from rollmill.envs.robots import (
     quadcopter,
     shadow_hand,
 )
-from rollmill.envs.robots.in_mujoco import MujocoBatch
+from rollmill.envs.robots.mujoco_batch import MujocoBatch
 from rollmill.envs.robots.walking import progress_of
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead

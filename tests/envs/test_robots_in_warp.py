@@ -20,7 +20,7 @@ from rollmill.physics import RobotState
 from wordings import raises
 
 pytest.importorskip("mujoco_warp")
-in_warp = pytest.importorskip("rollmill.physics.in_warp")
+in_warp = pytest.importorskip("rollmill.physics.warp_robots")
 
 
 ITERATIONS = 8

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rollmill.fusion.backends.triton import ahead
+from rollmill.fusion.backends.triton import parallel_compile as ahead
 from rollmill.fusion.backends.triton.compile import Kernel, compilation_of, compiled
 from wordings import raises
 

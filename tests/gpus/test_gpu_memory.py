@@ -10,10 +10,10 @@ import pytest
 
 from rollmill.core.errors import DeviceLostError, DeviceMemoryError
 from rollmill.envs import registry
-from rollmill.gpus import device_errors, jax_settings, memory as gpu_memory, share as gpu_share
+from rollmill.gpus import device_errors, jax_settings, memory as gpu_memory, memory_limit as gpu_share
 from rollmill.gpus.claims import ask_gpu_memory
 from rollmill.gpus.memory import GpuMemory, Holder, memory_by_nvml, memory_by_smi, process_name
-from rollmill.gpus.share import check_fraction, choose_fraction, memory_variables
+from rollmill.gpus.memory_limit import check_fraction, choose_fraction, memory_variables
 from wordings import raises
 
 GIBIBYTE = 2**30

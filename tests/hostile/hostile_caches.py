@@ -10,9 +10,9 @@ from rollmill.core.errors import CannotFuse, CheckpointError
 from rollmill.fusion.backends.triton.compile import HEADER, _source_file
 from rollmill.fusion.cache import read_cached, write_once
 from rollmill.fusion.tune.timing import LaunchSearch
-from rollmill.plan_search import stored
+from rollmill.plan_search import result_store as stored
 from rollmill.plan_search.search.candidate import Candidate
-from rollmill.plan_search.search.rows import CandidateRow, PlanTable
+from rollmill.plan_search.search.result_table import CandidateRow, PlanTable
 from rollmill.planning.plan import Plan
 from rollmill.profiling import calibration
 from rollmill.profiling.results import Ceilings

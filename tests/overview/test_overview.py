@@ -10,8 +10,8 @@ import pytest
 
 from recorded_runs import of_opponents, recorded
 from rollmill.cli.main import main
+from rollmill.overview.discovery import find_entries
 from rollmill.overview.entries import read_run
-from rollmill.overview.finding import find_entries
 from rollmill.overview.table import age, ordered, selected, table
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis

@@ -10,7 +10,7 @@ from cost_model import Collective, IterationModel, fit_collectives, fit_iteratio
 from rollmill.plan_search.search.candidate import Candidate, StageTimes, placed_seconds
 from rollmill.plan_search.search.enumeration import candidates
 from rollmill.plan_search.search.machine import Machine, Workload
-from rollmill.plan_search.search.rows import Measurement, MemoryEstimate
+from rollmill.plan_search.search.result_table import Measurement, MemoryEstimate
 from rollmill.plan_search.search.searching import Trials, search
 
 MICROSECONDS = 1e-6

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import rollmill
-from rollmill.cli import measured
+from rollmill.cli import candidate_process as measured
 from rollmill.cli.requests import parse_training
 from rollmill.core.machine import return_freed_memory
 from rollmill.core.process_tree import descendants_of, kill_all, resident_memory
@@ -20,11 +20,11 @@ from rollmill.plan_search import process as process_module, trials as trials_mod
 from rollmill.plan_search.compiled_program import memory_in_use
 from rollmill.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
+from rollmill.plan_search.result_store import file_for, read_stored, store
 from rollmill.plan_search.search.candidate import Candidate, StageTimes
 from rollmill.plan_search.search.machine import Machine
-from rollmill.plan_search.search.rows import CandidateRow, Measurement, PlanTable
+from rollmill.plan_search.search.result_table import CandidateRow, Measurement, PlanTable
 from rollmill.plan_search.search.searching import CannotRun, OutOfTime
-from rollmill.plan_search.stored import file_for, read_stored, store
 from rollmill.plan_search.trials import ProcessTrials
 from rollmill.planning.distribution import find_distribution
 from rollmill.planning.placement import Counts

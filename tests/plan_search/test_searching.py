@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollmill.plan_search.search.candidate import Candidate
-from rollmill.plan_search.search.rows import Measurement, MemoryEstimate, draw_table
+from rollmill.plan_search.search.result_table import Measurement, MemoryEstimate, draw_table
 from rollmill.plan_search.search.searching import (
     CannotBeFused,
     CannotRun,

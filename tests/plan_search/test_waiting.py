@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
-from rollmill.plan_search import waiting
-from rollmill.plan_search.waiting import waiting_share
+from rollmill.plan_search import step_waits as waiting
+from rollmill.plan_search.step_waits import waiting_share
 
 
 class Robot(gymnasium.Env):

@@ -15,9 +15,9 @@ from untrained import REPLAY, SMALL, TINY, untrained
 import rollmill
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.policies.exporting import metadata as described
+from rollmill.policies.exporting.example_inputs import situations
 from rollmill.policies.exporting.interface import exported_function
 from rollmill.policies.exporting.parity import compare
-from rollmill.policies.exporting.situations import situations
 from wordings import raises
 
 ort = pytest.importorskip("onnxruntime", reason="export as ONNX is an extra")

@@ -23,9 +23,9 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.policies.policies import load_weights
 from rollmill.processes.cluster import launcher as launcher_module
+from rollmill.processes.cluster.capacity import Demand, demands_of
 from rollmill.processes.cluster.joining import joined
 from rollmill.processes.cluster.launcher import RayLauncher
-from rollmill.processes.cluster.room import Demand, demands_of
 from rollmill.processes.events import Finished, Hung, Lost, Received, Started
 from rollmill.processes.supervisor import Supervisor
 from rollmill.record.run_directory import RunDirectory

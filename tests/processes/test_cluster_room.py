@@ -8,9 +8,9 @@ import pytest
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.processes.cluster import joining
-from rollmill.processes.cluster.reach import draining_nodes
+from rollmill.processes.cluster.capacity import Demand, Room, autoscales, check_room, demands_of, room_of
+from rollmill.processes.cluster.node_health import draining_nodes
 from rollmill.processes.cluster.reservation import NoRoom, RoomReservation
-from rollmill.processes.cluster.room import Demand, Room, autoscales, check_room, demands_of, room_of
 from wordings import raises
 
 PARTITION = Partition(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from worker_jobs import job, obeys
 
-from rollmill.processes.cluster import reach
+from rollmill.processes.cluster import node_health as reach
 from rollmill.processes.connection import WorkerConnection
 from rollmill.processes.events import Audible, Lost, Silent
 from rollmill.processes.handshake import connect_as

@@ -14,13 +14,13 @@ from rollmill.channels.broker.client import RemoteBroker
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.broker.server import BrokerServer
 from rollmill.channels.errors import ConnectionLost
-from rollmill.channels.transport import dialling, listener, refusals
+from rollmill.channels.transport import dialling, listener, refused_connections as refusals
 from rollmill.channels.transport.dialling import Backoff, reach
 from rollmill.channels.transport.handshake import NONCE_BYTES, converse, present
 from rollmill.channels.transport.tcp_options import seconds_unacknowledged
 from rollmill.processes import connection as connection_module, handshake as handshake_module
-from rollmill.processes.cluster import lines as lines_module
-from rollmill.processes.cluster.lines import OutputListener
+from rollmill.processes.cluster import output_forwarding as lines_module
+from rollmill.processes.cluster.output_forwarding import OutputListener
 from rollmill.processes.connection import Acceptor, WorkerConnection
 from rollmill.processes.handshake import connect_as
 from wordings import raises

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from rollmill.programs import compiling_once as locks
-from rollmill.programs.compiling_once import compiling_once
+from rollmill.programs import compile_lock as locks
+from rollmill.programs.compile_lock import compiling_once
 
 NAME = "0123456789abcdef"
 OTHER = "fedcba9876543210"
 HOLD = f"""
 import sys
-from rollmill.programs.compiling_once import compiling_once
+from rollmill.programs.compile_lock import compiling_once
 with compiling_once("{NAME}") as lock:
     print("held", flush=True)
     if sys.stdin.readline() == "release\\n":

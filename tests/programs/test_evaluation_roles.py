@@ -14,7 +14,7 @@ from rollmill.envs.adapters.pettingzoo import parallel_environment
 from rollmill.fusion import backend_for
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
-from rollmill.programs.evaluation.on_host import evaluate_on_host
+from rollmill.programs.evaluation.host_environments import evaluate_on_host
 from rollmill.training.evaluations import _metrics
 
 NUMBERS = spaces.Box(-1, 1, (2,))

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill import envs
-from rollmill.programs.evaluation.on_host import evaluate_on_host
+from rollmill.programs.evaluation.host_environments import evaluate_on_host
 from wordings import raises
 
 

@@ -20,7 +20,7 @@ from rollmill.envs import registry as environment_registry
 from rollmill.networks import actor_critic, registry
 from rollmill.planning.choose import place_custom
 from rollmill.runs import algorithms
-from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
+from rollmill.runs.custom_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.specification import describe, import_modules, rebuild_graph
 from rollmill.sweeps.creation import NewSweep, create_sweep
 from rollmill.sweeps.search_space import listed_axis

@@ -8,8 +8,8 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import get_traces, trace_digests
-from rollmill.runs import recalled_digests
-from rollmill.runs.recalled_digests import _has_code
+from rollmill.runs import digest_cache as recalled_digests
+from rollmill.runs.digest_cache import _has_code
 from rollmill.runs.specification import describe
 
 SIZES = {"num_envs": 2, "num_steps": 4, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 8}
@@ -64,7 +64,7 @@ def test_a_part_of_the_users_own_is_traced(digests):
     assert not digests.exists()
 
 
-MODULES = "from rollmill.runs import recalled_digests as r; print(len(list(r._foreign_modules())) > 100)"
+MODULES = "from rollmill.runs import digest_cache as r; print(len(list(r._foreign_modules())) > 100)"
 
 
 @pytest.mark.parametrize(("script", "expected"), [("rollmill", "True"), ("training.py", "_Untold")])

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rollmill.serving import raise_descriptor_limit
-from rollmill.serving.strangers import Strangers, host_of
+from rollmill.serving.unadmitted import Strangers, host_of
 
 from .conftest import serving
 

@@ -12,7 +12,7 @@ from rollmill.record.metric_curves import MetricPoint
 from rollmill.sweeps.analysis import configurations, importances
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.sweeps.intervals import bootstrap_interval
-from rollmill.sweeps.parallel import parallel_coordinates
+from rollmill.sweeps.parallel_coordinates import parallel_coordinates
 from rollmill.sweeps.ranking import ranked
 from rollmill.sweeps.report import LabelledCurve, learning_curves, report, write_report
 from rollmill.sweeps.search_space import listed_axis

@@ -10,7 +10,7 @@ import rollmill
 from rollmill.dataflow import Batch, Transitions, gradient_metrics
 from rollmill.record.aggregates import RowSums
 from rollmill.record.metrics import read_metrics
-from rollmill.training.computed import computed_shares, defined_mean, reported_names
+from rollmill.training.metric_counts import computed_shares, defined_mean, reported_names
 
 REPLAY = {
     **{"total_timesteps": 12 * 8, "num_envs": 8, "buffer_size": 800, "batch_size": 8, "learning_starts": 40},

@@ -9,7 +9,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import RollmillError
 from rollmill.policies.policies import restore_run
-from rollmill.training import starting
+from rollmill.training import initial_weights as starting
 from wordings import raises
 
 ENV = "TagGridWorld-Small-v0"

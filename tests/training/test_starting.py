@@ -14,7 +14,7 @@ from rollmill.dataflow import start_learner
 from rollmill.policies import policies
 from rollmill.policies.policies import load_weights, restore_run
 from rollmill.record import stored_runs
-from rollmill.training import starting
+from rollmill.training import initial_weights as starting
 from small_ppo import small_ppo
 from wordings import raises
 

@@ -17,7 +17,7 @@ from rollmill.algorithms.hyperparameters import as_data
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.schedules import NumberSchedule
 from rollmill.core.spaces import box_bounds, struct
-from rollmill.core.traced_once import TracedOnce, are_checked
+from rollmill.core.trace_cache import TracedOnce, are_checked
 from rollmill.core.types import (
     FINAL_MASK,
     OVERFLOW,

@@ -21,7 +21,6 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool
 
 from rollmill.algorithms.agents import AgentPolicy, CriticSees, MakeAgentNetwork, agent_policy, require_multi_agent
-from rollmill.algorithms.agents_on_host import agent_environment
 from rollmill.algorithms.building import (
     Choices,
     assembled,
@@ -33,6 +32,7 @@ from rollmill.algorithms.building import (
     schedule_of,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
+from rollmill.algorithms.host_agents import agent_environment
 from rollmill.algorithms.multi_agent import (
     UNFUSED,
     condition,

@@ -32,10 +32,10 @@ from rollmill.algorithms.agents import (
     split_key,
     with_agent_ids,
 )
-from rollmill.algorithms.agents_on_host import agent_environment
 from rollmill.algorithms.dqn import STEPS_PER_UPDATE, DQNLearner, QLearningConfig, q_learning_graph
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.fragments import EnvironmentFunctions
+from rollmill.algorithms.host_agents import agent_environment
 from rollmill.algorithms.off_policy import (
     OffPolicyParts,
     check_discrete,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from rollmill.core.folder import Folder
+from rollmill.overview.discovery import find_places
 from rollmill.overview.entries import Entry, read_run
-from rollmill.overview.finding import find_places
 from rollmill.overview.sweep_entries import read_sweep
 from rollmill.plotting.groups import NAMES_FIRST, setting_text
 from rollmill.record.run_directory import RunDirectory

@@ -14,7 +14,7 @@ from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import escaped, folded, legend, table
 from rollmill.plotting.curves import curves_of
 from rollmill.plotting.groups import CurveGroup, SeedCurve, grouped, setting_text, smoothed_points, thinned
-from rollmill.plotting.words import AXIS_TITLES
+from rollmill.plotting.labels import AXIS_TITLES
 from rollmill.record.metric_curves import RETURN, thinned_curve
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import RETURNS

@@ -22,7 +22,7 @@ from rollmill.board.page import board_page
 from rollmill.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from rollmill.board.answers import Answer, Answers
+    from rollmill.board.responses import Answer, Answers
 
 LOOPBACK = "127.0.0.1"
 OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
@@ -68,7 +68,7 @@ class BoardServer(ThreadingHTTPServer):
         """The object that answers requests. Its modules are imported at the first request."""
         with self._lock:
             if self._answers is None:
-                from rollmill.board.answers import Answers
+                from rollmill.board.responses import Answers
 
                 self._answers = Answers(self._folder)
             return self._answers

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 from rollmill.cli.help import meaning_of
+from rollmill.cli.help_search import OPTIONS
 from rollmill.cli.parsing import parse
 from rollmill.cli.requests import training_options
-from rollmill.cli.searching_help import OPTIONS
 from rollmill.core.options import Arg, Option, options_of
 from rollmill.envs import TRANSFORMS, registered
 from rollmill.networks import registered_networks

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.cli.words import options_like
+from rollmill.cli.argument_values import options_like
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named
 from rollmill.core.json_data import check_limits, parse_object, short_json

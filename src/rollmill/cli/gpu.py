@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rollmill.cli.help import described
 from rollmill.cli.parsing import HELP, parse
-from rollmill.core.children import run_program
+from rollmill.core.child_processes import run_program
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg, options_of
 from rollmill.core.text import format_bytes

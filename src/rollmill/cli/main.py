@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "list": Command("listing", "list algorithms, environments, networks, transforms and recipes"),
     "completion": Command("completion", "print the completion script for a shell: rollmill completion bash"),
-    "help": Command("searching_help", "search the options of all commands: rollmill help WORD"),
+    "help": Command("help_search", "search the options of all commands: rollmill help WORD"),
     "doctor": Command(
         "doctor", "check the installation; doctor RUN replays the step in which a NaN first appeared"
     ),

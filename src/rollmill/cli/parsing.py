@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from rollmill.cli.argument_values import no_algorithms, place_positional, read_words
 from rollmill.cli.help import help_text
-from rollmill.cli.words import no_algorithms, place_positional, read_words
 from rollmill.core.local_paths import check_local_paths
 from rollmill.core.options import build, options_of
 

@@ -14,7 +14,7 @@ from rollmill.core.options import Arg
 from rollmill.plan_search.compiled_program import MemoryNeed, memory_need
 from rollmill.plan_search.finding import SearchRequest, find_plan, leave_devices
 from rollmill.plan_search.orders import SearchOrder
-from rollmill.plan_search.search.rows import PlanTable, draw_table, memory_text, speed_text
+from rollmill.plan_search.search.result_table import PlanTable, draw_table, memory_text, speed_text
 from rollmill.planning.distribution import list_distributions
 from rollmill.planning.picture import draw
 from rollmill.planning.plan import Plan, write_plan

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from rollmill.cli.config_file import ConfigFile, named_in, read_config_file
 from rollmill.cli.parsing import HELP, parse_given, parse_known
-from rollmill.cli.searching import SearchOptions
+from rollmill.cli.plan_search_options import SearchOptions
 from rollmill.cli.shared_options import EnvOptions, Imports, NetworkName, Transforms, chosen_environment_options
 from rollmill.core.errors import UsageError
 from rollmill.core.local_paths import local_path

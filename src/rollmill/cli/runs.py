@@ -9,8 +9,8 @@ from typing import Annotated, TypeAlias
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
+from rollmill.overview.discovery import find_entries
 from rollmill.overview.entries import State
-from rollmill.overview.finding import find_entries
 from rollmill.overview.table import SortKey, check_settings, ordered, selected, table
 
 _States: TypeAlias = Annotated[tuple[State, ...], Arg(name="state", repeated=True)]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from rollmill.cli.help import two_columns
 from rollmill.cli.parsing import HELP
+from rollmill.cli.plan_search_options import planned, with_physics
 from rollmill.cli.requests import parse_training
-from rollmill.cli.searching import planned, with_physics
 from rollmill.core.membership import HOSTS, Membership, read_membership
 from rollmill.core.plugins import plugins
 from rollmill.gpus.activity import Activity

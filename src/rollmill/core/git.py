@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from rollmill.core.children import run_program
+from rollmill.core.child_processes import run_program
 
 SECONDS = 10
 PLAIN = (

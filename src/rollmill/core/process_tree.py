@@ -108,7 +108,7 @@ def start_guard(mark: str, *, leader: int | None = None, folder: str = "") -> su
     system cannot watch a process.
     """
     # This file is also the guard's program, so it must not import other modules of the package at the top.
-    from rollmill.core.children import start_python
+    from rollmill.core.child_processes import start_python
 
     try:
         watched = os.pidfd_open(os.getpid())

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 import jax
 import jax.numpy as jnp
 
-from rollmill.core.traced_once import ReplayedTrace
+from rollmill.core.trace_cache import ReplayedTrace
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Graph, Hyperparameters, State
 from rollmill.dataflow.graph_checks import attribute_to_functions

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.types import Environment, Params, State, Timestep
 from rollmill.envs.agents import active_agents
-from rollmill.envs.declarations import as_timestep
+from rollmill.envs.field_checks import as_timestep
 from rollmill.envs.transforms import wrap
 
 

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment
+from rollmill.envs.box_coverage import far_boxes
 from rollmill.envs.check_host import NUM_COPIES, check_host
 from rollmill.envs.check_run import (
     PlayedSteps,
@@ -25,7 +26,6 @@ from rollmill.envs.check_trace import (
     warn_of_promotion,
     warn_of_weak_types,
 )
-from rollmill.envs.far_boxes import far_boxes
 from rollmill.envs.registry import as_environment
 from rollmill.envs.strong_types import strongly_typed
 from rollmill.gpus.jax_settings import check_jax

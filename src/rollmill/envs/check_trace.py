@@ -19,7 +19,7 @@ from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code, user_frame, user_frame_of
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
-from rollmill.envs.declarations import as_timestep
+from rollmill.envs.field_checks import as_timestep
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Substrings of the names of primitives that call the host."""

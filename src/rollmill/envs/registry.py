@@ -17,10 +17,10 @@ from gymnasium.vector import VectorEnv
 from rollmill.core.errors import UsageError
 from rollmill.core.registry import Registry
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
-from rollmill.envs.declarations import check_declarations
+from rollmill.envs.field_checks import check_declarations
 from rollmill.envs.numbers import number_names, with_numbers
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
-from rollmill.gpus.share import limited_gpu_memory
+from rollmill.gpus.memory_limit import limited_gpu_memory
 
 Factory = Callable[..., Environment | HostEnvironment]
 
@@ -45,7 +45,7 @@ _BUILT_IN: dict[str, Factory | str] = {
     "Acrobot-v1": "acrobot:acrobot",
     "CartPole-v1": "cartpole:cartpole",
     "ConnectFour-v0": "connect_four:connect_four",
-    "DictGoal-v0": "dictionary:dict_goal",
+    "DictGoal-v0": "dict_goal:dict_goal",
     "MountainCar-v0": "mountain_car:mountain_car",
     "MountainCarContinuous-v0": "mountain_car_continuous:mountain_car_continuous",
     "Pendulum-v1": "pendulum:pendulum",

@@ -37,7 +37,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import AgentKind, Environment, Key, Timestep
 from rollmill.envs.agents import joint_spaces
 from rollmill.envs.drawings.tag import draw_square
-from rollmill.envs.nearest import nearest
+from rollmill.envs.nearest_neighbours import nearest
 from rollmill.envs.physics import Scalar
 
 DIRECTIONS = np.array([0.0, np.pi / 2, np.pi, 3 * np.pi / 2], np.float32)

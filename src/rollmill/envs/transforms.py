@@ -29,7 +29,7 @@ from rollmill.core.types import (
     State,
     Timestep,
 )
-from rollmill.envs.declarations import as_timestep
+from rollmill.envs.field_checks import as_timestep
 from rollmill.envs.rare_resets import Restart, rare_reset
 
 STEP_FOLD = 0x5354_4550

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rollmill.core.children import run_program
+from rollmill.core.child_processes import run_program
 from rollmill.core.machine import Numerics
 from rollmill.dataflow import Graph, init_state
 from rollmill.fusion.backends.triton.compile import Kernel, compiled

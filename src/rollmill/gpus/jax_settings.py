@@ -8,7 +8,7 @@ import jax
 
 from rollmill.core.errors import UsageError
 from rollmill.gpus.device_errors import known_device_error
-from rollmill.gpus.share import limited_gpu_memory
+from rollmill.gpus.memory_limit import limited_gpu_memory
 
 
 def check_jax() -> None:

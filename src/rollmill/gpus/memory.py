@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.core.children import run_program
+from rollmill.core.child_processes import run_program
 from rollmill.core.text import format_bytes
 from rollmill.gpus.devices import MEBIBYTE, Gpu, chosen_gpus, find_gpus, open_nvml
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmill.core.children import run_program, start_python
+from rollmill.core.child_processes import run_program, start_python
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.process_tree import MARK
 from rollmill.gpus import mps_owner

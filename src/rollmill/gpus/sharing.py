@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.gpus.devices import Gpu
+from rollmill.gpus.memory_limit import FRACTION, FRACTIONS, IN_USE, PREALLOCATE
 from rollmill.gpus.mps import MpsDaemon, MpsUnavailable, mps_obstacle, shared_mps
-from rollmill.gpus.share import FRACTION, FRACTIONS, IN_USE, PREALLOCATE
 
 SHARINGS: tuple[str, ...] = get_args(GpuSharing)
 Way: TypeAlias = Literal["mps", "mig", "turns"]

@@ -4,7 +4,7 @@
 advances one robot.
 """
 
-from rollmill.physics.comparing import PhysicsComparison as PhysicsComparison, compare as compare
+from rollmill.physics.comparison import PhysicsComparison as PhysicsComparison, compare as compare
 from rollmill.physics.loading import (
     ITERATIONS as ITERATIONS,
     UnsupportedModel as UnsupportedModel,

@@ -13,7 +13,7 @@ from rollmill.physics.equality_reader import body_equalities_of, joint_equalitie
 from rollmill.physics.model import WORLD, Actuator, Body, Joint, Model, Params, Sensor, Structure, Tendon
 from rollmill.physics.pairs import pairs_of
 from rollmill.physics.reader import Reader, as_rows, as_triple
-from rollmill.physics.refusals import refuse_other_states, refuse_uncovered
+from rollmill.physics.unsupported_parts import refuse_other_states, refuse_uncovered
 
 
 class UnsupportedModel(UsageError):

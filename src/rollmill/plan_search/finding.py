@@ -22,14 +22,14 @@ from rollmill.core.machine import (
 from rollmill.dataflow import Graph, fingerprint, interfaces
 from rollmill.gpus.mps import mps_obstacle
 from rollmill.plan_search.process import SearchStopped
+from rollmill.plan_search.result_store import file_for, read_stored, store
 from rollmill.plan_search.search.candidate import Candidate, restricted
 from rollmill.plan_search.search.enumeration import candidates, most_stepping
 from rollmill.plan_search.search.machine import DECIDED, DEFAULT_BUDGET, Machine, Objective, Workload
-from rollmill.plan_search.search.rows import PlanTable
+from rollmill.plan_search.search.result_table import PlanTable
 from rollmill.plan_search.search.searching import Trials, search
-from rollmill.plan_search.stored import file_for, read_stored, store
+from rollmill.plan_search.step_waits import waiting_share
 from rollmill.plan_search.trials import ProcessTrials
-from rollmill.plan_search.waiting import waiting_share
 from rollmill.planning.plan import Plan
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.runs.options import RunOptions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollmill.core.children import python_environment, start_python
+from rollmill.core.child_processes import python_environment, start_python
 from rollmill.core.errors import UsageError
 from rollmill.core.interruption import holding_checkpoint_requests
 from rollmill.core.json_data import parse_json, writable
@@ -89,7 +89,7 @@ def start_child(
         cores: numbers of the cores to run on. Default: all cores.
         forks: forks the process, if possible. A forked process has its own session, and writes errors to its
             output.
-        **options: options of `core.children.start_python`.
+        **options: options of `core.child_processes.start_python`.
 
     Returns:
         The process. A signal that requests a checkpoint never ends it, even while it starts.

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rollmill.core.children import start_python
+from rollmill.core.child_processes import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.core.folder import Folder
 from rollmill.core.process_tree import MARK, descendants_of, kill_all, kill_family, resident_memory
 from rollmill.core.temporary import TemporaryFolder
-from rollmill.plan_search.search.rows import Measurement
+from rollmill.plan_search.search.result_table import Measurement
 from rollmill.plan_search.search.searching import CannotBeFused, CannotRun, OutOfTime
 from rollmill.processes.logs import last_line
 from rollmill.record.metric_curves import LineFollower
@@ -51,9 +51,9 @@ class MetricsPoint(NamedTuple):
 
 
 class CandidateProcess:
-    """A process of `rollmill.cli.measured` that tries one candidate, with a temporary run directory and its own
-    environment variables.
+    """A process of `rollmill.cli.candidate_process` that tries one candidate.
 
+    It has a temporary run directory and its own environment variables.
     The process imports its modules, which takes seconds, and then waits for `prepare`. `check_stop` raises
     `SearchStopped` after a signal.
     """
@@ -71,7 +71,7 @@ class CandidateProcess:
         commands, reports = os.pipe(), os.pipe()
         with (self._folder / "output").open("wb") as output:
             self.process = start_python(
-                *("-m", "rollmill.cli.measured", str(os.getpid()), str(commands[0]), str(reports[1])),
+                *("-m", "rollmill.cli.candidate_process", str(os.getpid()), str(commands[0]), str(reports[1])),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[commands[0], reports[1]],

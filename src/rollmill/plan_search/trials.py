@@ -11,7 +11,7 @@ from rollmill.dataflow import Graph
 from rollmill.plan_search.process import START_SECONDS, CandidateProcess
 from rollmill.plan_search.search.candidate import Candidate, StageTimes, placed_seconds
 from rollmill.plan_search.search.machine import Machine, Workload
-from rollmill.plan_search.search.rows import Measurement, MemoryEstimate
+from rollmill.plan_search.search.result_table import Measurement, MemoryEstimate
 from rollmill.planning.plan import Plan, PlanSettings
 from rollmill.programs.compiled import check_devices
 from rollmill.programs.kernels import MIN_STEPS_TO_TUNE

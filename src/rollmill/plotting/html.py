@@ -7,7 +7,7 @@ from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
-from rollmill.plotting.words import AXIS_TITLES, MAX_LABEL, baseline_label, explanation, labels, metric_title
+from rollmill.plotting.labels import AXIS_TITLES, MAX_LABEL, baseline_label, explanation, labels, metric_title
 
 MAX_FAINT = 200
 MAX_ROWS = 500

@@ -7,7 +7,7 @@ from rollmill.core.text import compact
 from rollmill.pages.charts import COLOURED
 from rollmill.pictures import GREY, new_figure, tidy_axes
 from rollmill.plotting.groups import Curves
-from rollmill.plotting.words import AXIS_TITLES, baseline_label, labels, metric_title
+from rollmill.plotting.labels import AXIS_TITLES, baseline_label, labels, metric_title
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#b84f8f", "#56b4e9", "#d55e00", "#5c4a00", "#3b2270")
 WIDTH, HEIGHT = 8.0, 4.2

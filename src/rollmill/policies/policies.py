@@ -23,8 +23,8 @@ from rollmill.policies.rules import Rule, find_rule, graph_of_rule, names_rule, 
 from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.compiled import evaluator
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
-from rollmill.programs.evaluation.on_host import evaluator_on_host
-from rollmill.programs.evaluation.recorded import record_episodes, record_on_host
+from rollmill.programs.evaluation.host_environments import evaluator_on_host
+from rollmill.programs.evaluation.recording import record_episodes, record_on_host
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.transitions import check_recording, write_transitions

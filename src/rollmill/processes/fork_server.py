@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.connection import Connection
-from rollmill.core.children import PATH, python_command, python_environment
+from rollmill.core.child_processes import PATH, python_command, python_environment
 from rollmill.core.code_identity import own_code
 from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.core.process_tree import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.connection import Connection
-from rollmill.core.children import PATH, start_python
+from rollmill.core.child_processes import PATH, start_python
 from rollmill.core.machine import BLAS_THREADS
 from rollmill.core.process_tree import MARK, condition_of, end_leader, kill_family
 from rollmill.processes import fork_server

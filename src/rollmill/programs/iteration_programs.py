@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import iteration_digest
-from rollmill.programs.compiling_once import compiling_once
+from rollmill.programs.compile_lock import compiling_once
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import (
     Fusion,
@@ -42,10 +42,10 @@ MAKERS = sorted(
         "core/convolutions.py",
         "core/flat_descent.py",
         "core/threefry.py",
-        "core/traced_once.py",
+        "core/trace_cache.py",
         "dataflow/minibatch_loop.py",
         "fusion/backends/cpu/*.py",
-        "physics/in_warp.py",
+        "physics/warp_robots.py",
         "programs/__init__.py",
         "programs/compiled.py",
         "programs/iteration_programs.py",

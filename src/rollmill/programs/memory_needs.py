@@ -15,7 +15,7 @@ from rollmill.core.machine import device_memory, memory_bytes
 from rollmill.core.text import format_bytes
 from rollmill.dataflow import Graph, State, collect, empty_experience, tree_bytes
 from rollmill.gpus.claims import claim_memory
-from rollmill.gpus.share import takes_as_needed
+from rollmill.gpus.memory_limit import takes_as_needed
 from rollmill.programs.compiled import CompiledProgram, reuses_memory, state_bytes, state_shapes
 
 SHARE = 0.8

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rollmill.core.equality import certainly_same
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.imports import ImportRefused, import_named
 from rollmill.core.json_data import parse_json, writable
-from rollmill.core.sameness import certainly_same
 from rollmill.core.schema import read_as
-from rollmill.core.traced_once import without_checks
+from rollmill.core.trace_cache import without_checks
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.core.user_frame import failed_import
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
@@ -19,7 +19,7 @@ from rollmill.envs.registry import ENVIRONMENTS
 from rollmill.networks.registry import NETWORKS
 from rollmill.record.json_files import plain
 from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
-from rollmill.runs.recalled_digests import recall_digests
+from rollmill.runs.digest_cache import recall_digests
 
 _newest: Graph | None = None
 """The last graph that was built from names, which need not be built again to be described."""

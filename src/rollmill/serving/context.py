@@ -5,11 +5,11 @@ in use.
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from rollmill.serving.fair_turns import Turns
 from rollmill.serving.limits import ServerLimits
 from rollmill.serving.responses import Refusal, Response
 from rollmill.serving.statistics import ServerStatistics
-from rollmill.serving.strangers import Strangers
-from rollmill.serving.turns import Turns
+from rollmill.serving.unadmitted import Strangers
 
 
 class Request(NamedTuple):

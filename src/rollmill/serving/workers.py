@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollmill.core.children import start_python
+from rollmill.core.child_processes import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.gpus.machine_parts import MachinePart
 from rollmill.processes.restarts import LossCounter, end_all, ending

@@ -16,7 +16,7 @@ from rollmill.core.schema import coerce
 from rollmill.envs.named_transforms import OPTION, parse_transforms
 from rollmill.gpus.machine_parts import check_sharing
 from rollmill.gpus.sharing import SHARINGS
-from rollmill.runs.own_names import modules_of_names
+from rollmill.runs.custom_names import modules_of_names
 from rollmill.sweeps.creation import NewSweep, code_of, create_sweep, refuse_resume_if_exists, typed_axis
 from rollmill.sweeps.metrics import check_metric
 from rollmill.sweeps.population_based import check_shares

@@ -14,7 +14,7 @@ from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.sweeps.analysis import Configuration, Importance, configurations, importances, without_seed
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.metrics import TRIAL_RESULTS, curve_of, extra_columns, is_of_kind
-from rollmill.sweeps.parallel import parallel_coordinates
+from rollmill.sweeps.parallel_coordinates import parallel_coordinates
 from rollmill.sweeps.ranking import MEAN_OVER_SEEDS, OVER_SEEDS, SEED, count_best
 from rollmill.sweeps.spec import Trial, text_of
 

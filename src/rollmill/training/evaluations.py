@@ -14,7 +14,7 @@ from rollmill.envs import as_environment, parse_options
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.dispatch import Pauses, Window
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
-from rollmill.programs.faults.find import is_finite
+from rollmill.programs.faults.locate import is_finite
 from rollmill.programs.kernel_choice import backend_beside_training
 from rollmill.record.display import Display
 from rollmill.runs.options import RunOptions

@@ -9,7 +9,7 @@ from rollmill.core.machine import leave_device_memory
 from rollmill.core.membership import HOSTS
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
-from rollmill.gpus.share import choose_fraction
+from rollmill.gpus.memory_limit import choose_fraction
 from rollmill.planning import choose
 from rollmill.planning.choose import place_custom, settings_of, uses_workers
 from rollmill.planning.placement import COUNTS

@@ -20,7 +20,7 @@ from rollmill.core.types import is_key
 from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram, start_environments, state_shapes
-from rollmill.programs.faults.find import ALMOST_ONE, FINITE
+from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
 from rollmill.record.aggregates import StackedRows, stacked
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display

@@ -11,9 +11,9 @@ import jax
 
 from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph
-from rollmill.gpus.share import memory_notes
+from rollmill.gpus.memory_limit import memory_notes
 from rollmill.planning.plan import Plan
-from rollmill.policies.far_actions import notes_on_far_actions
+from rollmill.policies.action_coverage import notes_on_far_actions
 from rollmill.programs.all_reduce_choice import choose_all_reduce
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import CompiledProgram, check_devices, lower
@@ -30,12 +30,12 @@ from rollmill.programs.meshes import mesh_of
 from rollmill.record.checkpoints import Restored
 from rollmill.record.display import Display
 from rollmill.runs.creation import run_config
+from rollmill.runs.custom_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.options import RunOptions
-from rollmill.runs.own_names import note_of_unknown, only_here, with_own_modules
 from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.training.initial_weights import GivenWeights
 from rollmill.training.known_failures import note_on_known_failure
 from rollmill.training.placing import place_parts
-from rollmill.training.starting import GivenWeights
 from rollmill.workers.run_spec import (
     ClusterSettings,
     GpuSettings,

@@ -25,7 +25,7 @@ from rollmill.hooks import (
     TrainingRewound,
     TrainingStarted,
 )
-from rollmill.programs.faults.find import ALMOST_ONE, FINITE
+from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
 from rollmill.record.aggregates import (
     EPISODES,
     EpisodeWindow,
@@ -44,10 +44,10 @@ from rollmill.record.status import Status
 from rollmill.runs.changes import note_launches, note_option
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import IDENTITY, identity_of
-from rollmill.training.computed import RETURNS, computed_shares, defined_mean, reported_names
 from rollmill.training.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.training.hook_calls import HookCalls
 from rollmill.training.known_failures import TemperatureWatch
+from rollmill.training.metric_counts import RETURNS, computed_shares, defined_mean, reported_names
 from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorded_progress import Episodes, read_progress
 from rollmill.workers.reports import MetricsRows

@@ -31,10 +31,10 @@ from rollmill.runs.specification import describe, import_modules
 from rollmill.runs.trust import approved_imports, check_cluster, check_start
 from rollmill.training.driver import check_tracking, copied, drive
 from rollmill.training.hook_calls import check_hooks
+from rollmill.training.initial_weights import GivenWeights, given_weights
 from rollmill.training.placing import choose_plan, prepare_devices
 from rollmill.training.preparing import PlannedTraining, prepare
 from rollmill.training.recorder import Run, open_checkpoints
-from rollmill.training.starting import GivenWeights, given_weights
 
 
 @handling_early_notices()

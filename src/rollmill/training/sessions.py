@@ -12,9 +12,9 @@ from rollmill.programs.devices import explain_out_of_memory
 from rollmill.programs.faults.replay import MESSAGE
 from rollmill.record.json_files import write_json
 from rollmill.record.run_directory import RunDirectory
+from rollmill.training.initial_weights import begin_with
 from rollmill.training.preparing import PreparedTraining
 from rollmill.training.recorder import default_log_every
-from rollmill.training.starting import begin_with
 from rollmill.workers.program_training import ProgramTraining
 from rollmill.workers.reports import Saved, Training
 

@@ -25,11 +25,11 @@ from rollmill.runs.saved_run import read_saved
 from rollmill.runs.specification import describe
 from rollmill.training.driver import check_tracking, copied, drive
 from rollmill.training.hook_calls import check_hooks
+from rollmill.training.initial_weights import given_weights
 from rollmill.training.placing import choose_plan, refuse_unread, with_settings
 from rollmill.training.preparing import PlannedTraining, PreparedTraining, prepare
 from rollmill.training.recorder import Run, open_checkpoints
 from rollmill.training.sessions import Session
-from rollmill.training.starting import given_weights
 
 
 @handling_early_notices()

@@ -14,10 +14,10 @@ from rollmill.core.machine import usable_cores
 from rollmill.core.membership import HOSTS, Membership, own_address, read_membership
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.planning.plan import Plan
+from rollmill.processes.cluster.capacity import Demand, autoscales, check_room, demands_of, living_nodes
 from rollmill.processes.cluster.joining import LOOPBACK, Cluster, joined
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.modules import modules_to_send
-from rollmill.processes.cluster.room import Demand, autoscales, check_room, demands_of, living_nodes
 from rollmill.processes.hosts.launcher import HostsLauncher
 from rollmill.processes.jobs import Job
 from rollmill.processes.supervision import Supervision

@@ -6,7 +6,7 @@ from rollmill.core.folder import Folder
 from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.programs.compiled import CompiledProgram
 from rollmill.programs.dispatch import TARGET_SECONDS, Pauses, dispatch_ahead
-from rollmill.programs.faults.find import is_finite, stop_at_fault
+from rollmill.programs.faults.locate import is_finite, stop_at_fault
 from rollmill.workers.reports import Durations, MetricsRows, Report, Saved, StartedUp
 
 

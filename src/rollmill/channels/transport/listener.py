@@ -15,7 +15,7 @@ from collections.abc import Callable
 from rollmill.channels.errors import ConnectionLost, TimedOut
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.transport.handshake import Admission, Dialogue, Step, admit
-from rollmill.channels.transport.refusals import RefusalLog, RefusedConnection
+from rollmill.channels.transport.refused_connections import RefusalLog, RefusedConnection
 from rollmill.core.errors import RollmillError
 
 HANDSHAKE_SECONDS = 10.0

@@ -17,7 +17,7 @@ from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.episode_sums import AgentSums
 from rollmill.envs.host.layout import step_struct
 from rollmill.envs.host.observations import Write, writer
-from rollmill.envs.host.one_by_one import OneByOne
+from rollmill.envs.host.sequential_vector import OneByOne
 
 Agent = Hashable
 """Name of an agent in PettingZoo, usually a string."""

@@ -15,7 +15,7 @@ from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.episode_sums import RunningSums
 from rollmill.envs.host.layout import allocate, leaves, step_struct
 from rollmill.envs.host.observations import writer
-from rollmill.envs.host.one_by_one import OneByOne
+from rollmill.envs.host.sequential_vector import OneByOne
 
 
 class PythonVector(OneByOne):

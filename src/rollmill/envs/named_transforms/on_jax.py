@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
-from rollmill.envs.declarations import as_timestep
+from rollmill.envs.field_checks import as_timestep
 from rollmill.envs.named_transforms.definition import Transform
 from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import wrap

@@ -18,7 +18,7 @@ from rollmill.envs.robots import (
     quadcopter,
     shadow_hand,
 )
-from rollmill.envs.robots.in_mujoco import to_mujoco
+from rollmill.envs.robots.mujoco_batch import to_mujoco
 from rollmill.envs.robots.substeps import PHYSICS
 from rollmill.physics import ITERATIONS
 
@@ -78,7 +78,7 @@ def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | Ho
     room = {option: options.pop(option) for option in ROOM if option in options}
     env = TASKS[name](**options)
     if physics == "warp":
-        from rollmill.envs.robots.in_warp import to_warp  # imports a large package
+        from rollmill.envs.robots.warp_task import to_warp  # imports a large package
 
         solver = {option: options.get(option, ITERATIONS) for option in SOLVER}
         return to_warp(env, MODELS[name](), **solver, **room)

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from rollmill.core.errors import CannotFuse
 from rollmill.fusion.ir import evaluate
 from rollmill.fusion.kernels.leaves import CellStore, Fill, Leaf
-from rollmill.fusion.lower.large import memories_read
+from rollmill.fusion.lower.large_arrays import memories_read
 
 
 def in_order_of_writes(leaves: Sequence[Leaf]) -> list[Leaf]:

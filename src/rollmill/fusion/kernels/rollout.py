@@ -42,7 +42,7 @@ from rollmill.fusion.lower.function import (
     trace_function,
 )
 from rollmill.fusion.lower.invariants import ValueClasses, labels_of, meet
-from rollmill.fusion.lower.large import is_too_large
+from rollmill.fusion.lower.large_arrays import is_too_large
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 
 MAX_LOWERINGS = 8

@@ -21,7 +21,7 @@ from rollmill.fusion.lower.complex_numbers import without_complex_numbers
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
 from rollmill.fusion.lower.jaxpr import TYPES, lower_jaxpr
-from rollmill.fusion.lower.large import is_too_large, stored
+from rollmill.fusion.lower.large_arrays import is_too_large, stored
 from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArrays, trace_prologue
 from rollmill.fusion.lower.rules.products import materialised
 from rollmill.fusion.lower.rules.random import check_threefry

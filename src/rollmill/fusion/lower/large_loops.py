@@ -8,7 +8,7 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.element_index import ElementIndex
-from rollmill.fusion.lower.large import computed, element_of
+from rollmill.fusion.lower.large_arrays import computed, element_of
 from rollmill.fusion.lower.loops import emit_loop
 from rollmill.fusion.lower.values import Const, ScalarArray, Start, Value, alone
 

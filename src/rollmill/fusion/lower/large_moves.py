@@ -10,7 +10,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import select
 from rollmill.fusion.lower.element_index import ElementIndex, divided, held_inside, is_at, node_of, plus, times
-from rollmill.fusion.lower.large import both, computed, element_of, everywhere
+from rollmill.fusion.lower.large_arrays import both, computed, element_of, everywhere
 from rollmill.fusion.lower.values import LoweringError, Start, Value
 
 Source = Callable[[Lowering, tuple[Start, ...], tuple[int, ...], Mapping[str, Any]], Sequence[Start]]

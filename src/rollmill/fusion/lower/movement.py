@@ -8,7 +8,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.columns import slice_row
 from rollmill.fusion.lower.context import Lowering, check_columns
 from rollmill.fusion.lower.element_index import ElementIndex
-from rollmill.fusion.lower.large import element_of
+from rollmill.fusion.lower.large_arrays import element_of
 from rollmill.fusion.lower.large_moves import leading_of, reshaped_elements
 from rollmill.fusion.lower.values import (
     MAX_COLUMNS,

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from rollmill.plan_search.search.candidate import WIDTHS, Candidate, width_of
-from rollmill.plan_search.search.rows import (
+from rollmill.plan_search.search.result_table import (
     CandidateRow,
     Measurement,
     MemoryEstimate,

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from rollmill.core.errors import UsageError
+from rollmill.policies.exporting.example_inputs import situations
 from rollmill.policies.exporting.interface import ACTION, LOGITS, Q_VALUES, ExportedFunction
-from rollmill.policies.exporting.situations import situations
 from rollmill.policies.policy import Policy
 
 OBSERVATIONS = 1000

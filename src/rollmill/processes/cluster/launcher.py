@@ -12,12 +12,12 @@ from typing import Any
 
 from rollmill.core.errors import UnfitHost
 from rollmill.core.process_tree import MARK, condition_of
+from rollmill.processes.cluster.capacity import Demand
 from rollmill.processes.cluster.joining import Cluster
-from rollmill.processes.cluster.lines import OutputListener, OutputStream
 from rollmill.processes.cluster.modules import NOTHING, SentModules
-from rollmill.processes.cluster.reach import draining_nodes, selector_without, unreachable_nodes
+from rollmill.processes.cluster.node_health import draining_nodes, selector_without, unreachable_nodes
+from rollmill.processes.cluster.output_forwarding import OutputListener, OutputStream
 from rollmill.processes.cluster.reservation import ROOM_SECONDS, NoRoom, RoomReservation
-from rollmill.processes.cluster.room import Demand
 from rollmill.processes.cluster.worker import Assignment, Worker
 from rollmill.processes.jobs import Job
 from rollmill.processes.launchers import Exit

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmill.core.errors import RollmillError
-from rollmill.processes.cluster.room import Demand
+from rollmill.processes.cluster.capacity import Demand
 
 ROOM_SECONDS = 900.0
 """Maximum seconds to wait for resources, because nodes may have to be added or other runs to end."""

@@ -11,8 +11,8 @@ from rollmill.core.errors import UsageError
 from rollmill.core.interruption import leave_signals_to_coordinator
 from rollmill.core.process_tree import MARK, start_guard
 from rollmill.processes.cluster.joining import find_ray
-from rollmill.processes.cluster.lines import redirect_output
 from rollmill.processes.cluster.modules import NOTHING, SentModules, missing_here, unpack
+from rollmill.processes.cluster.output_forwarding import redirect_output
 from rollmill.processes.jobs import Job
 from rollmill.processes.worker import serve
 

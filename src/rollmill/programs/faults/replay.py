@@ -23,7 +23,7 @@ from rollmill.dataflow import (
     step_one,
 )
 from rollmill.programs.compiled import held_leaves, state_shapes
-from rollmill.programs.faults.find import Fault, LearningStep, bad_rows, learning_steps, roll_out
+from rollmill.programs.faults.locate import Fault, LearningStep, bad_rows, learning_steps, roll_out
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.json_files import read_json
 

@@ -11,7 +11,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import strongly_typed
-from rollmill.envs.declarations import as_timestep
+from rollmill.envs.field_checks import as_timestep
 from rollmill.programs.offered.rendering import check_render_mode, render_modes, show
 from rollmill.programs.offered.values import batch_of_one, checked_actions, element, owned
 

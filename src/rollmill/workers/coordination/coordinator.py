@@ -19,7 +19,7 @@ from rollmill.processes.events import Audible, Event, Finished, Hung, Leaving, L
 from rollmill.processes.jobs import Job
 from rollmill.processes.supervision import ALL, Supervision
 from rollmill.programs.compile_clock import CompileTimes
-from rollmill.programs.faults.find import stop_at_nonfinite
+from rollmill.programs.faults.locate import stop_at_nonfinite
 from rollmill.workers.coordination.notices import FailureLog, link_notice
 from rollmill.workers.coordination.recovery import Recovery, pause_before
 from rollmill.workers.coordination.snapshots import Pace, SnapshotCollector

@@ -16,8 +16,8 @@ from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, NOTHING_TURNED, 
 from rollmill.fusion.backends.triton.means import means_by_kernel
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON, Memory
 from rollmill.fusion.backends.triton.registers import ONE
-from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
-from rollmill.fusion.backends.triton.samples import SamplePlace, SamplePrefetch
+from rollmill.fusion.backends.triton.reloading import FAR, matrices_fit, read_where_used, slots_read_again
+from rollmill.fusion.backends.triton.sample_prefetch import SamplePlace, SamplePrefetch
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.backends.triton.stored_rows import TiledLoops, row_tile_stores, stored_arrays, stored_names
 from rollmill.fusion.ir import Node, Program

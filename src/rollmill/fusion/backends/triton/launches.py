@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind
-from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
 from rollmill.fusion.backends.triton.descents import descend_by_kernel
 from rollmill.fusion.backends.triton.gradients import (
@@ -16,7 +15,8 @@ from rollmill.fusion.backends.triton.gradients import (
     gradient_operations,
     run_gradients_kernel,
 )
-from rollmill.fusion.backends.triton.rereading import MAX_MATRIX_BYTES
+from rollmill.fusion.backends.triton.parallel_compile import compiling_side_by_side
+from rollmill.fusion.backends.triton.reloading import MAX_MATRIX_BYTES
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
 from rollmill.fusion.kernels.descents import Descended

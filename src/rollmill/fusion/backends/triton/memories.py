@@ -15,7 +15,7 @@ from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.leaves import CellStore, Fill, Leaf
-from rollmill.fusion.lower.large import memories_read
+from rollmill.fusion.lower.large_arrays import memories_read
 from rollmill.fusion.opt.schedule import schedule_of
 
 ELEMENTS_TOGETHER = 256

@@ -20,7 +20,7 @@ from rollmill.fusion.backends.triton.memories import StepStores
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
-from rollmill.fusion.backends.triton.rereading import FAR, matrices_fit, read_where_used, slots_read_again
+from rollmill.fusion.backends.triton.reloading import FAR, matrices_fit, read_where_used, slots_read_again
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Program, count_nodes
 from rollmill.fusion.kernels.memories import in_order_of_writes

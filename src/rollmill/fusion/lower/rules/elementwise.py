@@ -10,7 +10,7 @@ import numpy as np
 from rollmill.core.types import is_key
 from rollmill.fusion.ir import OPERATIONS, Node, is_float
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.large import chosen_whole, everywhere, is_too_large, mapped_elements
+from rollmill.fusion.lower.large_arrays import chosen_whole, everywhere, is_too_large, mapped_elements
 from rollmill.fusion.lower.movement import index_columns, joined
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (

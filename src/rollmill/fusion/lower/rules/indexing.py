@@ -16,7 +16,7 @@ from rollmill.fusion.lower.dynamic_index import (
     start_of,
 )
 from rollmill.fusion.lower.element_index import ElementIndex, plus
-from rollmill.fusion.lower.large import computed, element_of, is_too_large
+from rollmill.fusion.lower.large_arrays import computed, element_of, is_too_large
 from rollmill.fusion.lower.large_moves import block_of_large, leading_of
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (

@@ -17,7 +17,7 @@ from rollmill.core.types import is_key
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.element_index import ElementIndex
-from rollmill.fusion.lower.large import broadcast_index, element_of, is_too_large
+from rollmill.fusion.lower.large_arrays import broadcast_index, element_of, is_too_large
 from rollmill.fusion.lower.movement import gather_static, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.shapes import stacked

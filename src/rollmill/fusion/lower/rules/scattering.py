@@ -10,7 +10,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import check_selects, select, start_of
 from rollmill.fusion.lower.element_index import ElementIndex, held_inside, is_at, plus, times
-from rollmill.fusion.lower.large import MAX_WRITES, both, computed, element_of, is_too_large, with_cell
+from rollmill.fusion.lower.large_arrays import MAX_WRITES, both, computed, element_of, is_too_large, with_cell
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
 from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Start, Value, is_large

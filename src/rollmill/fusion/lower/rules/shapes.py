@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.large import is_too_large
+from rollmill.fusion.lower.large_arrays import is_too_large
 from rollmill.fusion.lower.large_moves import beside, moved, part_of, with_padding
 from rollmill.fusion.lower.movement import gather_static, joined, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule

@@ -26,7 +26,7 @@ from rollmill.programs.evaluation.episodes import (
     never_ends,
     with_outcome,
 )
-from rollmill.programs.evaluation.on_host import evaluator_on_host
+from rollmill.programs.evaluation.host_environments import evaluator_on_host
 
 MAX_BYTES = 2**32
 """Maximum size of a recording in bytes, all of which is held in memory."""

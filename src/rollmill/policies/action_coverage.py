@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from rollmill.dataflow import Graph
-from rollmill.envs.far_boxes import far_boxes
+from rollmill.envs.box_coverage import far_boxes
 from rollmill.networks import DiagonalGaussian
 
 

@@ -12,7 +12,7 @@ from rollmill.core.errors import CheckpointError, DataError, UsageError
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.json_data import parse_json
 from rollmill.core.schema import read_as
-from rollmill.plan_search.search.rows import PlanTable
+from rollmill.plan_search.search.result_table import PlanTable
 from rollmill.planning.plan import Plan
 
 VERSION = 1

@@ -1,4 +1,4 @@
-"""Process of a candidate in a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS`.
+"""Process of a candidate in a plan search: `python -m rollmill.cli.candidate_process PARENT COMMANDS REPORTS`.
 
 It reads a training request as JSON from the first line of the file descriptor COMMANDS, and compiles it. Each
 following line is a command: `time` runs a few iterations, `stages` runs the first stage of one, and `begin`

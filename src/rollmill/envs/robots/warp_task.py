@@ -9,7 +9,7 @@ from jaxtyping import Array
 from rollmill import physics
 from rollmill.core.types import OVERFLOW, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.robots.substeps import advanced_by, checked_count
-from rollmill.physics.in_warp import WarpRobots
+from rollmill.physics.warp_robots import WarpRobots
 
 
 def to_warp(

@@ -16,7 +16,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment, Key, Timestep
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.in_mujoco import to_mujoco
+from rollmill.envs.robots.mujoco_batch import to_mujoco
 from rollmill.envs.robots.pictures import drawing_of
 from rollmill.envs.robots.stability import end_unstable, itself
 from rollmill.envs.robots.substeps import PHYSICS, advance, checked_count, in_float32, uniform
@@ -124,7 +124,7 @@ def robot(
     )
     limited = time_limit(end_unstable(env, itself, max_speed=max_speed), max_steps)
     if physics == "warp":
-        from rollmill.envs.robots.in_warp import to_warp  # imports a large package
+        from rollmill.envs.robots.warp_task import to_warp  # imports a large package
 
         solver = {"iterations": checked_count("iterations", iterations), "line_search_iterations": ITERATIONS}
         return to_warp(limited, model, **solver, contacts=contacts, rows=rows)._replace(options=limited.options)

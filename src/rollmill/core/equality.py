@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from gymnasium import Space
 
-from rollmill.core.traced_once import TracedOnce
+from rollmill.core.trace_cache import TracedOnce
 from rollmill.core.types import is_key
 
 NOT_OF_A_SPACE = {"_np_random", "low_repr", "high_repr"}

@@ -9,7 +9,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
-from rollmill.core.children import start_python
+from rollmill.core.child_processes import start_python
 from rollmill.core.machine import usable_cores
 from rollmill.fusion.backends.triton import compile_file
 from rollmill.fusion.backends.triton.compile_file import Compilation
