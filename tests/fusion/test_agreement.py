@@ -108,7 +108,7 @@ def search_of(folder, wrong):
     agrees = lambda launch: lambda x: jnp.bool_(launch not in wrong)
     launches, fused = [(1,), (2,)], lambda launch: lambda x: x * launch[0]
     nothing = lambda: contextlib.nullcontext(lambda: None)
-    return LaunchSearch(folder / "launch.json", launches, fused, None, shapes, nothing, agrees=agrees)
+    return LaunchSearch(folder / "launch.json", launches, fused, None, shapes, nothing, make_check=agrees)
 
 
 @pytest.mark.parametrize("wrong", [(1,), (2,)])
@@ -121,7 +121,7 @@ def test_a_search_without_a_right_launch_finds_none(tmp_path):
     search = search_of(tmp_path, {(1,), (2,)})
     with pytest.raises(CannotFuse, match="no launch of the kernel gives the same results"):
         find_fastest_launch(search, compile_candidates(search), [jnp.ones(8)])
-    assert search.stored() is None
+    assert search.stored_result() is None
 
 
 def test_wide_layers_have_launches_with_tiles_which_are_verified_first():

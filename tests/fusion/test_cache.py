@@ -75,9 +75,9 @@ def test_a_stored_launch_of_another_form_is_searched_for_again(tmp_path, stored)
     search = LaunchSearch(tmp_path / "a.json", [(32, 4)], *[lambda *_: None] * 2, [], lambda: None)
     right = {"launch": [32, 4], "seconds": 1.0, "unfused_seconds": 2.0}
     search.file.write_text(json.dumps(right))
-    assert search.stored() == TunedLaunch((32, 4), 1.0, 2.0)
+    assert search.stored_result() == TunedLaunch((32, 4), 1.0, 2.0)
     search.file.write_text(json.dumps(stored))
-    assert search.stored() is None
+    assert search.stored_result() is None
 
 
 def test_a_link_in_place_of_a_folder_of_the_cache_leads_nowhere(tmp_path):

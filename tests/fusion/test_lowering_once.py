@@ -57,7 +57,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
 
     def trace_candidates(search):
         for launch in search.launches:
-            jax.eval_shape(search.alone(launch), *jax.eval_shape(search.inputs, *search.shapes))
+            jax.eval_shape(search.kernel_only(launch), *jax.eval_shape(search.inputs, *search.shapes))
         return ()
 
     monkeypatch.setattr(triton_rollout, "call", call)

@@ -38,7 +38,7 @@ def use_search(file: Path) -> None:
 def use_launch(file: Path) -> None:
     """Reads the fastest launch of a kernel."""
     search = LaunchSearch(file, [(1, 2)], *[None] * 4)
-    found = search.stored()
+    found = search.stored_result()
     assert found is None or (found.launch == (1, 2) and (found.gain is None or found.gain > 0))
     _write(file, {"launch": [1, 2], "seconds": 1.0, "unfused_seconds": 2.0})
 

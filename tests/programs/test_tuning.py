@@ -127,7 +127,7 @@ def test_kernels_that_were_asked_for_are_not_compared_with_xla(tmp_path, clock):
     alone = search.without_comparison()
     assert len(timing.compile_candidates(search)) == 3 and len(timing.compile_candidates(alone)) == 2
     assert timing.find_fastest_launch(alone, taking(clock, 1.0, 0.5), ()).speedup is None
-    assert search.stored() is None and alone.stored() == ((2,), pytest.approx(0.5), None)
+    assert search.stored_result() is None and alone.stored_result() == ((2,), pytest.approx(0.5), None)
     timing.find_fastest_launch(search, taking(clock, 1.0, 0.5, 2.0), ())
     assert search.without_comparison() == search  # the times are known
 
@@ -138,7 +138,7 @@ def alone_in(folder):
     search = search_in(folder, no_wait)
     whole = lambda launch: traced.append(launch) or search.fused(launch)
     kernel = lambda launch: lambda doubled, one: doubled * launch[0] + one
-    return search._replace(fused=whole, alone=kernel, inputs=lambda x: (2 * x, x[0])), traced
+    return search._replace(fused=whole, kernel_only=kernel, inputs=lambda x: (2 * x, x[0])), traced
 
 
 def test_kernels_are_compiled_alone_and_get_what_is_computed_of_the_arguments(tmp_path):

@@ -174,7 +174,7 @@ def schedule_metrics(learner: Any) -> Metrics:
     return {SCHEDULES + name: schedule.at(_share_done(learner)) for name, schedule in schedules}
 
 
-def current_config(config: Any, held: Hyperparameters) -> Any:
+def current_config(config: Any, hyperparameters: Hyperparameters) -> Any:
     """Returns the configuration with the hyperparameters held by a learner.
 
     `current_config(config, current_hyperparameters(learner)).gamma` is read like `config.gamma`. The copy is not
@@ -182,8 +182,8 @@ def current_config(config: Any, held: Hyperparameters) -> Any:
     """
     named = {field.name for field in fields(config)}
     now = copy.copy(config)
-    for name in held.keys() & named:
-        object.__setattr__(now, name, held[name])
+    for name in hyperparameters.keys() & named:
+        object.__setattr__(now, name, hyperparameters[name])
     return now
 
 

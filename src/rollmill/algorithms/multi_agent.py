@@ -539,7 +539,7 @@ def update(
     networks, optimisers = dict(weights.networks), dict(learner.optimisers)
     for group in trained:
         name, now = group.name, numbers_of_role(held, "learning_rates", group.name)
-        step = partial(descend, optimiser, held=now, share=share)
+        step = partial(descend, optimiser, hyperparameters=now, share=share)
         step = jax.vmap(step) if group.independent else step
         stepped, optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
         networks[name] = _unless_idle(learner, group, weights.networks[name], stepped)

@@ -370,18 +370,20 @@ def learner_hyperparameters(parts: OffPolicyParts, **further: float | int) -> di
     return numbers_to_hold(parts.config, _learning(parts), **further)
 
 
-def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, every: int = 1) -> Optimiser:
+def adam(parts: OffPolicyParts, rate: str = "learning_rate", *, interval: int = 1) -> Optimiser:
     """Returns Adam with clipped gradients, whose learning rate is the hyperparameter named `rate`.
 
-    It makes one update for every `every` updates of the run.
+    It makes one update for every `interval` updates of the run.
     """
     scaling = lambda config: optax.scale_by_adam(eps=config.adam_eps)
-    return optimiser_of(parts.choices, scaling, _learning(parts), rate=rate, every=every)
+    return optimiser_of(parts.choices, scaling, _learning(parts), rate=rate, every=interval)
 
 
-def learning_rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[Learner, PyTree[Array]], Metrics]:
+def learning_rate_metric(
+    parts: OffPolicyParts, *, interval: int = 1
+) -> Callable[[Learner, PyTree[Array]], Metrics]:
     """Returns a function from a learner and the state of its optimiser (`adam`) to the metric `learning_rate`."""
-    schedule = partial(schedule_of, parts.choices, _learning(parts), every=every)
+    schedule = partial(schedule_of, parts.choices, _learning(parts), every=interval)
     return lambda learner, state: {"learning_rate": rate_now(schedule(learner.hyperparameters), state)}
 
 

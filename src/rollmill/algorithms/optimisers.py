@@ -191,12 +191,12 @@ def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]
 class Optimiser:
     """An optimiser that reads its hyperparameters from the learner, or otherwise from the configuration."""
 
-    at: Callable[[Hyperparameters], optax.GradientTransformation]
+    build: Callable[[Hyperparameters], optax.GradientTransformation]
     """Returns the optimiser for the hyperparameters that a learner holds."""
 
     def init(self, weights: PyTree[Array]) -> PyTree[Array]:
         """Returns the optimiser state before the first step, which does not depend on hyperparameters."""
-        return self.at({}).init(weights)
+        return self.build({}).init(weights)
 
 
 def descend(
@@ -204,26 +204,26 @@ def descend(
     weights: PyTree[Array],
     state: PyTree[Array],
     gradients: PyTree[Array],
-    held: Hyperparameters | None = None,
+    hyperparameters: Hyperparameters | None = None,
     *,
     share: float = 1.0,
 ) -> tuple[PyTree[Array], PyTree[Array]]:
     """Makes one optimiser step, and returns the new weights and the new optimiser state.
 
-    The gradients are for a minibatch's mean loss with respect to the weights. `held` are the learner's
+    The gradients are for a minibatch's mean loss with respect to the weights. `hyperparameters` are the learner's
     hyperparameters, for an optimiser that reads them. `share` is the fraction of a minibatch that the gradients
     come from. If the gradients of K workers are applied separately, a run makes K times the planned updates, each
     with a share of 1 / K.
     """
-    make = optimiser.at if isinstance(optimiser, Optimiser) else lambda held: optimiser
-    held = {} if held is None else held
+    make = optimiser.build if isinstance(optimiser, Optimiser) else lambda hyperparameters: optimiser
+    hyperparameters = {} if hyperparameters is None else hyperparameters
     with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on type promotion
-        now = make(held)
+        now = make(hyperparameters)
         if isinstance(now.update, _FlatUpdate) and not now.update.reads_weights:
             # Hyperparameters are inputs next to the state, so that the operation does not close over traced
             # values.
             of_vector = partial(_vector_step, make, share)
-            weights, (state, _) = descend_flat(of_vector, weights, (state, held), gradients)
+            weights, (state, _) = descend_flat(of_vector, weights, (state, hyperparameters), gradients)
             return weights, state
         steps, state = optax.with_extra_args_support(now).update(gradients, state, weights, share=share)
     return optax.apply_updates(weights, steps), state
@@ -233,9 +233,9 @@ def _vector_step(
     make: Callable[[Hyperparameters], Any], share: float, gradients: Float[Array, " numbers"], given: Any
 ) -> Any:
     """Returns the flat step, and the next state with the hyperparameters, as `descend_flat` takes them."""
-    state, held = given
-    step, state = make(held).update.of_vector(gradients, state, share=share)  # type: ignore[attr-defined]
-    return step, (state, held)
+    state, hyperparameters = given
+    step, state = make(hyperparameters).update.of_vector(gradients, state, share=share)  # type: ignore[attr-defined]
+    return step, (state, hyperparameters)
 
 
 @dataclass(frozen=True)

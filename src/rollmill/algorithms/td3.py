@@ -157,8 +157,8 @@ def deterministic_graph(
         delay: critic updates for each update of the actor and the target networks.
     """
     agent = _agent_of(name, parts, num_critics, delay)
-    optimisers = _Optimisers(adam(parts, every=delay), of_critics)
-    rate, numbers = learning_rate_metric(parts, every=delay), learner_hyperparameters(parts)
+    optimisers = _Optimisers(adam(parts, interval=delay), of_critics)
+    rate, numbers = learning_rate_metric(parts, interval=delay), learner_hyperparameters(parts)
     return off_policy_graph(
         name,
         parts,

@@ -77,7 +77,7 @@ class Tuner:
 
         `prepare` begins to create the arguments for timing. It is called only if something has to be timed.
         """
-        if (stored := search.stored()) is not None:
+        if (stored := search.stored_result()) is not None:
             return lambda: stored
         spent = self._spent()
         if self.budget is not None:
@@ -93,7 +93,7 @@ class Tuner:
 
         candidates = self._submit(compile_all)
         arguments = prepare()
-        inputs = None if search.alone is None else self.compile(search.inputs, *search.shapes)
+        inputs = None if search.kernel_only is None else self.compile(search.inputs, *search.shapes)
 
         def finish() -> TunedLaunch:
             made = self._submit(arguments)  # while candidates are compiled, and within the limit

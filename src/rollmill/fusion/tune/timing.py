@@ -84,7 +84,7 @@ class LaunchSearch(NamedTuple):
     """Shapes of the arguments that both functions take."""
     compile_ahead: Callable[[], CompilingAhead]
     """Compiles the kernels of all launches in parallel, before the functions that call them."""
-    alone: Callable[[Any], Callable[..., Any]] | None = None
+    kernel_only: Callable[[Any], Callable[..., Any]] | None = None
     """Returns a function that runs only the kernel with a given launch, which compiles faster than the whole
     function. None to compare whole functions."""
     inputs: Callable[..., tuple[Any, ...]] = lambda *arguments: arguments
@@ -94,11 +94,11 @@ class LaunchSearch(NamedTuple):
     """Number of characters of the kernel's source, by which the seconds of a search are predicted."""
     compile_seconds: float = 0.0
     """Approximate seconds that one kernel takes to compile, or 0 if unknown."""
-    agrees: Callable[[Any], Callable[..., Any] | None] = lambda launch: None
+    make_check: Callable[[Any], Callable[..., Any] | None] = lambda launch: None
     """Returns a function of the kernel's arguments that compares a launch with the reference, or None for launches
     that need no comparison."""
 
-    def stored(self) -> TunedLaunch | None:
+    def stored_result(self) -> TunedLaunch | None:
         """Returns the stored result of an earlier search, or None."""
         return read_cached(self.file, self._read)
 
@@ -106,7 +106,7 @@ class LaunchSearch(NamedTuple):
         """Returns a search that does not time the unfused function. A search with a stored result is returned
         unchanged.
         """
-        if self.stored() is not None:
+        if self.stored_result() is not None:
             return self
         return self._replace(unfused=None, file=self.file.with_stem(f"{self.file.stem}-alone"))
 
@@ -145,8 +145,8 @@ def compile_candidates(search: LaunchSearch) -> Sequence[Callable[[], Callable[.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The largest first, because it takes longest.
         unfused = [] if search.unfused is None else [pool.submit(_compiled, search.unfused, search.shapes)]
-        shapes = search.shapes if search.alone is None else jax.eval_shape(search.inputs, *search.shapes)
-        candidates = map(search.alone or search.fused, search.launches)
+        shapes = search.shapes if search.kernel_only is None else jax.eval_shape(search.inputs, *search.shapes)
+        candidates = map(search.kernel_only or search.fused, search.launches)
         fused = [pool.submit(_compiled, each, shapes) for each in candidates]
     return [future.result for future in (*fused, *unfused)]
 
@@ -170,9 +170,9 @@ def find_fastest_launch(
     last = None
     # Errors are stored with their launch, because a launch that does not fit the chip does not end the search.
     fused, unfused = candidates[: len(search.launches)], candidates[len(search.launches) :]
-    if search.alone is not None and inputs is None:
+    if search.kernel_only is not None and inputs is None:
         inputs = jax.jit(search.inputs)(*arguments)
-    given = arguments if search.alone is None else inputs or ()
+    given = arguments if search.kernel_only is None else inputs or ()
     for launch, function in zip(search.launches, fused, strict=True):
         if runs and is_late():
             break
@@ -189,7 +189,7 @@ def find_fastest_launch(
     best = _fastest_right(search, runs, given)
     plain = [_Timed(function(), arguments) for function in unfused]
     whole = runs[best]
-    if plain and search.alone is not None:  # the separate kernel cannot be compared with a whole function
+    if plain and search.kernel_only is not None:  # the separate kernel cannot be compared with a whole function
         whole = _whole(search, best, arguments, compile_whole)
         _time_in_turns([whole], UNFUSED_REPEATS)
     _time_in_turns(plain, UNFUSED_REPEATS)
@@ -205,7 +205,7 @@ def _fastest_right(search: LaunchSearch, runs: dict[Any, "_Timed"], given: Seque
     """Returns the fastest launch whose results are right."""
     while runs:
         best, is_right = _fastest_of(runs), True
-        if (agrees := search.agrees(best)) is not None:
+        if (agrees := search.make_check(best)) is not None:
             try:
                 is_right = bool(jax.jit(agrees)(*given))
             except RuntimeError:  # for example, the reference needs more memory than the kernel
