@@ -207,7 +207,6 @@ def value_head(
     low, high = (default if end is None else end for end, default in zip((low, high), SUPPORT, strict=True))
     if not low < high:
         raise UsageError(
-            f"min_value={low:g} must be less than max_value={high:g}, because the two are the ends of the range "
-            "of returns."
+            f"min_value={low:g} must be less than max_value={high:g}, because they are the bounds of the returns."
         )
     return CategoricalReturns(size, low, high)

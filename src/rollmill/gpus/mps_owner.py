@@ -33,7 +33,7 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 
 def own(folder: Path, gpu: str) -> None:
-    """Runs the MPS daemon of a GPU until nobody uses it. Creates `FOLDER/failed` if it keeps failing."""
+    """Runs the MPS daemon of a GPU until no process uses it. Creates `FOLDER/failed` if it keeps failing."""
     for name in (PIPES, LOGS):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | environment_of(folder) | {"CUDA_VISIBLE_DEVICES": gpu}

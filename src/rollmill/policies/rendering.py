@@ -126,7 +126,7 @@ def render(
         trust: allow the run directory to import the modules that it names, now and later.
 
     Raises:
-        UsageError: the environment cannot be drawn, or a number is out of its range.
+        UsageError: the environment cannot be rendered, or a number is out of its range.
         ContractError: the environment or its `draw` raised an exception.
         CheckpointError: the directory is not a run, or lacks the checkpoint.
 
@@ -172,7 +172,7 @@ def render_run(
 ) -> Iterator[Frame]:
     """Yields frames of a loaded policy at play, all of the same size. Arguments are as for `render`.
 
-    The call fails at once, before the first frame, if the environment cannot be drawn.
+    The call fails at once, before the first frame, if the environment cannot be rendered.
     """
     episodes, max_steps, size = _check_numbers(episodes, max_steps, size, seed)
     import_modules(imports)
@@ -187,8 +187,8 @@ def render_run(
     draw = draw or found.draw
     if draw is None:
         raise UsageError(
-            f"{found.name} cannot be drawn: it has no function `draw`. hint: {WAY_OUT}; --env gymnasium:ID plays "
-            "in the Gymnasium environment with the same spaces, if there is one."
+            f"{found.name} cannot be rendered: it has no function `draw`. hint: {WAY_OUT}; --env gymnasium:ID "
+            "plays in the Gymnasium environment with the same spaces, if there is one."
         )
     return _same_size(_frames(graph, loaded.weights, found, draw, size or DEFAULT_SIZE, **many), size)
 
@@ -378,7 +378,7 @@ def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: floa
     """Returns the oldest picture of a film as a frame."""
     if film.problems:
         raise UsageError(
-            f"{env.name} cannot be drawn: {film.problems[0]}. hint: Gymnasium's classic control needs pygame, "
+            f"{env.name} cannot be rendered: {film.problems[0]}. hint: Gymnasium's classic control needs pygame, "
             "MuJoCo without a screen needs MUJOCO_GL=egl, and your own environments need a `render` that returns "
             'pixels, and render_mode="rgb_array".'
         )

@@ -171,8 +171,9 @@ and receiving between workers; `waiting`: waiting for the device or another work
 
 @dataclass(frozen=True)
 class Overlap:
-    """Seconds per iteration in which the host, the device, both or neither are at work. The sum is an
-    iteration.
+    """Seconds per iteration in which the host, the device, both or neither are at work.
+
+    They add up to the duration of an iteration.
     """
 
     host_only: float

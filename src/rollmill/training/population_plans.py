@@ -150,7 +150,9 @@ def _check_same_program(first: PlannedTraining, other: PlannedTraining) -> None:
         if getattr(other.options, name) is not None:
             raise UsageError(f"a run with {name} needs a program of its own.")
     if other.plan.place != "program" or other.options.num_seeds > 1 or other.graph.host is not None:
-        raise UsageError("a population needs runs with one seed each, in one program of this process.")
+        raise UsageError(
+            "each run of a population must have one seed, and must train as one program in this process."
+        )
     ours, theirs = _constants(first), _constants(other)
     if differ := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
         raise UsageError(f"runs that differ in {', '.join(differ)} cannot share a program.")

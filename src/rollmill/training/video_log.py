@@ -33,7 +33,7 @@ def video_log(algorithm: Graph | None = None) -> Hook:
         algorithm: the trained graph. If it is None, the graph is rebuilt from the names in the run.
 
     Raises:
-        UsageError: Pillow is not installed. At the first checkpoint: the environment cannot be drawn.
+        UsageError: Pillow is not installed. At the first checkpoint: the environment cannot be rendered.
     """
     pillow()
     videos: list[_Videos] = []

@@ -114,7 +114,7 @@ def film_environment(env: HostEnvironment, film: Film) -> HostEnvironment:
         if env.name.startswith("robots:"):
             way_out = f"{env.name} (env= in Python) plays in it with the physics of this package"
         raise UsageError(
-            f"{env.name} cannot be drawn: it is not a Gymnasium or PettingZoo environment in Python. hint: use "
+            f"{env.name} cannot be rendered: it is not a Gymnasium or PettingZoo environment in Python. hint: use "
             f"--env {way_out}."
         )
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

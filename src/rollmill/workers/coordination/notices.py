@@ -1,5 +1,6 @@
-"""Creates notices for the user about failures of Python environments, which it also counts, and about links to
-hosts.
+"""Creates notices for the user about failed Python environments and about the links to other hosts.
+
+It also counts the failures of environments.
 """
 
 from collections import Counter

@@ -185,8 +185,9 @@ class LocalEnvs:
         self._request = request
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Steps the environments with the kept actions. Returns the reply and False, as they are never
-        replaced.
+        """Steps the environments with the actions that were sent, and returns the reply.
+
+        The second result is False, because environments in the same process are never replaced.
         """
         assert self._request is not None
         return self.stepper.step(self._request), False
