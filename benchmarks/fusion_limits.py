@@ -43,6 +43,7 @@ from rollmill.fusion import (
 
 STEPS, ROLLOUTS, ENVS, MAX_STEPS = 128, 2, 4_096, 200
 SIZES = {"Bodies": (4, 8, 12, 16, 20), "Held": (64, 128, 256, 384), "Substeps": (50, 200, 400, 800)}
+MODEL = ("operations", "live", "instructions", "products", "guarded", "looped")
 PUSHES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)
 TIME_STEP, SOFTENING = 0.02, 0.05
 
@@ -139,7 +140,8 @@ def kernel_of(graph: Graph, launch: Launch) -> dict[str, Any]:
     began = time.perf_counter()
     resources = compiled_resources(explain(graph, CHIPS["H200"], "tf32", launch), CHIPS["H200"])
     assert resources is not None, "Triton is not installed"
-    return resources._asdict() | {"compile_seconds": time.perf_counter() - began}
+    used = dict(zip(("registers", "spilled", "shared", "code"), resources, strict=True))
+    return used | {"compile_seconds": time.perf_counter() - began}
 
 
 def rates_of(graph: Graph, launches: list[Launch]) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def main() -> None:
     launches = [Launch(*map(int, text.split("x"))) for text in chosen.launches]
     graphs, found = {name: graph_of(name) for name in chosen.only}, {}
     for name, graph in graphs.items():
-        found[name] = {"model": estimate_rollout_pressure(graph)._asdict()}
+        found[name] = {"model": dict(zip(MODEL, estimate_rollout_pressure(graph), strict=True))}
         print(name, found[name]["model"], flush=True)
     if chosen.model_only:
         return

@@ -125,7 +125,7 @@ def chosen_by(
         tuned = timing.find_fastest_launch(
             search, candidates, arguments, inputs=inputs, compile_whole=compile_whole
         )
-        chosen[f"{tuple(tuned.launch)}, {'faster' if (tuned.gain or 0) >= 1 else 'slower'}"] += 1
+        chosen[f"{tuple(tuned.launch)}, {'faster' if (tuned.speedup or 0) >= 1 else 'slower'}"] += 1
     return {"chosen": dict(chosen), "seconds": (time.perf_counter() - began) / max(1, chosen.total())}
 
 

@@ -120,4 +120,4 @@ def test_a_current_configuration_has_the_held_numbers():
 
 def test_kernels_read_evaluated_schedules():
     graph = rollmill.ppo("CartPole-v1", num_envs=2, num_steps=4, clip_coef="cosine:0.2:0.1")
-    assert "cos" not in str(lower_gradients(graph).prologue.closed)
+    assert "cos" not in str(lower_gradients(graph).prologue.jaxpr)
