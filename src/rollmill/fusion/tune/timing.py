@@ -92,11 +92,11 @@ class LaunchSearch(NamedTuple):
     separately."""
     size: int = 0
     """Number of characters of the kernel's source, by which the seconds of a search are predicted."""
-    compile_seconds: float = 0.0
-    """Approximate seconds that one kernel takes to compile, or 0 if unknown."""
     make_check: Callable[[Any], Callable[..., Any] | None] = lambda launch: None
     """Returns a function of the kernel's arguments that compares a launch with the reference, or None for launches
     that need no comparison."""
+    compile_seconds: float = 0.0
+    """Approximate seconds that one kernel takes to compile, or 0 if unknown."""
 
     def stored_result(self) -> TunedLaunch | None:
         """Returns the stored result of an earlier search, or None."""
