@@ -3,11 +3,14 @@
 Shape letters: `T` steps, `E` environments.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from rollmill.dataflow import collect, identity, init_state
 
 LOOSE = {"rtol": 2e-4, "atol": 1e-5}
 
@@ -39,6 +42,15 @@ def unroll_by_hand(policy, weights, observation, action, final_observation, done
 def normalise_by_hand(statistics, x):
     x = np.asarray(x, np.float64)
     return np.clip((x - np.asarray(statistics.mean)) / np.sqrt(np.asarray(statistics.variance) + 1e-8), -10, 10)
+
+
+def after_a_rollout(graph, key):
+    """The state after one rollout, with its statistics. Nothing is learned, which would take long to compile."""
+    state = init_state(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    weights, seed = graph.weights(state.learner), jax.random.fold_in(key, 1)
+    collector, trajectory = collect(graph, weights, state.collector, seed)
+    learner, _ = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
+    return replace(state, collector=collector, learner=learner)
 
 
 def disturbed_network(network, seed=1):

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from losses_by_hand import after_a_rollout, assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
 from restless import restless
 
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
-from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, init_state, iterate, minibatch_gather
+from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, minibatch_gather
 from wordings import raises
 
 E, T = 16, 5
@@ -48,7 +48,7 @@ def rollout(request):
     policy = network_policy(restless(), make, normalise_observations=True)
 
     def run(key):
-        state, _ = iterate(graph, init_state(graph, key, jnp.arange(E, dtype=jnp.int32)))
+        state = after_a_rollout(graph, key)
         network = disturbed_network(state.learner.weights.network)
         learner = eqx.tree_at(lambda whole: whole.weights.network, state.learner, network)
         _, trajectory = collect(graph, graph.weights(learner), state.collector, jax.random.key(7))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from losses_by_hand import after_a_rollout, assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
 from restless import restless
 
 import rollmill
@@ -71,7 +71,7 @@ def rollout(request):
     policy = network_policy(restless(), make, normalise_observations=True, normalise_values=True)
 
     def run(key):
-        state, _ = iterate(graph, init_state(graph, key, jnp.arange(E, dtype=jnp.int32)))
+        state = after_a_rollout(graph, key)
         network = state.learner.weights.network
         behaviour, learner = (
             eqx.tree_at(lambda whole: whole.weights.network, state.learner, disturbed_network(network, seed))
