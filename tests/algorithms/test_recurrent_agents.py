@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network
+from losses_by_hand import after_a_rollout, assert_close, disturbed_network
 
 import rollmill
 from agents_envs import crowd, lone, numbered
@@ -28,7 +28,6 @@ from rollmill.dataflow import (
     collect,
     identity,
     init_state,
-    iterate,
     minibatch_gather,
 )
 from rollmill.fusion.kernels.gradients import kernel_gradients
@@ -90,7 +89,7 @@ def test_a_lone_agent_with_a_memory_learns_what_ppo_learns(how):
 
 
 class Rollout(NamedTuple):
-    """The second iteration's rollout, with what came before and after it."""
+    """A second rollout, with what came before and after it."""
 
     graph: Graph
     policy: AgentPolicy
@@ -105,8 +104,7 @@ def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=GRU, norm_adv=False)
 
     def second(key):
-        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
-        state, _ = iterate(graph, state)
+        state = after_a_rollout(graph, key)
         weights = graph.weights(state.learner)
         weights = replace(weights, networks=disturbed_network(weights.networks))
         state = replace(state, learner=replace(state.learner, weights=weights))
