@@ -35,8 +35,7 @@ from rollmill.programs.reductions import (
     mesh_all_reduce,
     time_reductions,
 )
-from rollmill.workers.coordination.starts import RendezvousPort
-from rollmill.workers.replica.mesh import HostMean
+from rollmill.workers.replica.mesh import HostMean, RendezvousPort
 from rollmill.workers.worker_gpus import gpus_of_workers
 
 WAIT_SECONDS = 300

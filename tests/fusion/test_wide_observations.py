@@ -8,9 +8,9 @@ from fused_runs import assert_same, by_program, by_vmap
 from gymnasium import spaces
 
 import rollmill
-from rollmill.fusion import CHIPS, CannotFuse, Launch, explain, largest_tiled_matrix, lower_function, lower_rollout
+from rollmill.fusion import CHIPS, CannotFuse, Launch, explain, largest_tiled_size, lower_function, lower_rollout
 from rollmill.fusion.backends.triton.compile import compiled
-from rollmill.fusion.backends.triton.launches import triton_kernels
+from rollmill.fusion.backends.triton.launches import triton_backend
 from rollmill.fusion.lower.values import MAX_COLUMNS
 from wordings import raises
 
@@ -105,8 +105,8 @@ def graph_on_walker(*hidden_sizes):
 def test_large_networks_read_wide_observations_in_tiles():
     """With the layers of the humanoid's recipe."""
     step = lower_rollout(graph_on_walker(400, 200, 100))
-    assert largest_tiled_matrix(step.program) == 400 * 200
-    (launch,) = triton_kernels("tf32").rollouts.launches(4_096, 38_000, largest_matrix=400 * 200)
+    assert largest_tiled_size(step.program) == 400 * 200
+    (launch,) = triton_backend("tf32").rollouts.launches(4_096, 38_000, largest_matrix=400 * 200)
     assert launch.tile == 64
 
 
