@@ -86,6 +86,11 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 20)
 
 
+def pytest_unconfigure():
+    """Lets the interpreter free the modules when it ends: nanobind would name all that is left."""
+    gc.unfreeze()
+
+
 def resident_bytes() -> int:
     """Memory that this process holds; Linux only."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
