@@ -114,7 +114,8 @@ def test_large_networks_read_wide_observations_in_tiles():
 @pytest.mark.timeout(1_800)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
 @pytest.mark.parametrize(
-    ("hidden_sizes", "launch"), [((16,), Launch(32, 1)), ((400, 200, 100), Launch(32, 4, tile=64, kept=192))]
+    ("hidden_sizes", "launch"),
+    [((16,), Launch(32, 1)), ((400, 200, 100), Launch(32, 4, tile=64, kept_kilobytes=192))],
 )
 def test_a_kernel_with_the_observation_of_a_humanoid_compiles(hidden_sizes, launch, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
