@@ -732,7 +732,7 @@ def test_where_physics_differ_and_are_unstable_is_told():
         and "'shoulder', with 0 contacts" in told
     )
     told = rollmill.physics.compare(SHAKING, rollmill.physics.load(SHAKING), steps=60)
-    assert told.unstable is not None and "MuJoCo itself becomes unstable at step" in str(told)
+    assert told.unstable_step is not None and "MuJoCo itself becomes unstable at step" in str(told)
 
 
 @pytest.mark.parametrize(

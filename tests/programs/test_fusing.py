@@ -302,8 +302,8 @@ def test_seeds_with_replay_memories_learn_by_kernels_what_xla_learns():
 
 def test_lanes_divide_the_programs_of_a_gpu():
     kernels = kernel_launches.triton_backend("tf32")
-    assert kernels.gradients.share((256, 64, 4), 16).programs == 16
-    assert kernels.gradients.share((8, 64, 4), 16).programs == 1
+    assert kernels.gradients.share((256, 64, 4), 16).num_programs == 16
+    assert kernels.gradients.share((8, 64, 4), 16).num_programs == 1
     assert kernels.rollouts.share((64, 4, 0), 16) == (64, 4, 0)
 
 

@@ -211,7 +211,7 @@ def _ahead(
 ) -> tuple[PyTree[Array], PyTree[Array]]:
     """Constants and memories of all steps, `[N, T, ...]`, computed forward along time."""
     unrolled = gradients.unroll(gradients.network(learner), learner, minibatch)
-    return gradients.constants(learner, minibatch, unrolled), unrolled.before if gradients.recurrent else ()
+    return gradients.constants(learner, minibatch, unrolled), unrolled.memory_before if gradients.recurrent else ()
 
 
 def kernel_gradients(graph: Graph) -> MeanGradients | SequenceGradients:
