@@ -182,7 +182,7 @@ def _rollout_launches(
         return EXACT_ROLLOUTS[:1] if needs_segments(num_nodes) else EXACT_ROLLOUTS
     is_long, only_in_tiles = needs_segments(num_nodes), 4 * largest_matrix > MAX_MATRIX_BYTES
     if is_long:
-        return WIDE_ROLLOUTS[:1] if only_in_tiles else LONG_ROLLOUTS
+        return (Launch(32, 4, tile=TILE),) if only_in_tiles else LONG_ROLLOUTS  # keeps nothing: it has to fit
     if largest_matrix <= MAX_WHOLE:
         return ROLLOUTS
     return WIDE_ROLLOUTS if only_in_tiles else (*ROLLOUTS, *WIDE_ROLLOUTS)
