@@ -91,8 +91,8 @@ class IMPALAConfig:
     vtrace_lambda: ScheduledFraction = 1.0
     """Decay of the trace; 1 as published."""
     norm_adv: bool = True
-    """Standardise the advantages of each batch before the first update. Ratios weigh the baseline that is
-    subtracted, too."""
+    """Standardise the advantages of each batch before the first update. The subtracted baseline is weighted by the
+    same importance ratios as the advantages."""
     ent_coef: ScheduledNonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: ScheduledNonNegative = 0.5
