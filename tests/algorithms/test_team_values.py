@@ -5,7 +5,7 @@ Shape letters: `A` agents, `N` transitions.
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ import rollmill
 from agents_envs import crafts, crowd, lone, opposed, squad
 from rollmill.algorithms.agents import AgentView
 from rollmill.algorithms.dqn import DQNLearner
-from rollmill.dataflow import Batch, Graph, Step, Transitions, identity
+from rollmill.dataflow import Batch, Graph, Step, Transitions, collect, identity, init_state
 from rollmill.networks import NetworkConfig, monotonic_mixer
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
@@ -63,16 +63,33 @@ class Drawn(NamedTuple):
 
 
 @cache
+def collected():
+    """Transitions from 20 rollouts of `squad` by the first weights of VDN. They hold for all graphs of `squad`."""
+    graph = rollmill.vdn(squad(), **settings_of("vdn"))
+
+    def add(carry, key, weights):
+        collector, trajectory = collect(graph, weights, carry[0], key)
+        return (collector, graph.replay.add(graph, carry[1], trajectory)), ()
+
+    def draw(key):
+        state = init_state(graph, key, INDEX)
+        one = partial(add, weights=graph.weights(state.learner))
+        (_, rings), _ = jax.lax.scan(one, (state.collector, state.rings), jax.random.split(key, 20))
+        return graph.replay.sample(graph, rings, state.learner, jax.random.key(5), INDEX).minibatch
+
+    return jax.jit(draw)(jax.random.key(0))
+
+
+@cache
 def drawn(name, **more):
-    graph = getattr(rollmill, name)(squad(), **settings_of(name, total_timesteps=8 * 4 * 20, **more))
-    state = trained(graph)
+    graph = getattr(rollmill, name)(squad(), **settings_of(name, **more))
+    learner = jax.jit(graph.start_learner)(jax.random.key(0))
     learner = replace(
-        state.learner,
-        network=disturbed_network(state.learner.network, seed=1),
-        target=disturbed_network(state.learner.target, seed=2),
+        learner,
+        network=disturbed_network(learner.network, seed=1),
+        target=disturbed_network(learner.network, seed=2),
     )
-    draw = eqx.filter_jit(lambda rings: graph.replay.sample(graph, rings, learner, jax.random.key(5), INDEX))
-    return Drawn(graph, learner, graph.condition(draw(state.rings).minibatch, identity).samples)
+    return Drawn(graph, learner, graph.condition(collected(), identity).samples)
 
 
 INDEX = jnp.arange(8, dtype=jnp.int32)
@@ -105,24 +122,29 @@ def values_by_hand(weights, view, n):
     return [*scouts, dense(medic, np.concatenate([view.agents["medic"][n][0], np.ones(1)]))]
 
 
-def loss_by_hand(weights, target, samples, *, double, normalised):
-    losses, total_of = [], partial(total_by_hand, normalised=normalised)
-    for n in range(len(samples.reward)):
-        now, after = samples.observation, samples.next_observation
-        actions = [*samples.action["scout"][n], samples.action["medic"][n][0] - 1]
-        chosen = np.array([v[a] for v, a in zip(values_by_hand(weights, now, n), actions, strict=True)])
-        next_values = values_by_hand(target, after, n)
-        judged = values_by_hand(FIXED, after, n) if double else next_values
-        legal = [*samples.next_action_mask["scout"][n], samples.next_action_mask["medic"][n][0]]
-        best = [np.argmax(np.where(ok, v, -np.inf)) for v, ok in zip(judged, legal, strict=True)]
-        following = np.array([v[a] for v, a in zip(next_values, best, strict=True)])
-        goal = samples.reward[n] + samples.discount[n] * total_of(target, after, following, n)
-        losses.append(0.5 * (goal - total_of(weights, now, chosen, n)) ** 2)
-    return np.mean(losses)
+def chosen_by_hand(weights, samples, n):
+    actions = [*samples.action["scout"][n], samples.action["medic"][n][0] - 1]
+    values = values_by_hand(weights, samples.observation, n)
+    return np.array([v[a] for v, a in zip(values, actions, strict=True)])
 
 
-FIXED: list[Any] = []
-"""The weights that choose the next actions, which gradients do not pass."""
+def goal_by_hand(online, target, samples, n, *, double, normalised):
+    """What the value of the team is to become in one transition, through which no gradient passes."""
+    after = samples.next_observation
+    next_values = values_by_hand(target, after, n)
+    judged = values_by_hand(online, after, n) if double else next_values
+    legal = [*samples.next_action_mask["scout"][n], samples.next_action_mask["medic"][n][0]]
+    best = [np.argmax(np.where(ok, v, -np.inf)) for v, ok in zip(judged, legal, strict=True)]
+    following = np.array([v[a] for v, a in zip(next_values, best, strict=True)])
+    value = total_by_hand(target, after, following, n, normalised=normalised)
+    return samples.reward[n] + samples.discount[n] * value
+
+
+def loss_by_hand(weights, goals, samples, *, normalised):
+    value = lambda n: total_by_hand(
+        weights, samples.observation, chosen_by_hand(weights, samples, n), n, normalised=normalised
+    )
+    return np.mean([0.5 * (goal - value(n)) ** 2 for n, goal in enumerate(goals)])
 
 
 @pytest.mark.parametrize(
@@ -138,8 +160,9 @@ def test_loss_and_gradients_are_those_written_again_in_numpy(name, double, norma
     assert 0.2 < active.mean() < 0.9 and (shown.discount == 0).any() and (shown.discount > 0).any()
     gradients, metrics = eqx.filter_jit(graph.gradients.__call__)(learner, Batch(samples))
     weights, target = in_float64(learner.network), in_float64(learner.target)
-    FIXED[:] = in_float64(learner.network)
-    by_hand = lambda weights: loss_by_hand(weights, target, shown, double=double, normalised=normalised)
+    goal = partial(goal_by_hand, weights, target, shown, double=double, normalised=normalised)
+    goals = [goal(n) for n in range(len(shown.reward))]
+    by_hand = lambda weights: loss_by_hand(weights, goals, shown, normalised=normalised)
     np.testing.assert_allclose(metrics["losses/total"], by_hand(weights), rtol=1e-4)
     assert_slopes(gradients, by_hand, weights)
 
@@ -188,9 +211,11 @@ def test_the_mixing_network_never_decreases_in_any_agents_value(hypernetwork_siz
     sizes = {"num_agents": 3, "state_size": 4, "mixing_size": 16, "hypernetwork_size": hypernetwork_size}
     mixer = disturbed_network(monotonic_mixer(jax.random.key(0), **sizes, normalised=True))
     values, states = (jax.random.normal(jax.random.key(k), (200, n)) * 3 for k, n in ((1, 3), (2, 4)))
-    slopes = jax.vmap(jax.grad(mixer))(values, states)
+    slopes = jax.jit(jax.vmap(jax.grad(mixer)))(values, states)
     assert (slopes >= 0).all() and float(slopes.max()) > 0.1
-    assert float(jnp.std(jax.vmap(mixer)(jnp.zeros((200, 3)), states))) > 0.1  # the bias depends on the state
+    assert (
+        float(np.std(jax.jit(jax.vmap(mixer))(jnp.zeros((200, 3)), states))) > 0.1
+    )  # the bias depends on the state
 
 
 @pytest.mark.parametrize("hypernetwork_size", [0, 8])
@@ -199,7 +224,7 @@ def test_a_large_state_multiplies_the_values_of_agents_unless_it_is_normalised(h
     values, state = jnp.asarray([1.0, 2.0, 3.0]), jax.random.normal(jax.random.key(1), (4,))
 
     def slopes(mixer):
-        return [float(jax.grad(mixer)(values, scale * state).max()) for scale in (1e2, 1e4)]
+        return [float(max(jax.jit(jax.grad(mixer))(values, scale * state))) for scale in (1e2, 1e4)]
 
     far, farther = slopes(monotonic_mixer(jax.random.key(0), **sizes, normalised=True))
     np.testing.assert_allclose(far, farther, rtol=1e-3)
@@ -210,14 +235,16 @@ def test_a_large_state_multiplies_the_values_of_agents_unless_it_is_normalised(h
 def test_a_state_of_two_features_is_not_normalised():
     sizes = {"num_agents": 2, "state_size": 2, "mixing_size": 4, "hypernetwork_size": 8}
     mixer = monotonic_mixer(jax.random.key(0), **sizes, normalised=True)
-    values = [mixer(jnp.asarray([1.0, 2.0]), jnp.asarray(state)) for state in ([1.0, 0.0], [2.0, 0.0], [2.0, 1.0])]
+    value = partial(eqx.filter_jit(mixer), jnp.asarray([1.0, 2.0]))
+    values = [value(jnp.asarray(state)) for state in ([1.0, 0.0], [2.0, 0.0], [2.0, 1.0])]
     assert len(set(map(float, values))) == 3
 
 
 def test_a_state_of_zeros_teaches_the_weights_of_the_mixing_network():
     sizes = {"num_agents": 2, "state_size": 3, "mixing_size": 4, "hypernetwork_size": 0}
     mixer = monotonic_mixer(jax.random.key(0), **sizes, normalised=True)
-    slopes = eqx.filter_grad(lambda mixer: mixer(jnp.asarray([1.0, -2.0]), jnp.zeros(3)))(mixer)
+    loss = lambda mixer: mixer(jnp.asarray([1.0, -2.0]), jnp.zeros(3))
+    slopes = eqx.filter_jit(eqx.filter_grad(loss))(mixer)
     assert jnp.abs(slopes.first.head.bias).max() > 1e-3
 
 
@@ -277,7 +304,7 @@ def test_a_lone_agent_learns_what_dqn_learns():
 @pytest.mark.parametrize("name", BOTH)
 def test_actions_are_legal_and_random_ones_independent(name):
     graph = getattr(rollmill, name)(squad(), **settings_of(name))
-    learner = graph.start_learner(jax.random.key(0))
+    learner = jax.jit(graph.start_learner)(jax.random.key(0))
     legal = {
         "scout": jnp.asarray([[True, False, True], [False, True, False]]),
         "medic": jnp.asarray([[False, True]]),
@@ -285,11 +312,12 @@ def test_actions_are_legal_and_random_ones_independent(name):
     seen = {"scout": jnp.zeros((2, 2)), "medic": jnp.zeros((1, 3))}
     decide = lambda key, how: how(graph.weights(learner), key, (), seen, legal).action
     keys = jax.random.split(jax.random.key(1), 400)
-    drawn = jax.vmap(lambda key: decide(key, graph.policy))(keys)
+    decide_all = lambda how: jax.jit(jax.vmap(partial(decide, how=how)))(keys)
+    drawn = decide_all(graph.policy)
     assert set(np.unique(drawn["scout"][:, 0])) == {0, 2} and set(np.unique(drawn["scout"][:, 1])) == {1}
     assert set(np.unique(drawn["medic"])) == {2}
     assert abs(np.mean(drawn["scout"][:, 0] == 2) - 0.5) < 0.1
-    greedy = jax.vmap(lambda key: decide(key, graph.greedy))(keys)
+    greedy = decide_all(graph.greedy)
     assert all(len(np.unique(each, axis=0)) == 1 for each in greedy.values())
 
 
