@@ -159,6 +159,22 @@ def test_a_senders_replacement_is_told_how_many_messages_arrived(open_tcp_wire):
     assert receiver.receive(timeout=10.0).header.sequence == 3
 
 
+def test_a_senders_replacement_waits_for_room_like_its_predecessor(open_tcp_wire):
+    first = open_tcp_wire()
+    sender = first.sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=1)
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=1)
+    sender.send(package(0), timeout=10.0)
+    held = receiver.receive(timeout=10.0)
+    first.close()
+    second = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=1)
+    assert second.statistics()[0].messages == 1
+    with pytest.raises(TimedOut):
+        second.reserve(timeout=0.3)
+    held.release()
+    second.send(package(1), timeout=10.0)
+    assert receiver.receive(timeout=10.0).header.sequence == 1
+
+
 def test_a_receivers_replacement_is_told_how_many_messages_were_sent(open_tcp_wire):
     sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
     first = open_tcp_wire()

@@ -114,8 +114,12 @@ class SenderThread:
         if receiver < positions.receiver or not 0 <= arrived <= self._consumer[TAKEN] - positions.start:
             raise Refused(f"{self._ends.receiver}: the answer came from a receiver that has been replaced.")
         self._consumer[TAKEN] = positions.start + arrived  # messages lost in transit still occupy their slots
+        released = int(answer["released"])
+        if not self.earlier.is_known:
+            # Less than 0 if messages of the previous sender still occupy slots at the receiver.
+            self._consumer[RELEASED] = min(self._consumer[RELEASED], released)
         self.earlier.learn(int(answer["sequence"]) - self._consumer[TAKEN])
-        return int(answer["released"])
+        return released
 
     def _send_all(self, connection: Connection, released: int) -> bool:
         credit, connection.abandon = CreditStream(connection), self._must_disconnect
