@@ -80,3 +80,15 @@ def test_environments_have_the_limit_of_the_user_from_their_first_step_on(contro
     assert expected(control) == ("collecting", 600.0)
     with control.stepping("making environments", starts=True):
         assert expected(control) == ("making environments", 600.0)
+
+
+@pytest.mark.parametrize(
+    ("note", "operation"),
+    [
+        ("waiting for space to send a trajectory", ("space to send a trajectory", "channel")),
+        ("waiting for weights", ("waiting for weights", "waiting")),
+        ("learning", ("learn", "python")),
+    ],
+)
+def test_notes_belong_to_operations_of_the_profiler(note, operation):
+    assert progress._operation_of(note) == operation

@@ -104,7 +104,7 @@ class ReplicaControl:
 
 def _operation_of(note: str) -> tuple[str, str]:
     """Returns the operation and the category of time that a note stands for."""
-    if note.startswith("waiting for room"):
+    if note.startswith("waiting for space"):
         return note.removeprefix("waiting for "), "channel"
     if note.startswith("waiting"):
         return note, "waiting"
