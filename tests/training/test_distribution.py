@@ -234,7 +234,7 @@ def watched(monkeypatch):
     def watch(iteration, act):
         watcher = Watcher(iteration, act)
         for module in (training, resuming):
-            monkeypatch.setattr(module, "choose_display", lambda *, quiet: watcher)
+            monkeypatch.setattr(module, "choose_display", lambda **_: watcher)
         return watcher
 
     return watch
