@@ -423,6 +423,21 @@ def test_asynchronous_trainings_stop_and_go_on(tmp_path, watched, policy):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["actor/0", "learner/0"])
+def test_no_rollout_is_more_than_one_iteration_old_though_its_only_actor_or_the_learner_dies(
+    tmp_path, watched, name
+):
+    watcher = watched(MIDWAY, signals(name, signal.SIGKILL))
+    graph = rollmill.impala("CartPole-v1", num_envs=8, num_steps=8, total_timesteps=64 * LONG, network=TINY)
+    options = {"distribution": COARSE, "actors": 1, "asynchronous": True, "checkpoint_iterations": 5}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", tensorboard=False, **options)
+    assert_whole(run, LONG)
+    assert watcher.has(rf"{name} was lost: killed by SIGKILL.*")
+    lags = [line["policy_lag/max"] for line in read_metrics(run.directory / "metrics.jsonl")]
+    assert max(lags) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "policy"), [(rollmill.impala, COARSE), (rollmill.a3c, "central")])
 def test_asynchronous_trainings_balance_the_pole(tmp_path, algorithm, policy):
     """The weights of workers are some updates old. The settings are those of the recipes."""

@@ -21,6 +21,7 @@ import rollmill
 from agents_envs import squad
 from rollmill.channels.broker.local import LocalBroker
 from rollmill.channels.errors import TimedOut
+from rollmill.channels.shm import queue
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.dataflow import flow, roles
 from rollmill.planning.distribution import find_distribution
@@ -31,7 +32,7 @@ from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.record.leaves import to_host
 from rollmill.workers.protocol import Begin
-from rollmill.workers.replica import learner_state
+from rollmill.workers.replica import collecting, exchange, learner_state
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import gradients_layout
 from rollmill.workers.replica.parameter_server import run_parameter_server
@@ -45,6 +46,8 @@ RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_siz
 LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(8,), recurrent_size=4)
 NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
 MINIBATCHES = {"num_minibatches": 2, "update_epochs": 2}
+UPDATES = 4
+"""Updates of an iteration with these."""
 REPLAY = {
     "buffer_size": 8 * 24,  # less than what the training collects
     "batch_size": 32,
@@ -352,6 +355,65 @@ def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(network))
     assert float(values.count) == pytest.approx(iterations * 64, rel=0.05)  # each batch once, whoever prepared it
     assert 0.5 < float(values.mean) < 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "counts"),
+    [("single-learner-coarse", {"actors": 1}), ("environments", {"workers": 2, "actors": 2, "learners": 2})],
+)
+@pytest.mark.slow
+def test_the_only_source_of_a_learner_is_at_most_one_iteration_behind(policy, counts):
+    """It is one behind at first: it collects the second rollout while the learner compiles."""
+    trained = train(graph_of("impala"), find_distribution(policy)(Counts(**counts, asynchronous=True)))
+    assert len(trained.rows) == ITERATIONS
+    assert max(row["policy_lag/max"] for row in trained.rows) == UPDATES
+
+
+class Ages:
+    """What a learner's iteration was when each rollout was sent, and when it was taken."""
+
+    def __init__(self):
+        self.published, self.sent, self.taken = 0, {}, {}
+
+    def watch(self, monkeypatch):
+        publish, send = exchange.PublishWeights._publish, exchange.SendTrajectories.run
+        gather = queue.QueueReceiver.gather
+
+        def published(stage, version):
+            publish(stage, version)
+            self.published = version
+
+        def sent(stage, state):
+            self.sent[stage._context.replica, state.iteration] = self.published
+            return send(stage, state)
+
+        def gathered(receiver, **options):
+            found = gather(receiver, **options)
+            self.taken |= {(header.source, header.iteration): self.published for header in found.headers}
+            return found
+
+        monkeypatch.setattr(exchange.PublishWeights, "_publish", published)
+        monkeypatch.setattr(exchange.SendTrajectories, "run", sent)
+        monkeypatch.setattr(queue.QueueReceiver, "gather", gathered)
+
+
+def test_a_rollout_waits_for_one_iteration_though_another_source_is_slow(monkeypatch):
+    """While the slow source collects, the learner goes on with the rollouts of the fast one."""
+    ages, collect = Ages(), collecting.Collect.run
+
+    def slowly(stage, state):
+        if stage._context.replica == 1 and state.iteration:
+            time.sleep(0.1)
+        return collect(stage, state)
+
+    ages.watch(monkeypatch)
+    monkeypatch.setattr(collecting.Collect, "run", slowly)
+    partition = find_distribution("single-learner-coarse")(Counts(actors=2, asynchronous=True))
+    trained = train(graph_of("impala"), partition)
+    assert len(ages.taken) == 2 * ITERATIONS == 2 * len(trained.rows)
+    assert {ages.taken[rollout] - ages.sent[rollout] for rollout in ages.taken} <= {0, 1}
+    assert sum(source == 0 for source, _ in ages.taken) > ITERATIONS
+    assert max(row["policy_lag/max"] for row in trained.rows) > 2 * UPDATES
 
 
 class FinalOrder:

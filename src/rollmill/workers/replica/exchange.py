@@ -13,6 +13,9 @@ from rollmill.workers.replica.context import IterationState, ReplicaContext, Sta
 from rollmill.workers.replica.layouts import AXES, trajectory_layout, weights_layout
 from rollmill.workers.replica.learner_state import LearnerState
 
+TRAJECTORY_CAPACITY = 1
+"""Number of rollouts of a source that wait for a learner. More would be learned from with older weights."""
+
 
 class ReceiveWeights(StageRun):
     """Stage that waits for the weights of an iteration, or takes the newest weights in an asynchronous group."""
@@ -28,10 +31,18 @@ class ReceiveWeights(StageRun):
 
     def run(self, state: IterationState) -> IterationState:
         """Adds the received weights and their version to the results of the iteration."""
-        at_least = state.iteration if self._context.group.synchronous else self._context.begin.first
         self._context.control.at("waiting for weights")
-        latest = self._reader.read(at_least=at_least)
+        latest = self._reader.read(at_least=self._oldest(state.iteration))
         return state._replace(weights=latest.tree, version=latest.version)
+
+    def _oldest(self, iteration: int) -> int:
+        """Returns the oldest version of the weights that may collect the rollout of an iteration."""
+        group, learners = self._context.group, self._context.role.partner("weights")
+        if group.synchronous:
+            return iteration
+        if group.replicas <= learners.replicas:  # the only source of its learners, which are one iteration behind
+            return max(self._context.begin.first, iteration - 1)
+        return self._context.begin.first
 
 
 class PublishWeights(StageRun):
@@ -58,7 +69,13 @@ class PublishWeights(StageRun):
 
 
 class SendTrajectories(StageRun):
-    """Stage that sends each rollout to the replicas that learn from its environments."""
+    """Stage that sends each rollout to the replicas that learn from its environments.
+
+    An asynchronous replica then waits until they have taken the rollout, and begins the next one with the newest
+    weights. Once a rollout was sent, a learner finishes at most one iteration before it takes the rollout. If the
+    learner has one source, the policy lag is at most 1. If it has several, it may also finish iterations with the
+    rollouts of the others while a source collects.
+    """
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context, self._first = context, context.begin.first
@@ -68,8 +85,10 @@ class SendTrajectories(StageRun):
             source=context.replica,
             targets=list(self._targets),
             layout=trajectory_layout(context.flow, len(context.index) // len(self._targets)),
+            capacity=TRAJECTORY_CAPACITY,
             checksum=context.spec.checksums,
         )
+        self._wait_until_taken()
 
     @property
     def resumed_at(self) -> int:
@@ -86,7 +105,17 @@ class SendTrajectories(StageRun):
             tree = jax.tree.map(np.asarray, part)
             self._context.control.at("waiting for space to send a trajectory")
             self._sender.send(tree, version=state.version, iteration=state.iteration, target=target)
+        self._wait_until_taken()
         return state
+
+    def _wait_until_taken(self) -> None:
+        """Waits until no rollout of this replica occupies a slot, unless the replica is synchronous."""
+        if self._context.group.synchronous:
+            return
+        self._context.control.at("waiting for the learner")
+        for target in self._targets:
+            self._delivered(target)  # between hosts, waits until rollouts of a lost worker are known
+            self._sender.reserve(target=target)
 
     def _delivered(self, target: int) -> int:
         return self._sender.statistics()[target].messages
@@ -101,7 +130,11 @@ class ReceiveTrajectories(StageRun):
         self._synchronous = context.role.partner("trajectory").synchronous
         layout = trajectory_layout(context.flow, len(context.index) // len(self._sources))
         self._receiver = context.wire.receiver(
-            "trajectory", sources=self._sources, target=context.replica, layout=layout
+            "trajectory",
+            sources=self._sources,
+            target=context.replica,
+            layout=layout,
+            capacity=TRAJECTORY_CAPACITY,
         )
 
     def run(self, state: IterationState) -> IterationState:
