@@ -13,9 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 """Distances in bits by which words are rotated in successive rounds of Threefry."""
@@ -27,33 +30,49 @@ TURNS = 5
 """Number of groups of four rounds in Threefry."""
 
 
-def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:
-    """Computes two random words from two key words and two counter words, element by element, as uint32.
+def threefry(ctx: mlir.LoweringRuleContext, *words: ir.Value) -> list[ir.Value]:
+    """Lowers two key words and two counter words to two random words, element by element, as uint32.
 
     Most keys are derived from other keys. Each generation of keys is computed separately, because jaxlib 0.11
     takes minutes to compile several generations in one fused operation.
     """
-    # Functions of `lax`, because tracing the operators of arrays takes several times longer.
-    shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
-    spread = lambda word: word if word.shape == shape else jnp.broadcast_to(word, shape)
-    number = cache(lambda value: lax.full(shape, value, jnp.uint32))
-    key_0, key_1 = lax.optimization_barrier((key_0, key_1))
-    keys = (key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(PARITY))
-    x, y = lax.add(spread(count_0), spread(key_0)), lax.add(spread(count_1), spread(key_1))
+    # Operations of the program are written directly, because tracing a function of JAX takes ten times longer.
+    shape = ctx.avals_out[0].shape
+    spread = lambda word: _broadcast(word, shape)
+    number = cache(lambda value: mlir.ir_constant(np.broadcast_to(np.uint32(value), shape)))
+    key_0, key_1 = stablehlo.OptimizationBarrierOp(words[:2]).results
+    parity = mlir.ir_constant(np.broadcast_to(np.uint32(PARITY), _shape(key_0)))
+    keys = [spread(key) for key in (key_0, key_1, stablehlo.xor(stablehlo.xor(key_0, key_1), parity))]
+    x, y = stablehlo.add(spread(words[2]), keys[0]), stablehlo.add(spread(words[3]), keys[1])
     for turn in range(TURNS):
         for distance in ROTATIONS[turn % 2]:
-            x = lax.add(x, y)
-            left, right = lax.shift_left(y, number(distance)), lax.shift_right_logical(y, number(32 - distance))
-            y = lax.bitwise_xor(x, lax.bitwise_or(left, right))
-        x = lax.add(x, spread(keys[(turn + 1) % 3]))
-        y = lax.add(lax.add(y, spread(keys[(turn + 2) % 3])), number(turn + 1))
+            x = stablehlo.add(x, y)
+            left = stablehlo.shift_left(y, number(distance))
+            right = stablehlo.shift_right_logical(y, number(32 - distance))
+            y = stablehlo.xor(x, stablehlo.or_(left, right))
+        x = stablehlo.add(x, keys[(turn + 1) % 3])
+        y = stablehlo.add(stablehlo.add(y, keys[(turn + 2) % 3]), number(turn + 1))
     return [x, y]
+
+
+def _broadcast(word: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+    """Repeats an array of uint32 along leading axes, and along axes of size 1, to a shape."""
+    own = _shape(word)
+    if own == shape:
+        return word
+    repeated = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(32))
+    axes = ir.DenseI64ArrayAttr.get(range(len(shape) - len(own), len(shape)))
+    return stablehlo.broadcast_in_dim(repeated, word, axes)
+
+
+def _shape(array: ir.Value) -> tuple[int, ...]:
+    return tuple(ir.RankedTensorType(array.type).shape)
 
 
 def rolled_threefry(
     key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes `threefry` with a loop over the rounds, which compiles faster and runs slower."""
+    """Computes the same as `threefry` with a loop over the rounds, which compiles faster and runs slower."""
     shape = jnp.broadcast_shapes(key_0.shape, key_1.shape, count_0.shape, count_1.shape)
     of_keys = jnp.broadcast_shapes((1,) * len(shape), key_0.shape, key_1.shape)
     key_0, key_1 = jnp.broadcast_to(key_0, of_keys), jnp.broadcast_to(key_1, of_keys)
@@ -90,14 +109,15 @@ def small_programs() -> Iterator[None]:
 
 
 def unroll_threefry() -> None:
-    """Makes CPU programs lowered from now on draw random bits without loops, except inside `small_programs`."""
-    unrolled, rolled = (
-        # a jitted function is traced only once for equal shapes
-        mlir.lower_fun(jax.jit(function, inline=True), multiple_results=True)
-        for function in (threefry, rolled_threefry)
-    )
+    """Makes CPU programs lowered from now on draw random bits without loops, except inside `small_programs` and in
+    exported programs that leave sizes open.
+    """
+    # a jitted function is traced only once for equal shapes
+    rolled = mlir.lower_fun(jax.jit(rolled_threefry, inline=True), multiple_results=True)
 
-    def lowered(*args: Any, **parameters: Any) -> Any:
-        return (rolled if _is_rolled.get() else unrolled)(*args, **parameters)
+    def lowered(ctx: mlir.LoweringRuleContext, *words: ir.Value) -> Any:
+        (first, _) = ctx.avals_out
+        has_sizes = all(isinstance(size, int) for size in first.shape)
+        return (threefry if has_sizes and not _is_rolled.get() else rolled)(ctx, *words)
 
     mlir.register_lowering(threefry2x32_p, lowered, platform="cpu")
