@@ -4,8 +4,10 @@ Shape letters: `T` steps, `E` environments.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,21 +46,29 @@ def normalise_by_hand(statistics, x):
     return np.clip((x - np.asarray(statistics.mean)) / np.sqrt(np.asarray(statistics.variance) + 1e-8), -10, 10)
 
 
-def after_a_rollout(graph, key):
-    """The state after one rollout, with its statistics. Nothing is learned, which would take long to compile."""
-    state = init_state(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
-    weights, seed = graph.weights(state.learner), jax.random.fold_in(key, 1)
-    collector, trajectory = collect(graph, weights, state.collector, seed)
-    learner, _ = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
-    return replace(state, collector=collector, learner=learner)
+def two_rollouts(graph, key, *, learns=lambda learner: learner, acts=lambda learner: learner):
+    """The state before a second rollout, the rollout, and the learner and the batch that are prepared from it.
+
+    `learns` changes the learner after the first rollout, and `acts` gives the learner that the second one is
+    collected by. Nothing is learned, which would take long to compile. Both rollouts are made by one program.
+    """
+
+    @eqx.filter_jit
+    def roll(acting, learner, collector, key):
+        collector, trajectory = collect(graph, graph.weights(acting), collector, key)
+        return collector, trajectory, *graph.prepare(learner, trajectory, reduce=identity, replicas=1)
+
+    begin = partial(init_state, graph, index=jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    state = eqx.filter_jit(begin)(key)
+    collector, _, learner, _ = roll(state.learner, state.learner, state.collector, jax.random.fold_in(key, 1))
+    before = replace(state, learner=learns(learner), collector=collector)
+    return before, *roll(acts(learner), before.learner, collector, jax.random.key(7))[1:]
 
 
 def disturbed_network(network, seed=1):
     """Weights far from the start, where the policy would be nearly uniform."""
-    leaves, treedef = jax.tree.flatten(network)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    moved = [leaf + 0.5 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(treedef, moved)
+    draw = np.random.default_rng(seed).normal
+    return jax.tree.map(lambda leaf: leaf + np.float32(0.5 * draw(size=leaf.shape)), network)
 
 
 def assert_close(ours, theirs, **tolerance):

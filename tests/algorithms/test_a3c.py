@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import after_a_rollout, assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, two_rollouts, unroll_by_hand
 from restless import restless
 
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
-from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, minibatch_gather
+from rollmill.dataflow import Batch, Graph, Trajectory, minibatch_gather
 from wordings import raises
 
 E, T = 16, 5
@@ -47,14 +47,11 @@ def rollout(request):
     make = partial(rollmill.actor_critic, config=config.network)
     policy = network_policy(restless(), make, normalise_observations=True)
 
-    def run(key):
-        state = after_a_rollout(graph, key)
-        network = disturbed_network(state.learner.weights.network)
-        learner = eqx.tree_at(lambda whole: whole.weights.network, state.learner, network)
-        _, trajectory = collect(graph, graph.weights(learner), state.collector, jax.random.key(7))
-        return learner, trajectory, graph.prepare(learner, trajectory, reduce=identity, replicas=1)[1]
-
-    found = Rollout(config, graph, policy, *eqx.filter_jit(run)(jax.random.key(3)))
+    louder = lambda learner: eqx.tree_at(
+        lambda whole: whole.weights.network, learner, disturbed_network(learner.weights.network)
+    )
+    state, trajectory, _, batch = two_rollouts(graph, jax.random.key(3), learns=louder, acts=louder)
+    found = Rollout(config, graph, policy, state.learner, trajectory, batch)
     steps = found.trajectory.steps
     assert (steps.terminated[:-1]).any() and (steps.truncated & ~steps.terminated)[:-1].any()
     return found

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import after_a_rollout, assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, two_rollouts, unroll_by_hand
 from restless import restless
 
 import rollmill
@@ -70,19 +70,18 @@ def rollout(request):
     make = partial(rollmill.actor_critic, config=config.network)
     policy = network_policy(restless(), make, normalise_observations=True, normalise_values=True)
 
-    def run(key):
-        state = after_a_rollout(graph, key)
-        network = state.learner.weights.network
-        behaviour, learner = (
-            eqx.tree_at(lambda whole: whole.weights.network, state.learner, disturbed_network(network, seed))
-            for seed in (1, 2)
-        )
-        learner = with_units(learner)
-        _, trajectory = collect(graph, graph.weights(behaviour), state.collector, jax.random.key(7))
-        prepared, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
-        return learner, trajectory, prepared, minibatch_gather(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
+    def other(learner, seed):
+        network = disturbed_network(learner.weights.network, seed)
+        return eqx.tree_at(lambda whole: whole.weights.network, learner, network)
 
-    found = Rollout(config, graph, policy, *eqx.filter_jit(run)(jax.random.key(3)))
+    state, trajectory, prepared, batch = two_rollouts(
+        graph,
+        jax.random.key(3),
+        learns=lambda learner: with_units(other(learner, 2)),
+        acts=lambda learner: other(learner, 1),
+    )
+    minibatch = minibatch_gather(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
+    found = Rollout(config, graph, policy, state.learner, trajectory, prepared, minibatch)
     steps = found.trajectory.steps
     assert (steps.terminated[:-1]).any() and (steps.truncated & ~steps.terminated)[:-1].any()
     assert (steps.truncated & ~steps.terminated)[-1].any()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import LOOSE, assert_close, normalise_by_hand
+from losses_by_hand import LOOSE, assert_close, disturbed_network, normalise_by_hand, two_rollouts
 
 import rollmill
 from agents_envs import crowd, lone, numbered
@@ -22,10 +22,7 @@ from rollmill.dataflow import (
     Graph,
     State,
     Trajectory,
-    collect,
     identity,
-    init_state,
-    iterate,
     minibatch_gather,
 )
 from rollmill.programs.compiled import lower
@@ -83,7 +80,7 @@ def test_a_lone_agent_learns_what_ppo_learns(variant):
 
 
 class Rollout(NamedTuple):
-    """The second iteration's rollout, with what came before and after it."""
+    """A second rollout, with what came before and after it."""
 
     graph: Graph
     policy: AgentPolicy
@@ -97,14 +94,11 @@ class Rollout(NamedTuple):
 def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=NETWORK, normalize_observations=True)
 
-    def second(key):
-        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
-        state, _ = iterate(graph, state)
-        _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
-        learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
-        return state, trajectory, learner, batch
-
-    found = Rollout(graph, graph.prepare.args[0], *eqx.filter_jit(second)(jax.random.key(3)))
+    louder = lambda learner: eqx.tree_at(
+        lambda whole: whole.weights.networks, learner, disturbed_network(learner.weights.networks)
+    )
+    rolled = two_rollouts(graph, jax.random.key(3), learns=louder, acts=louder)
+    found = Rollout(graph, graph.prepare.args[0], *rolled)
     steps = found.trajectory.steps
     walks, walks_on = steps.observation.active["walker"], steps.final_observation.active["walker"]
     only_cut = steps.truncated & ~steps.terminated

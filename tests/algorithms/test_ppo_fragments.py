@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import LOOSE, assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from losses_by_hand import LOOSE, assert_close, disturbed_network, normalise_by_hand, two_rollouts, unroll_by_hand
 from restless import restless
 
 import rollmill
@@ -23,7 +23,6 @@ from rollmill.dataflow import (
     Graph,
     State,
     Trajectory,
-    collect,
     identity,
     init_state,
     iterate,
@@ -56,7 +55,7 @@ def policy_of(config):
 
 
 class Rollout(NamedTuple):
-    """The second iteration's rollout, with what came before and after it."""
+    """A second rollout, with what came before and after it."""
 
     config: Any
     graph: Graph
@@ -72,14 +71,11 @@ def rollout(request):
     config = configure(request.param, normalize_observations=True, normalize_rewards=True, normalize_values=True)
     graph = rollmill.ppo(restless(), config)
 
-    def run(key):
-        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
-        state, _ = iterate(graph, state)
-        _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
-        learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
-        return state, trajectory, learner, batch
-
-    found = Rollout(config, graph, policy_of(config), *eqx.filter_jit(run)(jax.random.key(3)))
+    louder = lambda learner: eqx.tree_at(
+        lambda whole: whole.weights.network, learner, disturbed_network(learner.weights.network)
+    )
+    rolled = two_rollouts(graph, jax.random.key(3), learns=louder, acts=louder)
+    found = Rollout(config, graph, policy_of(config), *rolled)
     steps = found.trajectory.steps
     only = np.asarray(steps.terminated) & ~np.asarray(steps.truncated)
     cut = np.asarray(steps.truncated) & ~np.asarray(steps.terminated)

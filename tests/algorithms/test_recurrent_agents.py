@@ -4,7 +4,6 @@ Shape letters: `T` steps, `E` environments, `N` sequences of a minibatch, `A` ag
 """
 
 import shutil
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import after_a_rollout, assert_close, disturbed_network
+from losses_by_hand import assert_close, disturbed_network, two_rollouts
 
 import rollmill
 from agents_envs import crowd, lone, numbered
@@ -103,16 +102,11 @@ class Rollout(NamedTuple):
 def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=GRU, norm_adv=False)
 
-    def second(key):
-        state = after_a_rollout(graph, key)
-        weights = graph.weights(state.learner)
-        weights = replace(weights, networks=disturbed_network(weights.networks))
-        state = replace(state, learner=replace(state.learner, weights=weights))
-        _, trajectory = collect(graph, weights, state.collector, jax.random.key(7))
-        learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
-        return state, trajectory, learner, batch
-
-    found = Rollout(graph, graph.prepare.args[0], *eqx.filter_jit(second)(jax.random.key(3)))
+    louder = lambda learner: eqx.tree_at(
+        lambda whole: whole.weights.networks, learner, disturbed_network(learner.weights.networks)
+    )
+    rolled = two_rollouts(graph, jax.random.key(3), learns=louder, acts=louder)
+    found = Rollout(graph, graph.prepare.args[0], *rolled)
     steps = found.trajectory.steps
     assert (steps.terminated | steps.truncated)[:-1].any(), "no episode ends within the rollout"
     assert any(leaf.any() for leaf in jax.tree.leaves(found.trajectory.start_memory)), "no memory lasts"
