@@ -11,6 +11,33 @@ def dense(weights, x):
     return x
 
 
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gru(weights, x, memory):
+    """The output of a GRU and its next memory, which are the same."""
+    into, recurrent, bias, candidate_bias = weights
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = np.split(x @ into + bias, 3, -1), np.split(memory @ recurrent, 3, -1)
+    z = sigmoid(x_z + h_z)
+    after = (1 - z) * np.tanh(x_n + sigmoid(x_r + h_r) * (h_n + candidate_bias)) + z * memory
+    return after, after
+
+
+def lstm(weights, x, memory):
+    """The output of an LSTM, and its next memory: hidden output and cell, stacked."""
+    into, recurrent, bias = weights
+    hidden, cell = memory
+    i, f, g, o = np.split(x @ into + hidden @ recurrent + bias, 4, -1)
+    cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+    hidden = sigmoid(o) * np.tanh(cell)
+    return hidden, np.stack([hidden, cell])
+
+
+CELLS = {"gru": (gru, 4), "lstm": (lstm, 3)}
+"""Cells by name, with their number of weights."""
+
+
 def in_float64(tree):
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 

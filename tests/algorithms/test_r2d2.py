@@ -1,22 +1,19 @@
 """R2D2's fragments against NumPy, on stored sequences with both kinds of episode ends and with legal actions."""
 
-from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy_networks import assert_slopes, in_float64
+from drawn_sequences import assert_distinguishing, assert_two_devices_equal_one, drawn, louder, masked
+from numpy_networks import CELLS, assert_slopes, in_float64
 
 import rollmill
 from rollmill.algorithms.r2d2 import rescaled, unscaled
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.core.types import FINAL_MASK
-from rollmill.dataflow import collect, identity, init_state
-from rollmill.programs.compiled import lower
-from rollmill.programs.dispatch import dispatch_ahead
-from rollmill.record.leaves import to_host
+from rollmill.dataflow import identity
 from wordings import raises
 
 E, T, LENGTH, BURN_IN, N = 4, 4, 3, 3, 16
@@ -35,37 +32,6 @@ SIZES = {
 
 def network(torso):
     return rollmill.NetworkConfig(torso=torso, hidden_sizes=(4,), recurrent_size=3, activation="relu")
-
-
-def masked():
-    """CartPole that forbids to push against the way the cart is going; it falls or is stopped after nine steps."""
-    legal = lambda state, params: jnp.stack([state.inner.velocity < 0.1, state.inner.velocity > -0.1])
-    cartpole = rollmill.make("CartPole-v1")
-    return rollmill.time_limit(cartpole._replace(action_mask=legal), 9)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def gru(weights, x, memory):
-    into, recurrent, bias, candidate_bias = weights
-    (x_r, x_z, x_n), (h_r, h_z, h_n) = np.split(x @ into + bias, 3, -1), np.split(memory @ recurrent, 3, -1)
-    z = sigmoid(x_z + h_z)
-    after = (1 - z) * np.tanh(x_n + sigmoid(x_r + h_r) * (h_n + candidate_bias)) + z * memory
-    return after, after
-
-
-def lstm(weights, x, memory):
-    into, recurrent, bias = weights
-    hidden, cell = memory
-    i, f, g, o = np.split(x @ into + hidden @ recurrent + bias, 4, -1)
-    cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
-    hidden = sigmoid(o) * np.tanh(cell)
-    return hidden, np.stack([hidden, cell])
-
-
-CELLS = {"gru": (gru, 4), "lstm": (lstm, 3)}
 
 
 def values_by_hand(torso, weights, x, memory):
@@ -159,39 +125,15 @@ def learning(request):
     options = {"gamma": GAMMA, "n_step": N_STEP, "max_error_share": SHARE, "network": network(torso)}
     graph = rollmill.r2d2(masked(), **SIZES, **options, rescale_values=not plain)
 
-    def run(key):
-        state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
-        weights = graph.weights(state.learner)
-
-        def add(carry, n):
-            collector, rings = carry
-            collector, trajectory = collect(graph, weights, collector, jax.random.fold_in(key, n))
-            return (collector, graph.replay.add(graph, rings, trajectory)), ()
-
-        (_, rings), _ = jax.lax.scan(add, (state.collector, state.rings), jnp.arange(6))
-        louder = lambda tree, key: jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(key, leaf.shape), tree)
-        keys = jax.random.split(key)
-        learner = replace(
-            state.learner,
-            network=louder(state.learner.network, keys[0]),
-            target=louder(state.learner.network, keys[1]),
-        )
-        sample = graph.replay.sample(graph, rings, learner, keys[0], jnp.arange(E))
-        weight = jnp.linspace(0.5, 2.0, N)
-        samples = sample.minibatch.samples._replace(weight=weight)
-        sample = sample._replace(minibatch=sample.minibatch._replace(samples=samples))
-        return rings, learner, sample
-
-    rings, learner, sample = jax.jit(run)(jax.random.key(3))
+    change = lambda learner, *keys: {
+        name: louder(learner.network, key) for name, key in zip(("network", "target"), keys, strict=True)
+    }
+    rings, learner, sample = drawn(graph, change)
     return graph, rings, learner, sample, ByHand(torso, learner, sample.minibatch.samples, rescale=not plain)
 
 
 def test_the_sequences_have_all_that_the_loss_distinguishes(learning):
-    steps = learning[3].minibatch.samples.steps
-    trained = jax.tree.map(lambda leaf: leaf[:, BURN_IN:], steps)
-    assert trained.terminated.any() and (trained.truncated & ~trained.terminated).any()
-    assert (steps.terminated | steps.truncated)[:, :BURN_IN].any()
-    assert not steps.action_mask.all() and not steps.info[FINAL_MASK].all()
+    assert_distinguishing(learning[3].minibatch.samples.steps, BURN_IN, masks=True)
 
 
 def test_the_loss_and_its_gradients_are_those_of_the_paper(learning):
@@ -238,28 +180,11 @@ def test_returns_of_several_steps_end_with_the_episode_and_the_sequence(n):
     np.testing.assert_allclose(returns, right, rtol=1e-5)
 
 
-def trained(graph, *, devices=1):
-    """The state after a training in this process, and the metrics of its iterations."""
-    program = lower(graph, devices=jax.devices()[:devices])
-    state, rows = program.start(), []
-    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
-        state = window.after
-        rows += window.metrics
-    return to_host(state), rows
-
-
 def test_two_devices_give_the_numbers_of_one():
     sizes = {**SIZES, "total_timesteps": 12 * E * T, "gradient_steps": 2, "network": network("gru")}
-    graph = rollmill.r2d2(masked(), **sizes)
-    (one, rows_one), (two, rows_two) = (trained(graph, devices=n) for n in (1, 2))
+    one = assert_two_devices_equal_one(rollmill.r2d2(masked(), **sizes), learning_iterations=10)
     priorities = one["rings.priorities.values"]
     assert np.sum((priorities > 0) & (priorities != 1)) >= E  # of sequences that were learned from
-    for name in one:
-        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
-    assert sum(row["epochs"] for row in rows_one) == 10
-    for alone, together in zip(rows_one, rows_two, strict=True):
-        for name in alone:
-            np.testing.assert_allclose(together[name], alone[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,6 @@ class ValueAgent(NamedTuple):
         """Returns the value of each action for an observation."""
         return self.head.means(self.outputs(network, observation))
 
-    def advance(
-        self, network: PyTree[Array], memory: Memory, observation: Observation
-    ) -> tuple[Float[Array, "n ..."], Memory]:
-        """Returns the network's outputs for an observation, and the next memory."""
-        return self.outputs.network(network).advance(observation, memory)
-
     def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
         """Returns a categorical distribution whose logits are the values, with illegal actions masked."""
         logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
@@ -62,7 +56,7 @@ class ValueAgent(NamedTuple):
         self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
         """Returns a random action with probability epsilon, and otherwise the action with the highest value."""
-        outputs, memory = self.advance(weights.network, memory, observation)
+        outputs, memory = self.outputs.advance(weights.network, memory, observation)
         values = self.head.means(outputs)
         choice_key, action_key = jax.random.split(key)
         random = self.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
@@ -74,7 +68,7 @@ class ValueAgent(NamedTuple):
         self, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
         """Returns the action with the highest value."""
-        outputs, memory = self.advance(weights.network, memory, observation)
+        outputs, memory = self.outputs.advance(weights.network, memory, observation)
         values = self.head.means(outputs)
         return Decision(self.distribution(values, action_mask).mode(), memory, ())
 

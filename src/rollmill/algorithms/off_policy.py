@@ -44,6 +44,7 @@ from rollmill.core.types import (
     HostEnvironment,
     Key,
     Memory,
+    Observation,
     Params,
     StartHost,
 )
@@ -187,6 +188,10 @@ class FunctionalNetwork(NamedTuple):
     def __call__(self, weights: PyTree[Array], *inputs: Any) -> Any:
         """Returns the network's output for one observation."""
         return self.network(weights)(*inputs)
+
+    def advance(self, weights: PyTree[Array], memory: Memory, observation: Observation) -> tuple[Array, Memory]:
+        """Returns the outputs of a recurrent network for one observation, and the next memory."""
+        return self.network(weights).advance(observation, memory)
 
 
 def functional_network(make: Callable[[Key], Any]) -> FunctionalNetwork:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.dqn import DQNLearner, QLearningConfig, q_learning_graph
 from rollmill.algorithms.epsilon_greedy import ValueAgent, value_agent
@@ -29,30 +29,25 @@ from rollmill.algorithms.hyperparameters import current_config, current_hyperpar
 from rollmill.algorithms.off_policy import (
     check_discrete,
     check_interval,
-    check_stored,
     functional_network,
     prepare_off_policy,
 )
-from rollmill.algorithms.on_policy import beginnings
 from rollmill.algorithms.returns import n_step_returns
+from rollmill.algorithms.stored_sequences import (
+    check_sequences,
+    divide,
+    legal_after,
+    next_outputs,
+    sequence_replay,
+    unroll,
+)
 from rollmill.algorithms.value_distributions import Mean
 from rollmill.core.bounds import Count, Fraction, Range, ScheduledFraction
-from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
-from rollmill.core.types import (
-    FINAL_MASK,
-    Environment,
-    GymnasiumObject,
-    HostEnvironment,
-    Key,
-    Memory,
-    Observation,
-    Params,
-)
-from rollmill.dataflow import Batch, Graph, Loops, Metrics, PrioritisedSequences, Sequence, SequenceReplay, Step
+from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Params
+from rollmill.dataflow import Batch, Graph, Loops, Metrics, PrioritisedSequences, Sequence, SequenceReplay
 from rollmill.dataflow.fragment_results import value_and_gradients
 from rollmill.networks import NetworkConfig, action_values
-from rollmill.networks.actor_critic import CELLS
 
 STEPS_PER_UPDATE = 32
 """Default number of environment steps per update."""
@@ -146,7 +141,7 @@ def r2d2(
         overrides,
         params=params,
         network=network,
-        replay=_replay_of,
+        replay=sequence_replay,
         check=_check,
         steps_per_update=STEPS_PER_UPDATE,
     )
@@ -175,43 +170,9 @@ def _network(observation_space: spaces.Space, action_space: spaces.Discrete, con
     )
 
 
-def _replay_of(config: R2D2Config) -> SequenceReplay:
-    return SequenceReplay(
-        rollouts=config.buffer_size // config.num_envs // config.num_steps,
-        num_steps=config.num_steps,
-        minibatch_size=config.batch_size,
-        learning_starts=config.learning_starts,
-        length=config.sequence_length // config.num_steps,
-    )
-
-
 def _check(config: R2D2Config, replay: SequenceReplay, loops: Loops) -> None:
-    """Checks the network and the sizes of sequences. Raises a `UsageError` with values that would be possible."""
-    if config.network.torso not in CELLS:
-        raise UsageError(
-            f"r2d2 needs a recurrent network, got torso={config.network.torso!r}. hint: use torso='gru' or "
-            "'lstm', or train networks without memory with dqn."
-        )
+    check_sequences("r2d2", "dqn", config, replay, loops)
     check_interval("target_interval", config.target_interval)
-    length, steps = config.sequence_length, config.num_steps
-    if length % steps:
-        raise UsageError(
-            f"sequence_length={length} must be a multiple of num_steps={steps}, because a sequence consists of "
-            f"whole rollouts. hint: use sequence_length={-(-length // steps) * steps}."
-        )
-    if config.burn_in >= length:
-        raise UsageError(
-            f"burn_in={config.burn_in} leaves no step of sequence_length={length} to learn from. hint: use "
-            f"burn_in={length - 1} or less."
-        )
-    if replay.rollouts < replay.length:
-        raise UsageError(
-            f"buffer_size={config.buffer_size} holds {config.buffer_size // config.num_envs} steps of each of "
-            f"num_envs={config.num_envs} environments, but one sequence has sequence_length={length}. hint: use "
-            f"buffer_size={length * config.num_envs} or more."
-        )
-    each = -(-replay.steps_before_learning(loops) // loops.num_envs)
-    check_stored(config, loops, steps_each=replay.capacity, steps_before=each)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
@@ -245,81 +206,21 @@ def differences(
     Both networks begin with the stored memory, and go through the burn-in. Only the values have gradients.
     """
     config = current_config(config, current_hyperparameters(learner))
-    fixed = jax.lax.stop_gradient(network)
-    begins = jax.vmap(beginnings)(sequences.steps.terminated | sequences.steps.truncated)
-    early = jax.tree.map(lambda leaf: leaf[:, : config.burn_in], (sequences.steps.observation, begins))
-    steps: Step
-    steps, begins = jax.tree.map(lambda leaf: leaf[:, config.burn_in :], (sequences.steps, begins))
-
-    def unrolled(weights: PyTree[Array], without_gradients: PyTree[Array]) -> tuple[Array, Memory]:
-        memory = sequences.start_memory
-        if config.burn_in:
-            _, after = jax.vmap(partial(_unroll, agent, without_gradients))(memory, *early)
-            memory = jax.tree.map(lambda leaf: leaf[:, -1], after)
-        return jax.vmap(partial(_unroll, agent, weights))(memory, steps.observation, begins)
-
-    online, target = unrolled(network, fixed), unrolled(learner.target, learner.target)
-    next_online, next_target = (
-        _next_outputs(agent, weights, *outputs, steps, sequences.observation)
-        for weights, outputs in ((fixed, online), (learner.target, target))
-    )
+    divided, memory = divide(sequences, config.burn_in), sequences.start_memory
+    steps = divided.steps
+    online, target = (unroll(agent.outputs, each, memory, divided) for each in (network, learner.target))
+    next_online = next_outputs(agent.outputs, jax.lax.stop_gradient(network), online, divided)
+    next_target = next_outputs(agent.outputs, learner.target, target, divided)
     of_action = jax.vmap(jax.vmap(agent.of_action))
-    value = of_action(online[0], steps.action)
+    value = of_action(online.outputs, steps.action)
     best = lambda values, legal: agent.distribution(values, legal).mode()
-    next_value = of_action(next_target, jax.vmap(jax.vmap(best))(next_online, _legal_after(steps)))
+    next_value = of_action(next_target, jax.vmap(jax.vmap(best))(next_online, legal_after(steps)))
     into, back = (rescaled, unscaled) if config.rescale_values else (jnp.asarray, jnp.asarray)
     next_value = jnp.where(steps.terminated, 0, back(next_value))
     returns = jax.vmap(partial(n_step_returns, gamma=config.gamma, n=config.n_step))
     done = steps.terminated | steps.truncated
     wanted = jax.lax.stop_gradient(into(returns(steps.reward, next_value, done)))
     return Differences(wanted - value, back(value))
-
-
-def _unroll(
-    agent: ValueAgent,
-    weights: PyTree[Array],
-    memory: Memory,
-    observation: Observation,
-    begins: Bool[Array, " T"],
-) -> tuple[Float[Array, "T n"], Memory]:
-    """Returns the values of all actions in each step of ONE sequence, and the memory after each step."""
-    at_start = agent.outputs.start_memory()
-
-    def step(memory: Memory, given: tuple[Observation, Bool[Array, ""]]) -> tuple[Memory, tuple[Array, Memory]]:
-        seen, begins = given
-        memory = jax.tree.map(partial(jnp.where, begins), at_start, memory)
-        values, memory = agent.advance(weights, memory, seen)
-        return memory, (values, memory)
-
-    return jax.lax.scan(step, memory, (observation, begins))[1]
-
-
-def _next_outputs(
-    agent: ValueAgent,
-    weights: PyTree[Array],
-    values: Float[Array, "N T n"],
-    memory: Memory,
-    steps: Step,
-    observation: Observation,
-) -> Float[Array, "N T n"]:
-    """Returns the values of all actions after each step, given those before it and the memory after it.
-
-    Final observations of truncated episodes are evaluated only if there are any in the minibatch.
-    """
-    evaluate = jax.vmap(lambda memory, observation: agent.advance(weights, memory, observation)[0])
-    last = evaluate(jax.tree.map(lambda leaf: leaf[:, -1], memory), observation)
-    following = jnp.concatenate([values[:, 1:], last[:, None]], axis=1)
-    final = jax.lax.cond(
-        jnp.any(steps.truncated),
-        lambda: jax.vmap(evaluate)(memory, steps.final_observation),
-        lambda: jnp.zeros_like(following),
-    )
-    return jnp.where(steps.truncated[..., None], final, following)
-
-
-def _legal_after(steps: Step) -> PyTree[Bool[Array, "N T n"]]:
-    """Returns the legal actions after each step, before any reset, or `()` if all actions are legal."""
-    return steps.info[FINAL_MASK] if jax.tree.leaves(steps.action_mask) else ()
 
 
 def rescaled(values: Float[Array, "..."]) -> Float[Array, "..."]:

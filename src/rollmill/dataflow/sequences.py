@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import FINAL_MASK, Key, Memory, Observation
@@ -34,6 +34,9 @@ from rollmill.dataflow.priorities import (
     with_values,
 )
 
+SEQUENCE_KEYS = 2**32 - 1
+"""Number of the key from which the keys of sequences are made. Draws use small numbers."""
+
 
 class Sequence(NamedTuple):
     """Consecutive steps of one environment. In a minibatch, leaves have a leading axis `[N, ...]`."""
@@ -47,6 +50,8 @@ class Sequence(NamedTuple):
     """The observation after the last step."""
     weight: Float[Array, "..."]
     """Importance weight of a prioritised draw, or 1."""
+    key: KeyArray[Array, "..."]
+    """Random key of the sequence, for gradients that sample actions."""
 
 
 class StoredRollout(NamedTuple):
@@ -158,7 +163,10 @@ class SequenceReplay(NamedTuple):
         environment, row, weight = jax.vmap(partial(draw, count=count))(keys, by_shard)
         environment += jnp.arange(len(shards), dtype=jnp.int32)[:, None] * width
         environment, row = environment.reshape(-1), row.reshape(-1)
-        sequences = self._sequences(graph, ring, environment, row, weight.reshape(-1))
+        sequence_keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, SEQUENCE_KEYS), count))(
+            keys
+        ).reshape(-1)
+        sequences = self._sequences(graph, ring, environment, row, weight.reshape(-1), sequence_keys)
         return Sample(Batch(sequences), SequenceRows(environment, row))
 
     def update(self, graph: Graph, ring: SequenceRing, learner: Learner, sample: Sample, /) -> SequenceRing:
@@ -196,6 +204,7 @@ class SequenceReplay(NamedTuple):
         environment: Int[Array, " N"],
         row: Int[Array, " N"],
         weight: Float[Array, " N"],
+        key: KeyArray[Array, " N"],
     ) -> Sequence:
         """Joins the rollouts of the sequences that begin in these rows."""
         following = (row[:, None] + jnp.arange(self.length)[None]) % self.rollouts
@@ -208,6 +217,7 @@ class SequenceReplay(NamedTuple):
             jax.tree.map(lambda leaf: leaf[:: self.length], taken.start_memory),
             jax.tree.map(lambda leaf: leaf[self.length - 1 :: self.length], taken.observation),
             weight,
+            key,
         )
 
     def _check(self, loops: Loops) -> None:
