@@ -39,7 +39,16 @@ from rollmill.algorithms.optimisers import Optimiser, descend
 from rollmill.core.bounds import Count, Positive, Range, Scheduled, ScheduledPositive
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
-from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.core.types import (
+    Action,
+    Environment,
+    GymnasiumObject,
+    HostEnvironment,
+    Key,
+    Memory,
+    Observation,
+    Params,
+)
 from rollmill.dataflow import Decision, Graph, Hyperparameters, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
@@ -131,22 +140,19 @@ def sac(
         >>> algorithm = rollmill.sac("Pendulum-v1", total_timesteps=100_000)
     """
     parts = prepare_off_policy(SACConfig, env, config, overrides, params=params, network=network)
-    agent = _agent_of(parts)
-    optimisers = _SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
-    numbers = learner_hyperparameters(parts)
-    return off_policy_graph(
+    discrete = isinstance(parts.env.action_space, spaces.Discrete)
+    make_critic = partial(action_values, duelling=False) if discrete else action_critic
+    agent = soft_agent("sac", parts, stochastic_actor, make_critic)
+    return soft_graph(
         "sac",
         parts,
+        agent,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
-        start_learner=partial(_start, agent, optimisers, numbers),
         weights=lambda learner: SACWeights(
             learner.networks.actor, explores_at_random(parts.config, learner.progress)
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
-        update=partial(_update, agent, optimisers),
-        report=partial(_report, learning_rate_metric(parts)),
-        hyperparameters=numbers,
         outputs=PolicyOutputs(
             distribution=lambda weights, memory, observation, action_mask: agent.distribution(
                 weights.actor, observation, action_mask
@@ -155,21 +161,49 @@ def sac(
     )
 
 
-class _SoftAgent(NamedTuple):
-    """The networks as functions, and what the actions need."""
+def soft_graph(name: str, parts: OffPolicyParts, agent: "SoftAgent", **fragments: Any) -> Graph:
+    """Assembles the graph of a soft actor-critic, whose learner is a `SACLearner`.
+
+    Args:
+        name: name of the algorithm.
+        parts: result of `prepare_off_policy`, whose configuration is a `SACConfig`.
+        agent: the networks.
+        **fragments: the other arguments of `off_policy_graph`.
+    """
+    optimisers = SACOptimisers(adam(parts), adam(parts, "critic_learning_rate"))
+    numbers = learner_hyperparameters(parts)
+    return off_policy_graph(
+        name,
+        parts,
+        start_learner=partial(_start, agent, optimisers, numbers),
+        update=partial(_update, agent, optimisers),
+        report=partial(_report, learning_rate_metric(parts)),
+        hyperparameters=numbers,
+        **fragments,
+    )
+
+
+class SoftAgent(NamedTuple):
+    """The networks as functions, and what the actions need.
+
+    Networks with a memory are called with the features of their torso instead of an observation.
+    """
 
     actor: FunctionalNetwork
+    """Returns the action distribution for an observation and a mask of legal actions."""
     critic: FunctionalNetwork
+    """Returns the value of a continuous action for an observation, or the values of all discrete actions."""
     action_space: spaces.Box | spaces.Discrete
     config: Any
     """Hyperparameters, with the values of a learner if it holds them."""
 
-    def now(self, learner: SACLearner) -> "_SoftAgent":
+    def now(self, learner: SACLearner) -> "SoftAgent":
         """Returns the agent with the hyperparameters that a learner holds."""
         return self._replace(config=current_config(self.config, current_hyperparameters(learner)))
 
     @property
     def is_discrete(self) -> bool:
+        """Whether the actions are discrete."""
         return isinstance(self.action_space, spaces.Discrete)
 
     @property
@@ -193,53 +227,69 @@ class _SoftAgent(NamedTuple):
         """Returns the action distribution."""
         return self.actor(actor, observation, None if isinstance(action_mask, tuple) else action_mask)
 
+    def exploring_action(self, weights: Any, key: Key, observation: Observation, action_mask: PyTree) -> Action:
+        """Returns an action drawn from the policy, or a random action before learning begins."""
+        policy_key, random_key = jax.random.split(key)
+        action = self.distribution(weights.actor, observation, action_mask).sample(policy_key)
+        return jnp.where(weights.is_random, random_action(self.action_space, random_key, action_mask), action)
 
-class _SACOptimisers(NamedTuple):
+
+class SACOptimisers(NamedTuple):
+    """Optimisers of a soft actor-critic."""
+
     actor: Optimiser
     others: Optimiser
+    """Optimiser of the critics and of the temperature, each with a state of its own."""
 
 
-def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
+class SoftView(NamedTuple):
+    """Inputs of the networks in ONE step: observations, or features of recurrent networks."""
+
+    actor: PyTree[Array]
+    critics: tuple[PyTree[Array], ...]
+    """The input of each critic."""
+
+
+def soft_agent(
+    name: str, parts: OffPolicyParts, make_actor: Callable[..., Any], make_critic: Callable[..., Any]
+) -> SoftAgent:
+    """Returns the agent of a soft actor-critic, given the functions that make its networks.
+
+    Raises a `UsageError` if the action space is neither a bounded `Box` nor `Discrete`.
+    """
     observation_space, space, config = parts.env.observation_space, parts.env.action_space, parts.config
     if not isinstance(space, spaces.Box | spaces.Discrete):
         raise UsageError(
-            f"sac needs a Discrete action space or a bounded Box, got {space}. hint: ppo supports other action "
+            f"{name} needs a Discrete action space or a bounded Box, got {space}. hint: ppo supports other action "
             "spaces."
         )
     if isinstance(space, spaces.Box) and not np.all(space.low < space.high):
         raise UsageError(
-            "sac needs different lower and upper bounds for every action, but some bounds are equal in "
+            f"{name} needs different lower and upper bounds for every action, but some bounds are equal in "
             f"{space}. hint: remove these actions from the space."
         )
-    actor = partial(
-        stochastic_actor, observation_space=observation_space, action_space=space, config=config.network
-    )
-    make = partial(action_values, duelling=False) if isinstance(space, spaces.Discrete) else action_critic
-    critic: Any = partial(make, observation_space=observation_space, action_space=space, config=config.network)
-    return _SoftAgent(functional_network(actor), functional_network(critic), space, config)
+    given = {"observation_space": observation_space, "action_space": space, "config": config.network}
+    actor, critic = (functional_network(partial(make, **given)) for make in (make_actor, make_critic))
+    return SoftAgent(actor, critic, space, config)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
 
 
 def _explore(
-    agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
-    """Returns an action drawn from the policy, or a random action before learning begins."""
-    policy_key, random_key = jax.random.split(key)
-    action = agent.distribution(weights.actor, observation, action_mask).sample(policy_key)
-    random = random_action(agent.action_space, random_key, action_mask)
-    return Decision(jnp.where(weights.is_random, random, action), memory, ())
+    return Decision(agent.exploring_action(weights, key, observation, action_mask), memory, ())
 
 
 def _act(
-    agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
     """Returns the policy's most likely action."""
     return Decision(agent.distribution(weights.actor, observation, action_mask).mode(), memory, ())
 
 
-def _start(agent: _SoftAgent, optimisers: _SACOptimisers, numbers: Mapping[str, float], key: Key) -> SACLearner:
+def _start(agent: SoftAgent, optimisers: SACOptimisers, numbers: Mapping[str, float], key: Key) -> SACLearner:
     held, (actor_key, first_key, second_key) = as_data(numbers), jax.random.split(key, 3)
     critics = agent.critic.init(first_key), agent.critic.init(second_key)
     temperature = jnp.log(jnp.float32(agent.config.initial_temperature))
@@ -253,23 +303,47 @@ def _start(agent: _SoftAgent, optimisers: _SACOptimisers, numbers: Mapping[str, 
 
 
 def _loss(
-    agent: _SoftAgent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
+    agent: SoftAgent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Returns the losses of ONE transition, each differentiated only with respect to its own network."""
+    """Returns the losses of ONE transition, in which all networks read the observation."""
+    now, after = (SoftView(seen, (seen, seen)) for seen in (sample.observation, sample.next_observation))
+    return soft_loss(agent, networks, learner, sample, now, after)
+
+
+def soft_loss(
+    agent: SoftAgent,
+    networks: SACNetworks,
+    learner: SACLearner,
+    sample: Transitions,
+    now: SoftView,
+    after: SoftView,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Returns the losses of ONE transition, each differentiated only with respect to its own network.
+
+    Args:
+        agent: the networks as functions.
+        networks: parameters with respect to which the loss is differentiated.
+        learner: learner state, of which the target critics are used.
+        sample: the transition. Its observations are not used.
+        now: inputs of the networks before the step. The inputs of each network may depend on its parameters.
+        after: inputs of the actor and of the target critics after the step.
+    """
     agent, (next_key, key) = agent.now(learner), jax.random.split(sample.key)
-    constant: SACNetworks = jax.lax.stop_gradient(networks)
+    constant, after, fixed = jax.lax.stop_gradient((networks, after, now.critics))
     temperature = jnp.exp(constant.log_temperature)
     evaluate = _discrete_values if agent.is_discrete else _continuous_values
-    next_mask, mask = sample.next_action_mask, sample.action_mask
-    next_value, next_entropy = evaluate(
-        agent, constant.actor, learner.targets, next_key, sample.next_observation, next_mask
-    )
+    next_distribution = agent.distribution(constant.actor, after.actor, sample.next_action_mask)
+    next_value, next_entropy = evaluate(agent, next_distribution, learner.targets, after.critics, next_key)
     target = sample.reward + sample.discount * (next_value + temperature * next_entropy)
-    errors = jnp.stack([_value_of(agent, critic, sample) for critic in networks.critics]) - target
-    critic_loss = sample.weight * 0.5 * jnp.sum(jnp.square(errors))
-    value, entropy = evaluate(agent, networks.actor, constant.critics, key, sample.observation, mask)
+    values = [
+        _value_of(agent, critic, seen, sample.action)
+        for critic, seen in zip(networks.critics, now.critics, strict=True)
+    ]
+    critic_loss = sample.weight * 0.5 * jnp.sum(jnp.square(jnp.stack(values) - target))
+    distribution = agent.distribution(networks.actor, now.actor, sample.action_mask)
+    value, entropy = evaluate(agent, distribution, constant.critics, fixed, key)
     actor_loss = -value - temperature * entropy
-    excess = jax.lax.stop_gradient(entropy) - agent.target_entropy(mask)
+    excess = jax.lax.stop_gradient(entropy) - agent.target_entropy(sample.action_mask)
     temperature_loss = jnp.exp(networks.log_temperature) * excess if agent.config.learn_temperature else 0.0
     return critic_loss + actor_loss + temperature_loss, {
         "losses/critic": critic_loss,
@@ -280,48 +354,37 @@ def _loss(
 
 
 def _continuous_values(
-    agent: _SoftAgent,
-    actor: PyTree[Array],
-    critics: PyTree[Array],
-    key: Key,
-    observation: Observation,
-    mask: PyTree,
+    agent: SoftAgent, distribution: Any, critics: PyTree[Array], inputs: tuple[PyTree[Array], ...], key: Key
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Returns the lower value of a sampled action, and its negative log-density as if bounds were -1 and 1.
 
     So entropies, and with them the temperature, do not depend on the unit of the actions.
     """
-    action, log_prob = agent.distribution(actor, observation, mask).unclipped_sample_and_log_prob(key)
-    values = [agent.critic(critic, observation, action) for critic in critics]
+    action, log_prob = distribution.unclipped_sample_and_log_prob(key)
+    values = [agent.critic(critic, seen, action) for critic, seen in zip(critics, inputs, strict=True)]
     return jnp.minimum(*values), -log_prob - agent.log_unit
 
 
 def _discrete_values(
-    agent: _SoftAgent,
-    actor: PyTree[Array],
-    critics: PyTree[Array],
-    key: Key,
-    observation: Observation,
-    mask: PyTree,
+    agent: SoftAgent, distribution: Any, critics: PyTree[Array], inputs: tuple[PyTree[Array], ...], key: Key
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Returns the expected lower value of an action, and the entropy."""
-    distribution = agent.distribution(actor, observation, mask)
-    values = jnp.minimum(*[agent.critic(critic, observation) for critic in critics])
+    values = jnp.minimum(*[agent.critic(critic, seen) for critic, seen in zip(critics, inputs, strict=True)])
     return jnp.sum(jax.nn.softmax(distribution.logits) * values), distribution.entropy()
 
 
-def _value_of(agent: _SoftAgent, critic: PyTree[Array], sample: Transitions) -> Float[Array, ""]:
+def _value_of(agent: SoftAgent, critic: PyTree[Array], seen: PyTree[Array], action: Action) -> Float[Array, ""]:
     """Returns the value of the action taken."""
     if not isinstance(agent.action_space, spaces.Discrete):
-        return agent.critic(critic, sample.observation, sample.action)
-    values = agent.critic(critic, sample.observation)
-    is_taken = jax.nn.one_hot(sample.action - int(agent.action_space.start), values.size, dtype=jnp.bool_)
+        return agent.critic(critic, seen, action)
+    values = agent.critic(critic, seen)
+    is_taken = jax.nn.one_hot(action - int(agent.action_space.start), values.size, dtype=jnp.bool_)
     return jnp.sum(jnp.where(is_taken, values, 0))
 
 
 def _update(
-    agent: _SoftAgent,
-    optimisers: _SACOptimisers,
+    agent: SoftAgent,
+    optimisers: SACOptimisers,
     learner: SACLearner,
     gradients: SACNetworks,
     *,
