@@ -1,19 +1,19 @@
 """Hyperparameters that are data: no program contains them, and a learner that holds them learns by them."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from traced_programs import digests_of, programs_of
 
 import rollmill
 from rollmill.algorithms.hyperparameters import current_config, numbers_of
 from rollmill.algorithms.ppo import PPOConfig
-from rollmill.dataflow import Graph, init_state, iterate, with_hyperparameters
-from rollmill.dataflow.program_digests import Digests
+from rollmill.dataflow import Graph, iterate, with_hyperparameters
 from rollmill.fusion import lower_gradients
 from rollmill.programs.compiled import hyperparameters_of, start_state
 
@@ -50,12 +50,7 @@ def graph_of(algorithm: str, *, scale: float = 1.0, iterations: int = 8) -> Grap
     return make(ENVIRONMENTS[algorithm], **{**settings, **numbers})
 
 
-def digests_of_programs(graph: Graph) -> list[str]:
-    """Digests of the start and of one iteration, with all constants that they contain."""
-    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    begin = lambda seed, held: init_state(graph, jax.random.key(seed), index, held)
-    first, state = jax.make_jaxpr(begin, return_shape=True)(jnp.uint32(0), hyperparameters_of(graph))
-    return [Digests().of_closed(program) for program in (first, jax.make_jaxpr(partial(iterate, graph))(state))]
+plain_programs = cache(lambda algorithm: programs_of(graph_of(algorithm)))
 
 
 @pytest.mark.parametrize("algorithm", SIZES)
@@ -63,14 +58,13 @@ def test_programs_contain_no_number(algorithm):
     first, other = graph_of(algorithm), graph_of(algorithm, scale=0.9, iterations=11)
     assert first.hyperparameters.keys() == other.hyperparameters.keys()
     assert all(first.hyperparameters[name] != other.hyperparameters[name] for name in first.hyperparameters)
-    assert digests_of_programs(first) == digests_of_programs(other)
+    assert digests_of(plain_programs(algorithm)) == digests_of(programs_of(other))
 
 
 @pytest.mark.parametrize("algorithm", SIZES)
 def test_each_number_is_read(algorithm):
-    graph = graph_of(algorithm)
-    state = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs)))
-    program = jax.make_jaxpr(partial(iterate, graph))(state).jaxpr
+    _, iteration, state = plain_programs(algorithm)
+    program = iteration.jaxpr
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     read = {id(atom) for equation in program.eqns for atom in equation.invars}
     unread = {
