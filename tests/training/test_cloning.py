@@ -66,10 +66,10 @@ def test_a_clone_imitates_actions_and_values_what_it_saw(recording):
     cloned, shown = clone(graph, file, seed=0, updates=300), demonstrations(graph, file)
     weights = cloned.learner.weights
     outputs: Any = graph.outputs
-    likely = jax.vmap(lambda row: outputs.distribution(weights, (), row, ()).mode())(shown.observation)
+    likely = jax.jit(jax.vmap(lambda row: outputs.distribution(weights, (), row, ()).mode()))(shown.observation)
     share = float(np.mean(np.asarray(likely) == shown.action))
     assert share == pytest.approx(cloned.agreement) and share > 0.95
-    value = jax.vmap(lambda row: outputs.value(weights, (), row))(shown.observation)
+    value = jax.jit(jax.vmap(lambda row: outputs.value(weights, (), row)))(shown.observation)
     assert np.corrcoef(value, shown.target)[0, 1] > 0.9
     np.testing.assert_allclose(float(weights.values.mean), shown.target.mean(), rtol=1e-3)
     np.testing.assert_allclose(weights.observations.mean, np.mean(shown.observation, axis=0), atol=1e-3)

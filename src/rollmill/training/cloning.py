@@ -70,9 +70,9 @@ def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
     check_compiled()
     enable_compilation_cache()
     key = jax.random.key(seed)
-    learner = begin_learner(graph, key)
-    _check(graph, learner)
+    _check(graph, jax.eval_shape(graph.start_learner, key))
     digest, shown = sha256_of_file(file), demonstrations(graph, file)
+    learner = begin_learner(graph, key)  # compiled last: a refusal does not wait for it
     weights = _with_statistics(learner.weights, shown)
     _check_legal(graph, file, weights, shown)
     learn = jax.jit(partial(_learned, graph, learner.returns is None))
