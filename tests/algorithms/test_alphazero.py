@@ -74,10 +74,14 @@ def test_value_targets_by_hand(rollout, next_value, td_lambda, expected):
 
 def test_targets_of_games_are_their_results_for_the_player_to_move():
     graph = small(num_steps=20)
-    state = init_state(graph, jax.random.key(0), jnp.arange(8))
-    weights = graph.weights(state.learner)
-    _, trajectory = jax.jit(functools.partial(collect, graph))(weights, state.collector, jax.random.key(1))
-    _, batch = graph.prepare(state.learner, trajectory, reduce=lambda tree: tree, replicas=1)
+
+    @jax.jit
+    def roll(key):
+        state = init_state(graph, key, jnp.arange(8))
+        _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(1))
+        return trajectory, graph.prepare(state.learner, trajectory, reduce=lambda tree: tree, replicas=1)[1]
+
+    trajectory, batch = roll(jax.random.key(0))
     steps: Trajectory = jax.tree.map(np.asarray, trajectory.steps)
     player = np.asarray(steps.action_mask.state.moves) % 2
     games = 0

@@ -1,6 +1,6 @@
 """A2C and DDPG: their classical settings, and DDPG's gradients against NumPy."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import jax
 import jax.numpy as jnp
@@ -50,19 +50,12 @@ def test_a2c_is_a3c_with_other_settings():
 def test_gradients_of_ddpg_are_those_of_both_losses():
     """The critic's squared error to the targets' value, and minus the critic's value of the actor's action."""
     graph, sample = ddpg_graph(), transitions()
-    learner = graph.start_learner(jax.random.key(0))
+    learner = jax.jit(graph.start_learner)(jax.random.key(0))
     moved = lambda tree, by: jax.tree.map(
-        lambda x: x + by * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), tree
+        lambda x: x + np.float32(by * np.cos(np.arange(x.size)).reshape(x.shape)), tree
     )
-    learner = jax.tree_util.tree_map(lambda x: x, learner)
-    learner = type(learner)(
-        moved(learner.networks, 0.5),
-        moved(learner.targets, 0.8),
-        learner.optimisers,
-        learner.progress,
-        learner.hyperparameters,
-    )
-    gradients, metrics = graph.gradients(learner, Batch(sample))
+    learner = replace(learner, networks=moved(learner.networks, 0.5), targets=moved(learner.targets, 0.8))
+    gradients, metrics = jax.jit(lambda learner: graph.gradients(learner, Batch(sample)))(learner)
     (networks, targets), data = map(in_float64, (learner.networks, learner.targets)), sample
     seen, after, action = (
         np.asarray(x, np.float64) for x in (data.observation, data.next_observation, data.action)
@@ -81,9 +74,9 @@ def test_gradients_of_ddpg_are_those_of_both_losses():
 
 def test_all_networks_of_ddpg_move_at_every_update():
     graph = ddpg_graph(tau=0.25)
-    learner = graph.start_learner(jax.random.key(0))
+    learner, update = jax.jit(graph.start_learner)(jax.random.key(0)), jax.jit(graph.update)
     for _ in range(2):
-        before, learner = learner, graph.update(learner, jax.tree.map(jnp.ones_like, learner.networks))
+        before, learner = learner, update(learner, jax.tree.map(np.ones_like, learner.networks))
         for mine, old, fast in zip(
             *map(jax.tree.leaves, (learner.targets, before.targets, learner.networks)), strict=True
         ):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.core.types import Timestep
-from rollmill.dataflow import init_state, iterate
+from rollmill.dataflow import collect, init_state
 from rollmill.envs.registry import from_gymnasium
 from rollmill.networks import NetworkConfig
 
@@ -59,15 +59,19 @@ def test_masks_of_final_states_are_stored(algorithm):
         **{"buffer_size": 400, "gradient_steps": 1, "network": NetworkConfig(hidden_sizes=(4,))},
         **({"n_step": 2} if algorithm == "dqn" else {}),
     )
-    state, once = (
-        init_state(graph, jax.random.key(0), jnp.arange(2)),
-        jax.jit(lambda state: iterate(graph, state)[0]),
-    )
-    for _ in range(6):
-        state = once(state)
-    drawn = graph.replay.sample(
-        graph, state.rings, state.learner, jax.random.key(1), jnp.arange(2)
-    ).minibatch.samples
+    index = jnp.arange(2)
+    state = jax.jit(lambda key: init_state(graph, key, index))(jax.random.key(0))
+
+    @jax.jit
+    def add(collector, rings, key):
+        collector, trajectory = collect(graph, graph.weights(state.learner), collector, key)
+        return collector, graph.replay.add(graph, rings, trajectory)
+
+    collector, rings = state.collector, state.rings
+    for key in jax.random.split(state.key, 6):
+        collector, rings = add(collector, rings, key)
+    draw = jax.jit(lambda rings: graph.replay.sample(graph, rings, state.learner, jax.random.key(1), index))
+    drawn = draw(rings).minibatch.samples
     for mask, seen in (
         (drawn.action_mask, drawn.observation),
         (drawn.next_action_mask, drawn.next_observation),

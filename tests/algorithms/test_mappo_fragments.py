@@ -240,7 +240,8 @@ def test_rewards_of_agents_that_are_out_change_nothing(rollout):
 
 
 def test_advantages_are_standardised_for_each_kind_over_active_agents(rollout):
-    rows = condition(rollout.policy.sets, minibatch(rollout), identity, standardise=True).samples
+    each = partial(condition, rollout.policy.sets, reduce=identity, standardise=True)
+    rows = jax.jit(each)(minibatch(rollout)).samples
     for name in ("walker", "keeper"):
         weight, advantage = np.asarray(rows.weight[name]), np.asarray(rows.agents[name].advantage)
         np.testing.assert_allclose(weight.mean(), 1, rtol=1e-5)
@@ -263,7 +264,11 @@ def test_the_advantage_of_a_single_active_agent_stays_as_it_is(rollout, active, 
         halves = jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), given)  # noqa: B023
         mean = partial(jax.lax.pmean, axis_name="part")
         each = partial(condition, rollout.policy.sets, reduce=mean, standardise=True, num_rows=len(weight))
-        found = jax.vmap(each, axis_name="part")(halves).samples.agents["walker"].advantage.reshape(weight.shape)
+        found = (
+            jax.jit(jax.vmap(each, axis_name="part"))(halves)
+            .samples.agents["walker"]
+            .advantage.reshape(weight.shape)
+        )
         np.testing.assert_allclose(found[:active, 0], expected, rtol=1e-4)
 
 

@@ -35,6 +35,7 @@ def rollout():
         learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
         return state.learner, trajectory, learner, batch
 
+    @jax.jit
     def without(learner, trajectory):
         return plain.prepare(learner, trajectory, reduce=identity, replicas=1)[1]
 
@@ -73,7 +74,7 @@ def test_the_bonus_is_the_error_on_the_observation_that_was_reached(rollout):
 def test_the_predictor_learns_its_error_and_the_policy_as_before(rollout):
     graph, _, _, learner, batch, _ = rollout
     samples = jax.tree.map(lambda leaf: leaf.reshape(E * T, *leaf.shape[2:])[::7], batch.samples)
-    (policy, predictor), metrics = graph.gradients(learner, Batch(samples))
+    (policy, predictor), metrics = jax.jit(graph.gradients)(learner, Batch(samples))
     seen, own = np.asarray(samples.observation, np.float64), learner.novelty
     wanted = dense(in_float64(own.target), seen)
     last = in_float64(own.predictor)[-2:]  # differences of the head alone, which are few
@@ -84,7 +85,7 @@ def test_the_predictor_learns_its_error_and_the_policy_as_before(rollout):
     assert_slopes(in_float64(predictor)[-2:], loss, last)
     np.testing.assert_allclose(metrics["losses/novelty"], loss(last), rtol=1e-4)
     plain = graph_of(rnd_coef=None, normalize_observations=True)
-    alone, _ = plain.gradients(eqx.tree_at(lambda held: held.novelty, learner, None), Batch(samples))
+    alone, _ = jax.jit(plain.gradients)(eqx.tree_at(lambda held: held.novelty, learner, None), Batch(samples))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6), policy, alone)
 
 

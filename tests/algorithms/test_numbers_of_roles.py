@@ -40,28 +40,37 @@ class Learned(NamedTuple):
     gradients: Any
 
 
-def learned_by(graph, *learners):
-    """Learns from the same rollout with the numbers that each learner holds, by one program."""
+def rollout_of(graph):
+    """A rollout by the first weights, which all graphs here have."""
 
-    def learn(learner, key):
+    def roll(key):
         state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
-        trajectory = collect(graph, graph.weights(state.learner), state.collector, key)[1]
-        before = replace(state.learner, hyperparameters=learner)
+        return collect(graph, graph.weights(state.learner), state.collector, key)[1]
+
+    return eqx.filter_jit(roll)(jax.random.key(2))
+
+
+def learned_by(graph, trajectory, *learners):
+    """Learns from a rollout with the numbers that each learner holds, by one program."""
+
+    def learn(trajectory, numbers, key):
+        before = replace(graph.start_learner(key), hyperparameters=numbers)
         after, batch = graph.prepare(before, trajectory, reduce=identity, replicas=1)
         rows = minibatch_gather(batch, graph.loops)(jnp.arange(E * T, dtype=jnp.uint32))
         return Learned(before, after, batch, graph.gradients(after, graph.condition(rows, identity))[0])
 
     program = eqx.filter_jit(learn)
-    return [program(learner, jax.random.key(2)) for learner in learners]
+    return [program(trajectory, numbers, jax.random.key(2)) for numbers in learners]
 
 
 @pytest.fixture(scope="module")
 def sides():
     """What roles of their own learn, and what is learned with the common numbers, and with theirs for all."""
     roles, common = graph_with(**ROLES), graph_with()
-    (own,) = learned_by(roles, as_data(roles.hyperparameters))
+    trajectory = rollout_of(common)
+    (own,) = learned_by(roles, trajectory, as_data(roles.hyperparameters))
     for_all = {**common.hyperparameters, "gamma": 0.5, "ent_coef": 0.5}
-    return roles, own, *learned_by(common, as_data(common.hyperparameters), as_data(for_all))
+    return roles, own, *learned_by(common, trajectory, as_data(common.hyperparameters), as_data(for_all))
 
 
 def equal(ours, theirs):

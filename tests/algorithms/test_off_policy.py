@@ -138,10 +138,10 @@ def test_an_iteration_makes_the_updates_that_follow_from_its_steps():
 
 def test_the_target_network_moves_when_it_is_due():
     graph = rollmill.dqn("CartPole-v1", **SMALL, target_interval=3, tau=0.25)
-    learner = graph.start_learner(jax.random.key(0))
-    gradients = jax.tree.map(jnp.ones_like, learner.network)
+    learner, update = jax.jit(graph.start_learner)(jax.random.key(0)), jax.jit(graph.update)
+    gradients = jax.tree.map(np.ones_like, learner.network)
     for n in range(1, 7):
-        before, learner = learner, graph.update(learner, gradients)
+        before, learner = learner, update(learner, gradients)
         slow, fast, old = (jax.tree.leaves(tree)[0] for tree in (learner.target, learner.network, before.target))
         expected = old + 0.25 * (fast - old) if n % 3 == 0 else old
         np.testing.assert_allclose(slow, expected, rtol=1e-6)

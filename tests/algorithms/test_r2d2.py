@@ -155,7 +155,7 @@ def test_priorities_mix_the_largest_and_the_mean_error(learning):
     graph, rings, learner, sample, by_hand = learning
     error = np.abs(by_hand.errors(by_hand.network))
     right = SHARE * error.max(axis=1) + (1 - SHARE) * error.mean(axis=1)
-    np.testing.assert_allclose(graph.replay.errors(learner, sample.minibatch), right, rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(graph.replay.errors)(learner, sample.minibatch), right, rtol=1e-4)
     after = jax.jit(lambda rings: graph.replay.update(graph, rings, learner, sample))(rings)
     stored = after.priorities.values[sample.location.environment, 0, sample.location.row]
     np.testing.assert_allclose(stored, (right + 1e-6) ** 0.9, rtol=1e-4)

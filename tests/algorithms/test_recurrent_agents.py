@@ -230,9 +230,8 @@ def test_advantages_look_ahead_by_the_memory_after_the_last_step(rollout):
     """Only the last step is bootstrapped from the next view: its value needs the memory after the rollout."""
     weights, trajectory = rollout.before.learner.weights, rollout.trajectory
     policy, end = rollout.policy, trajectory.memory
-    ours = jax.vmap(lambda view, memory: policy.values(weights.networks, view, memory))(
-        trajectory.observation, end
-    )
+    value = lambda view, memory: policy.values(weights.networks, view, memory)
+    ours = jax.jit(jax.vmap(value))(trajectory.observation, end)
     steps, samples = trajectory.steps, rollout.batch.samples
     statistics = rollout.before.learner.targets["keeper"]
     raw = lambda value: value * np.sqrt(statistics.variance + 1e-8) + statistics.mean

@@ -22,7 +22,8 @@ REPLAY = {
 
 def rates(graph):
     """The learning rate of each iteration, and the state at the end."""
-    state, seen = init_state(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs)), []
+    begin = jax.jit(lambda key: init_state(graph, key, jnp.arange(graph.loops.num_envs)))
+    state, seen = begin(jax.random.key(0)), []
     once = jax.jit(lambda state: iterate(graph, state))
     for _ in range(graph.loops.iterations):
         state, metrics = once(state)
@@ -68,7 +69,7 @@ def test_agents_skip_epochs_too(algorithm):
         **{"num_envs": 8, "num_steps": 4, "total_timesteps": 64, "target_kl": 0.1, "network": TINY},
         **{"update_epochs": 3, "num_minibatches": 2, "anneal_lr": True},
     )
-    learner = graph.start_learner(jax.random.key(0))
+    learner = jax.jit(graph.start_learner)(jax.random.key(0))
     begun = jax.tree.map(
         lambda node: Annealing(node.whole + 2, node.part) if isinstance(node, Annealing) else node,
         learner,
