@@ -31,6 +31,9 @@ Descend: TypeAlias = Callable[[Sequence[Array], core.ClosedJaxpr, int], Sequence
 """Maps the operands, the traced flat update, and the number of weight leaves to the leaves of the new weights and
 state, or to None to use JAX operations."""
 
+MIN_CODED = 2**17
+"""Minimum number of weights for machine code. Fewer weights stay in a core's cache, where XLA is as fast."""
+
 _descend: ContextVar[Descend | None] = ContextVar("descend", default=None)
 _descent = core.Primitive("flat_descent")
 _descent.multiple_results = True
@@ -76,7 +79,8 @@ def register_descent_code(compile_code: OwnDescent) -> None:
 
     def rule(context: mlir.LoweringRuleContext, *operands: ir.Value, program: Any, count: int) -> Sequence[Any]:
         is_exported = context.module_context.lowering_parameters.for_export
-        compute = None if is_exported else compile_code(context.avals_in, program, count)
+        is_small = program.out_avals[0].size < MIN_CODED
+        compute = None if is_exported or is_small else compile_code(context.avals_in, program, count)
         compute = compute or partial(_in_parts, program=program, count=count)
         return mlir.lower_fun(compute, multiple_results=True)(context, *operands)
 

@@ -19,8 +19,6 @@ from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.descent_plan import DescentPlan, computed, plan_of
 
 FLOAT = FLOATS["float32"]
-MIN_NUMBERS = 2**17
-"""Minimum number of weights. With fewer, everything stays in a core's cache, and XLA is as fast."""
 PROGRAM_NUMBERS = 2**15
 MAX_PROGRAMS = 64
 """Maximum number of partial sums. It does not depend on the number of cores, so that results do not either."""
@@ -37,7 +35,7 @@ class _FlatLeaf(NamedTuple):
 def compile_descent(
     operands: Sequence[Any], jaxpr: core.ClosedJaxpr, count: int
 ) -> Callable[..., list[Array]] | None:
-    """Returns a function that runs an optimiser step as machine code, or None if the step is small or unsupported.
+    """Returns a function that runs an optimiser step as machine code, or None if the step is unsupported.
 
     `operands` are the shapes and dtypes of all leaves of the weights (`count` of them), the gradients and the
     optimiser state. `jaxpr` maps flat gradients and the state to the flat update and the next state.
@@ -46,7 +44,7 @@ def compile_descent(
     for operand in operands[:count]:
         leaves.append(_FlatLeaf(first, math.prod(operand.shape)))
         first += leaves[-1].count
-    plan = plan_of(jaxpr, _is_written) if first >= MIN_NUMBERS else None
+    plan = plan_of(jaxpr, _is_written)
     if plan is None or any(leaf.count == 0 for leaf in leaves):
         return None
     return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
