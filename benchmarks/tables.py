@@ -22,6 +22,7 @@ from measure import HERE, RESULTS, interquartile_mean, options, read_result, str
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.core.options import field_docs
 from rollmill.networks import NetworkConfig
+from rollmill.recipes import RECIPES
 from rollmill.runs.algorithms import BUILTIN
 
 DOCS = HERE.parent / "docs"
@@ -166,6 +167,7 @@ def placed_study(*names: str) -> str:
     studies = read_result("distributed-learning")
     rows = [
         [
+            RECIPES[study["recipe"]]().environment if study["recipe"] else study["command"].split()[3],
             f"`{study['recipe']}`" if study["recipe"] else "none (defaults)",
             f"`{' '.join(study['placement'])}`",
             str(run["seed"]),
@@ -176,8 +178,8 @@ def placed_study(*names: str) -> str:
         for study in (studies[name] for name in names if name in studies)
         for run in study["runs"]
     ]
-    head = ["Recipe", "Placement", "Seed", "Final return", "Greedy policy", "Mean policy lag", "Seconds"]
-    return table_of(head, rows, numbers=(2, 3, 4, 5, 6))
+    numbers = ["Seed", "Final return", "Greedy policy", "Mean policy lag", "Seconds"]
+    return table_of(["Environment", "Recipe", "Placement", *numbers], rows, numbers=(3, 4, 5, 6, 7))
 
 
 def learning() -> str:
@@ -1042,7 +1044,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields of a network": lambda: fields_of(NetworkConfig),
     "results of ppo": lambda: placed_study("half-cheetah"),
     "results of a3c": lambda: placed_study("a3c-cartpole", "a3c-defaults"),
-    "results of impala": lambda: placed_study("impala-cartpole", "impala-defaults"),
+    "results of impala": lambda: placed_study("impala-defaults", "impala-pendulum", "impala-acrobot"),
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
     "defaults": defaults,

@@ -211,12 +211,17 @@ def test_executed_synchronously_all_ratios_are_one(network):
 @pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_executed_synchronously_it_is_a3c(network):
-    """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end."""
+    """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end.
+    A3C corrects nothing in RMSProp.
+    """
     sizes = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_rewards": True}
     sizes |= {"normalize_values": True, "norm_adv": True}
     graphs = [
-        make_graph(restless(), **sizes, network=NETWORKS[network])
-        for make_graph in (rollmill.a3c, rollmill.impala)
+        make_graph(restless(), **sizes, **rms, network=NETWORKS[network])
+        for make_graph, rms in (
+            (rollmill.a3c, {}),
+            (rollmill.impala, {"rms_eps": 1e-5, "rms_bias_correction": False}),
+        )
     ]
     runs = []
     for graph in graphs:
@@ -388,14 +393,20 @@ def test_settings_survive_json_and_build_the_same_graph(algorithm):
 
 @pytest.mark.slow
 def test_the_optimiser_is_a_choice():
-    """Adam's first step is the rate, whatever the slope; RMSProp's is larger by `1 / sqrt(1 - decay)`."""
+    """The first step is the rate, whatever the slope; without a correction, RMSProp's is larger by
+    `1 / sqrt(1 - decay)`.
+    """
     moved = {}
-    for optimizer in ("adam", "rmsprop"):
-        config = configure(optimizer=optimizer, learning_rate=0.01, rms_decay=0.75, rms_eps=1e-12)
+    for optimizer, corrected in (("adam", True), ("rmsprop", True), ("rmsprop", False)):
+        rms = {"rms_decay": 0.75, "rms_eps": 1e-12, "rms_bias_correction": corrected}
+        config = configure(optimizer=optimizer, learning_rate=0.01, **rms)
         graph = rollmill.impala(restless(), config)
         learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
         slopes = jax.tree.map(lambda w: jnp.full_like(w, 0.03), learner.weights.network)
         after = eqx.filter_jit(graph.update)(learner, slopes)
-        moved[optimizer] = (after.weights.network.critic.bias - learner.weights.network.critic.bias).item()
-    np.testing.assert_allclose(moved["adam"], -0.01, rtol=1e-3)
-    np.testing.assert_allclose(moved["rmsprop"], -0.02, rtol=1e-3)
+        moved[optimizer, corrected] = (
+            after.weights.network.critic.bias - learner.weights.network.critic.bias
+        ).item()
+    np.testing.assert_allclose(moved["adam", True], -0.01, rtol=1e-3)
+    np.testing.assert_allclose(moved["rmsprop", True], -0.01, rtol=1e-3)
+    np.testing.assert_allclose(moved["rmsprop", False], -0.02, rtol=1e-3)

@@ -39,6 +39,7 @@ def by_optax(optimiser: Any, weights: Any, state: Any, gradients: Any, share: fl
 OPTIMISERS = {
     "adam": optax.scale_by_adam(eps=1e-5),
     "a root of squares": optax.scale_by_rms(),
+    "a corrected root of squares": optax.scale_by_rms(bias_correction=True),
     "momentum": optax.trace(0.9),
     "none": optax.identity(),
 }

@@ -26,6 +26,7 @@ SIZE = 1_000
 OPTIMISERS = {
     "adam": optax.scale_by_adam(eps=1e-5),
     "a root of squares": optax.scale_by_rms(),
+    "a corrected root of squares": optax.scale_by_rms(bias_correction=True),
     "momentum": optax.trace(0.9),
     "none": optax.identity(),
 }

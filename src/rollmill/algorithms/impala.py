@@ -79,9 +79,12 @@ class IMPALAConfig:
     """Anneal the learning rate linearly to zero over all planned updates."""
     rms_decay: ScheduledFraction = 0.99
     """Decay of RMSProp's running mean of squared gradients. Not used with Adam."""
-    rms_eps: ScheduledPositive = 1e-5
+    rms_eps: ScheduledPositive = 1e-7
     """Epsilon of RMSProp, added to the mean of squared gradients before the square root. The paper's 0.1 is for
     sums over samples. Not used with Adam."""
+    rms_bias_correction: bool = True
+    """Correct RMSProp's running mean for its start at zero, as Adam does. Otherwise, the first updates are ten
+    times as large, if `rms_decay` is 0.99. Not used with Adam."""
     gamma: ScheduledFraction = 0.99
     """Discount factor."""
     clip_rho: Annotated[Scheduled, Range(0, exclusive=True, finite=False)] = 1.0
@@ -237,7 +240,9 @@ def _scaling(config: Any) -> optax.GradientTransformation:
         raise unknown_name("optimizer", config.optimizer, OPTIMIZERS)
     if config.optimizer == "adam":
         return optax.scale_by_adam(eps=1e-5)
-    return optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps)
+    return optax.scale_by_rms(
+        decay=config.rms_decay, eps=config.rms_eps, bias_correction=config.rms_bias_correction
+    )
 
 
 # --- the fragments, and the functions between them ----------------------------------------------------

@@ -52,15 +52,8 @@ def a3c_cartpole() -> Recipe:
 
 
 def impala_cartpole() -> Recipe:
-    """IMPALA on CartPole-v1, with settings that tolerate trajectories from weights that are some updates old."""
-    config = IMPALAConfig(
-        total_timesteps=500_000,
-        num_envs=16,
-        num_steps=16,
-        learning_rate=3e-3,
-        norm_adv=False,
-        normalize_values=False,
-    )
+    """IMPALA on CartPole-v1, with the defaults of IMPALA, which also suit asynchronous actors."""
+    config = IMPALAConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
     return Recipe("impala", "CartPole-v1", config, "CartPole-v1 with IMPALA, in one program or from actors")
 
 
