@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rollmill.channels.transfers import to_host
 from rollmill.core.errors import UsageError
 
 ALIGNMENT = 64
@@ -101,10 +102,7 @@ class Layout:
             raise UsageError(
                 f"the layout has the structure {self.structure}, got a tree with the structure {structure}."
             )
-        for leaf in leaves:
-            if isinstance(leaf, jax.Array) and leaf.platform() != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
-                leaf.copy_to_host_async()  # starts all transfers from a device, so that they overlap
-        return [_checked(np.asarray(leaf), layout) for leaf, layout in zip(leaves, self.leaves, strict=True)]
+        return [_checked(leaf, layout) for leaf, layout in zip(to_host(leaves), self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
         """Rebuilds the pytree of this layout from its leaves."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rollmill.channels.transfers import to_host
 from rollmill.core.machine import leave_compilers
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
@@ -184,7 +185,7 @@ class CutLearner:
                 last = epoch + 1 == loops.epochs and n + 1 == loops.num_minibatches
                 place = np.int32(epoch), np.int32(n)
                 leaves, found = self._run("minibatch", step, leaves, samples, shuffled, *place, last=last)
-                metrics.append(jax.tree.map(float, found))
+                metrics.append(found)
             learned.append(1.0)
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
@@ -215,7 +216,7 @@ class CutLearner:
             last = n + 1 == loops.num_minibatches
             rings = self._follow(rings, now, sample)
             leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
-            metrics.append(jax.tree.map(float, found))
+            metrics.append(found)
         summary = self._mean_over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
         after = self._run("end", self._loop.end, jax.tree.unflatten(structure, leaves))
         return restore_schedules(graph, after, learner), rings, _row(summary)
@@ -322,13 +323,14 @@ def _collected(
         return mean({**collected, **reported})
 
 
-def _stacked(metrics: list[Mapping[str, float]], num_minibatches: int) -> dict[str, np.ndarray]:
-    """Stacks the metrics of all minibatches, `[epochs, minibatches]`."""
+def _stacked(metrics: list[Mapping[str, Any]], num_minibatches: int) -> dict[str, np.ndarray]:
+    """Copies the metrics of all minibatches to the host, and stacks them, `[epochs, minibatches]`."""
+    steps = to_host(metrics)
     return {
-        name: np.asarray([step[name] for step in metrics], np.float32).reshape(-1, num_minibatches)
-        for name in metrics[0]
+        name: np.asarray([step[name] for step in steps], np.float32).reshape(-1, num_minibatches)
+        for name in steps[0]
     }
 
 
 def _row(metrics: Mapping[str, Any]) -> Row:
-    return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+    return {name: float(value) for name, value in to_host(dict(metrics)).items()}

@@ -15,6 +15,7 @@ import numpy as np
 from rollmill.channels.errors import ChannelClosed, TimedOut
 from rollmill.channels.shm.queue import QueueReceiver
 from rollmill.channels.shm.ring import RingMessage
+from rollmill.channels.transfers import to_device, to_host
 from rollmill.dataflow import Learner, end_iteration, evaluate_schedules, restore_schedules
 from rollmill.programs.compiled import begin_learner
 from rollmill.workers.protocol import IterationMetrics, send
@@ -91,7 +92,7 @@ class _Server:
 
     @property
     def parameters(self) -> list[Any]:
-        return jax.device_get(self._context.flow.select_parameters(self._learner))
+        return to_host(self._context.flow.select_parameters(self._learner))
 
     def apply(self, message: RingMessage) -> None:
         """Makes one update. Raises `Ended` if the run is over, and its last state was sent."""
@@ -110,7 +111,7 @@ class _Server:
             self._before, self._learner = self._learner, self._evaluate_schedules(self._learner)
         slopes, metrics = message.copy()
         if not header.flags & NO_UPDATE:
-            self._learner = self._update(self._learner, slopes)
+            self._learner = self._update(self._learner, to_device(slopes))
             self._lag.add(self.version - header.version)
             self.version += 1
         last = bool(header.flags & LAST)

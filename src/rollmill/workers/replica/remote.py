@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import Reduction
+from rollmill.channels.transfers import to_device, to_host
 from rollmill.dataflow import Learner
 from rollmill.workers.replica.context import ReplicaContext
 from rollmill.workers.replica.layouts import gradients_layout, parameters_layout
@@ -36,7 +37,7 @@ class MeanOverReplicas:
             self._reductions[kind] = self._open(Layout.of(tree))
         self._steps += 1
         self._context.control.at("waiting for the mean over replicas")
-        mean = self._reductions[kind].mean(tree, step=self._steps)
+        mean = to_device(self._reductions[kind].mean(tree, step=self._steps))
         self._context.control.work("learning")
         return mean
 
@@ -81,7 +82,7 @@ class ParameterClient:
         """Returns the parameters after the update by these gradients, or the newest if the group is
         asynchronous.
         """
-        gradients = jax.tree.map(np.asarray, gradients)
+        gradients = to_host(gradients)
         if not self._waits:
             self._send_held()
             self._held = gradients, self._version
@@ -121,4 +122,4 @@ class ParameterClient:
         latest = self._parameters.read(at_least=at_least)
         self._version = latest.version
         self._context.control.work("learning")
-        return latest.tree
+        return to_device(latest.tree)
