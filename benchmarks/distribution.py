@@ -2,15 +2,14 @@
 
     python benchmarks/distribution.py policies
     python benchmarks/distribution.py kernels
-    PYTHONPATH=benchmarks python benchmarks/distribution.py kernels --layouts "actors on the GPU" --num-envs 16384
+    python benchmarks/distribution.py kernels --layouts single-learner-coarse --num-envs 16384
     python benchmarks/distribution.py rllib --rllib .rllib/bin/python
 
 `policies`: every distribution policy, synchronous and asynchronous, on a light environment (CartPole-v1,
 Rollmill's own and Gymnasium's) and a heavy one (HalfCheetah-v5, which needs MuJoCo).
 
 `kernels`: plans of several groups with kernels in all of them and by XLA alone, in pairs: the one that comes first
-changes from pair to pair, and a ratio is the median over pairs. Where there is a GPU, single-learner-coarse has
-its actors on the CPU cores; "actors on the GPU" is the same with all processes on the one GPU.
+changes from pair to pair, and a ratio is the median over pairs.
 
 `rllib`: RLlib 2.60 in a Python of its own, with `ray[rllib]==2.60.0`, PyTorch for CPUs and `gymnasium[mujoco]`.
 Both sides have the same network, batch, minibatches, epochs and number of environments. First a few layouts of
@@ -47,9 +46,6 @@ from measure import (
     words,
     write_result,
 )
-
-from rollmill.dataflow import Group, Partition
-from rollmill.planning.placement import Counts
 
 MAX_STARTUP_SECONDS = 600.0
 
@@ -110,7 +106,6 @@ ASYNCHRONOUS = {
     "central, asynchronous": "--distribution central --actors 2 --asynchronous",
 }
 LAYOUTS = POLICIES | ASYNCHRONOUS
-FUSED_LAYOUTS = POLICIES | {"actors on the GPU": "--distribution distribution:on_the_gpu --actors 2"}
 FUSED = ("gpu-only, 2 processes", "single-learner-coarse", "central", "multi-learner")
 """Policies that are measured with kernels."""
 FUSED_WORK = Work("ppo", "CartPole-v1", 1024, 64, 4, 4, 1e-3, 10**9)
@@ -271,29 +266,23 @@ def compare_policies(work: Work, environment: str, times: Times) -> dict[str, An
 # --- kernels in groups ------------------------------------------------------------------------------------
 
 
-def on_the_gpu(counts: Counts) -> Partition:
-    """Returns single-learner-coarse with its actors on the GPU of the learner."""
-    actors = Group("actor", ("environment", "policy"), replicas=counts.actors, device="gpu")
-    return Partition("on_the_gpu", (actors, Group("learner", ("gradients", "update"), device="gpu")))
-
-
 def compare_kernels(name: str, work: Work, times: Times) -> dict[str, Any]:
     """Measures one policy with kernels and without, in pairs."""
     pairs: list[dict[str, Steady]] = []
     for number in range(times.rounds):
         pair: dict[str, Steady] = {}
         for fusion in ("off", "full") if number % 2 else ("full", "off"):
-            layout = f"{FUSED_LAYOUTS[name]} --fusion {fusion}"
+            layout = f"{POLICIES[name]} --fusion {fusion}"
             attempt = partial(train_briefly, work, work.environment, layout, times)
             for run in attempted(f"{name} {fusion}", attempt):
                 pair[fusion] = run
         pairs += [pair] if len(pair) == 2 else []
     ratios = [pair["full"].steps_per_second / pair["off"].steps_per_second for pair in pairs]
     if not ratios:
-        return {"policy": name, "layout": FUSED_LAYOUTS[name], "failed": True}
+        return {"policy": name, "layout": POLICIES[name], "failed": True}
     print(f"{name}: {median(ratios):.2f} x\n", flush=True)
     figures = {fusion: figures_of([pair[fusion] for pair in pairs]) for fusion in ("off", "full")}
-    found = {"policy": name, "layout": FUSED_LAYOUTS[name], "work": asdict(work)}
+    found = {"policy": name, "layout": POLICIES[name], "work": asdict(work)}
     return {**found, "figures": figures, "ratio": spread(ratios)}
 
 
@@ -377,7 +366,7 @@ def main() -> None:
         algorithms=["ppo", "impala"],
         environments=["CartPole-v1", "HalfCheetah-v5"],
         rounds=3,
-        layouts=some_of(FUSED_LAYOUTS, FUSED),
+        layouts=some_of(POLICIES, FUSED),
         num_envs=FUSED_WORK.num_envs,
         seconds=(10.0, "that count, of each training of a given time"),
         name=(str, "of the result, by default distribution- and what is measured"),

@@ -7,7 +7,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.membership import HOSTS, read_membership
 from rollmill.dataflow import Graph, Partition, flow
 from rollmill.planning.distribution import find_distribution
-from rollmill.planning.placement import COUNTS, Counts, PlacementOptions
+from rollmill.planning.placement import COUNTS, ActorDevice, Counts, PlacementOptions
 from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
 
@@ -23,7 +23,7 @@ def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
         _check_settings(plan, graph, options)
         plan = plan.placement if options.cluster is None else Plan(plan.partition, _place_on(options.cluster))
     else:
-        partition = _partition(options)
+        partition = _partition(graph, options)
         one_program = len(partition.groups) == 1 and graph.host is None
         by_default: Place = "program" if one_program else "processes"
         elsewhere = by_default if options.cluster is None else _place_on(options.cluster)
@@ -84,14 +84,16 @@ def uses_workers(options: PlacementOptions) -> bool:
     return options.place not in (None, "program") or options.cluster is not None or not one_program
 
 
-def _partition(options: PlacementOptions) -> Partition:
+def _partition(graph: Graph, options: PlacementOptions) -> Partition:
     """Returns the distribution policy's partition."""
     given: dict[str, Any] = {
         name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)
     }
     if options.cluster == HOSTS:
         given = {"learners": read_membership().count} | given
-    counts = Counts(**given)
+    on_ray = options.place == "ray" or options.cluster not in (None, HOSTS)
+    by_default: ActorDevice = "cpu" if on_ray or graph.host is not None else "gpu"
+    counts = Counts(**(dict[str, Any](actors_on=by_default) | given))
     partition = find_distribution(options.distribution)(counts)
     for name in given:
         if name not in counts.used:

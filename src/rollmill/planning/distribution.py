@@ -87,7 +87,7 @@ def single_learner_coarse(counts: Counts) -> Partition:
                 "actor",
                 ("environment", "policy"),
                 counts.actors,
-                device="cpu",
+                device=counts.actors_on,
                 synchronous=not counts.asynchronous,
             ),
             Group("learner", ("gradients", "update")),

@@ -7,16 +7,25 @@ program, threads, processes or Ray workers. `plan` names a file that replaces bo
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
 from rollmill.core.schema import check_fields, coerce
+from rollmill.dataflow.partition import DeviceKind
 from rollmill.planning.plan import AllReduceOption, Place
 
-DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "asynchronous": False}
+DEFAULT_COUNTS: Mapping[str, Any] = {
+    "workers": 2,
+    "actors": 2,
+    "learners": 1,
+    "asynchronous": False,
+    "actors_on": "cpu",
+}
 """Values of counts that the user does not set."""
+
+ActorDevice = Literal["cpu", "gpu"]
 
 COUNTS = tuple(DEFAULT_COUNTS)
 
@@ -46,6 +55,9 @@ class PlacementOptions:
     asynchronous: bool = False
     """Let actors continue with the newest available weights, instead of waiting for the weights of their
     iteration."""
+    actors_on: ActorDevice | None = None
+    """Device of actors that collect whole rollouts apart from the learner. Default: GPUs, where they are used for
+    the run and the environment is compiled, and otherwise CPUs. Workers of Ray: CPUs."""
     gpu_sharing: GpuSharing = "auto"
     """How workers share a GPU if there are fewer GPUs than workers: with `mps`, on slices of `mig`, or in `turns`.
     `auto` uses slices if there are any, and otherwise MPS if it is available."""
@@ -76,7 +88,8 @@ class Counts:
 
     `workers` counts replicas that hold only the environment, `actors` replicas that hold the policy but not the
     update, and `learners` replicas that hold gradients and update. With `asynchronous`, actors continue with the
-    newest weights. The object records which counts are read, so that options without effect can be rejected.
+    newest weights. `actors_on` is the device of actors that collect whole rollouts. The object records which of
+    them are read, so that options without effect can be rejected.
     """
 
     def __init__(
@@ -86,9 +99,11 @@ class Counts:
         actors: int = DEFAULT_COUNTS["actors"],
         learners: int = DEFAULT_COUNTS["learners"],
         asynchronous: bool = DEFAULT_COUNTS["asynchronous"],
+        actors_on: ActorDevice = DEFAULT_COUNTS["actors_on"],
     ) -> None:
         self._numbers = {"workers": workers, "actors": actors, "learners": learners}
         self._asynchronous = asynchronous
+        self._actors_on: ActorDevice = actors_on
         self.used: set[str] = set()
         """Names of the counts that were read. The others have no effect."""
         for name, number in self._numbers.items():
@@ -115,9 +130,15 @@ class Counts:
         self.used.add("asynchronous")
         return self._asynchronous
 
+    @property
+    def actors_on(self) -> DeviceKind:
+        """Device for a group that collects whole rollouts: `cpu`, or `any` for a GPU where the run has one."""
+        self.used.add("actors_on")
+        return "cpu" if self._actors_on == "cpu" else "any"
+
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={number}" for name, number in self._numbers.items())
-        return f"Counts({numbers}, asynchronous={self._asynchronous})"
+        return f"Counts({numbers}, asynchronous={self._asynchronous}, actors_on={self._actors_on})"
 
     def _number(self, name: str) -> int:
         self.used.add(name)

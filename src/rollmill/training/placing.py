@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
+
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import leave_device_memory
 from rollmill.core.membership import HOSTS
@@ -97,6 +99,7 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
                 f"{name}={getattr(options, name)} has no effect with place=program, which has no workers. hint: "
                 "leave it out."
             )
+    _check_actors_on(options)
     on_this_host = plan.place in ("processes", "mesh") and options.cluster is None
     if options.gpu_sharing != default.gpu_sharing and not on_this_host:
         where = f"place={plan.place}" if options.cluster is None else f"cluster={options.cluster}"
@@ -124,6 +127,14 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
         )
 
 
+def _check_actors_on(options: RunOptions) -> None:
+    if options.actors_on == "gpu" and jax.default_backend() == "cpu":
+        raise UsageError(
+            "actors_on=gpu needs a GPU, but this run computes on CPUs. hint: leave it out, or install JAX with "
+            "support for GPUs."
+        )
+
+
 def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
     """Returns whether the run uses the requested all-reduce."""
     if plan.place != "program":
@@ -140,7 +151,7 @@ def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
     possible = [f"place={place}" for place in places if _is_accepted(graph, options, place)]
     alone = {"distribution": "gpu-only", "workers": None, "actors": None, "learners": None, "asynchronous": False}
     if not possible and _is_accepted(graph, options, places[0], **alone):
-        given = [f"--{name}" for name in COUNTS if getattr(options, name)]
+        given = [f"--{name.replace('_', '-')}" for name in COUNTS if getattr(options, name)]
         possible = [f"distribution=gpu-only{' without ' * bool(given)}{', '.join(given)}"]
     return f"use {' or '.join(possible)}, or " if possible else ""
 
