@@ -19,6 +19,7 @@ arrays instead of copying, so pass it `message.copy()`, never a view of a messag
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -62,9 +63,12 @@ class ChannelStatistics(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Several messages concatenated along an axis, in the order of `headers`. The arrays belong to the caller."""
+    """Several messages concatenated along an axis, in the order of `headers`. The arrays belong to the caller.
 
-    tree: PyTree[np.ndarray]
+    They are arrays of JAX if a message was in GPU memory.
+    """
+
+    tree: PyTree[np.ndarray | jax.Array]
     headers: tuple[Header, ...]
 
 

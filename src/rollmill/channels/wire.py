@@ -39,9 +39,20 @@ class Wire(Protocol):
         ...
 
     def receiver(
-        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
+        self,
+        name: str,
+        *,
+        sources: Sequence[int],
+        target: int,
+        layout: Layout,
+        capacity: int = 2,
+        gpu: int | None = None,
     ) -> QueueReceiver:
-        """Opens the end of the queue `name` for consumer `target`, which receives from `sources`. See `sender`."""
+        """Opens the end of the queue `name` for consumer `target`, which receives from `sources`. See `sender`.
+
+        If messages will be used on GPU number `gpu` of this process, a producer on the same host may leave them in
+        GPU memory.
+        """
         ...
 
     def latest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt8, UInt32
 
 from rollmill.core.machine import BOOT_ID
-from rollmill.programs.cuda_memory import HANDLE_BYTES, NoPeerMemory, allocate, handle_of, let_reach, open_handle
+from rollmill.gpus.cuda_memory import HANDLE_BYTES, NoPeerMemory, allocate, handle_of, let_reach, open_handle
 
 PAGE_BYTES = 2 * 2**20
 """Memory is allocated in multiples of this many bytes, because CUDA shares whole pages with other processes."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels.batching import BatchLayout
+from rollmill.channels.batching import Batch, BatchLayout
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import ChannelStatistics, Gathered, Route
@@ -89,7 +89,7 @@ class QueueSender:
             UsageError: `tree` does not match the layout, or the target does not exist.
         """
         reservation = self.reserve(target=target, timeout=timeout)
-        self.layout.fill(reservation.views, tree)
+        self._writers[reservation.target].fill(tree)
         self.publish(reservation, version, iteration, flags)
         return reservation.target
 
@@ -178,7 +178,9 @@ class QueueReceiver:
         sources: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Gathered:
-        """Concatenates several messages in one buffer. Each is copied once and then released.
+        """Concatenates several messages. Each is copied once and then released.
+
+        The batch is in one buffer on the host, or on the GPU if any message is in GPU memory.
 
         Args:
             axis: axis of concatenation, one integer for all leaves or a pytree (or a prefix of it) of integers.
@@ -196,14 +198,13 @@ class QueueReceiver:
                 f"sources={sources}."
             )
         order = [None] * count if count is not None else list(sources or self._sources)
-        batch, parts = self._batch_layout(axis, len(order)).allocate()
-        deadline, headers = Deadline(timeout), []
-        for source, part in zip(order, parts, strict=True):
+        batch, deadline, headers = Batch(self._batch_layout(axis, len(order))), Deadline(timeout), []
+        for source in order:
             with self.receive(source=source, timeout=deadline.seconds()) as message:
-                for destination, leaf in zip(part, message.views, strict=True):
-                    np.copyto(destination, leaf, casting="no")
+                leaves = message.copy_on_gpu()
+                batch.add(message.views if leaves is None else leaves)
                 headers.append(message.header)
-        return Gathered(batch, tuple(headers))
+        return Gathered(batch.tree(), tuple(headers))
 
     def statistics(self) -> dict[int, ChannelStatistics]:
         """Returns the message counts of each ring, by source rank."""

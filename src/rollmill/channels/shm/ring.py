@@ -32,10 +32,12 @@ replaced and has neither sent nor taken the message. Each message is therefore t
 Between hosts (`channels.tcp.queue`), both sides of a ring are in one process, and are never replaced.
 """
 
+import contextlib
 import struct
 import zlib
 from typing import Protocol, runtime_checkable
 
+import jax
 import numpy as np
 from jaxtyping import PyTree
 
@@ -43,13 +45,23 @@ from rollmill.channels.errors import ChannelClosed, Damaged
 from rollmill.channels.layout import Layout, fresh_buffer
 from rollmill.channels.protocols import ChannelStatistics, Header
 from rollmill.channels.shm.doorbell import Doorbell
+from rollmill.channels.shm.gpu_slots import (
+    ANNOUNCED,
+    ConsumerSlots,
+    ProducerSlots,
+    gpu_leaves,
+    gpu_of,
+    process_id,
+)
 from rollmill.channels.shm.memory import Fence
+from rollmill.channels.transfers import to_host
 from rollmill.core.errors import UsageError
+from rollmill.gpus.cuda_memory import NoPeerMemory
 
 # Indices of 64-bit words. The root, each section and each ledger have separate cache lines.
 PRODUCER, PRODUCER_READY, CONSUMER, CONSUMER_READY = 0, 1, 2, 3
 PUBLISHED, ENDED, START, BEFORE = 0, 1, 2, 3
-TAKEN, RELEASED, GONE = 0, 1, 2
+TAKEN, RELEASED, GONE, ON_GPU, MAPPED = 0, 1, 2, 3, 4
 LINE = 64
 
 HEADER = struct.Struct("<QqqQiIII")
@@ -58,7 +70,11 @@ has a checksum."""
 
 STAMP_BYTES = 64 - HEADER.size
 """Bytes of a slot before its header. The first 8 are the stamp, the number of the message plus 1, or 0 while the
-message is being written. It shows a reader that a slot was overwritten."""
+message is being written. It shows a reader that a slot was overwritten. The next 8 are 1 if the payload is in GPU
+memory (`gpu_slots`), and 0 if it follows the header."""
+
+ANNOUNCEMENT_BYTES = 2 * LINE
+"""Bytes of a section in which its producer announces its memory on a GPU."""
 
 
 class Slot:
@@ -66,6 +82,7 @@ class Slot:
 
     def __init__(self, memory: memoryview) -> None:
         self.stamp = memory[:8].cast("q")
+        self.on_gpu = memory[8:STAMP_BYTES].cast("q")
         self.header = memory[STAMP_BYTES:64]
         self.payload = memory[64:]
 
@@ -76,7 +93,8 @@ class RingSection:
     def __init__(self, memory: memoryview, layout: Layout, capacity: int, incarnation: int) -> None:
         self.incarnation = incarnation
         self.words = memory[:LINE].cast("q")
-        starts = range(LINE, section_bytes(layout, capacity), 64 + layout.nbytes)
+        self.announcement = memory[LINE : LINE + ANNOUNCEMENT_BYTES]
+        starts = range(LINE + ANNOUNCEMENT_BYTES, section_bytes(layout, capacity), 64 + layout.nbytes)
         self.slots = [Slot(memory[start : start + 64 + layout.nbytes]) for start in starts]
 
     @property
@@ -212,7 +230,7 @@ class Ring:
 
 def section_bytes(layout: Layout, capacity: int) -> int:
     """Returns the size in bytes of a section, the memory of one producer."""
-    return LINE + capacity * (64 + layout.nbytes)
+    return LINE + ANNOUNCEMENT_BYTES + capacity * (64 + layout.nbytes)
 
 
 def ring_bytes(layout: Layout, capacity: int) -> int:
@@ -237,6 +255,8 @@ class RingWriter:
         self._words = self._section.words
         self._views = [ring.layout.flat_views(slot.payload) for slot in self._section.slots]
         self._consumer = 0
+        self._on_gpu: ProducerSlots | None = None
+        self._shares = True
         # all zeros until a consumer is ready, which is correct because nothing has been taken
         self._ledger = ring.ledger(1)
         if previous := ring.root[PRODUCER_READY]:
@@ -276,7 +296,17 @@ class RingWriter:
         self._fence()  # the consumer's reads of the slot must precede these writes
         position = self._words[PUBLISHED] % self._ring.capacity
         self._section.slots[position].stamp[0] = 0
+        self._section.slots[position].on_gpu[0] = 0
         return self._views[position]
+
+    def fill(self, tree: PyTree) -> None:
+        """Copies a message into the next slot, which must be free, in GPU memory if the consumer has mapped it.
+
+        Raises a `UsageError` if structure, shape or dtype differ from the layout.
+        """
+        views = self.views()
+        if not self._fill_on_gpu(tree):
+            self._ring.layout.fill(views, tree)
 
     def payload(self) -> memoryview:
         """Returns all payload bytes of the next slot, for a caller that writes raw bytes."""
@@ -288,7 +318,7 @@ class RingWriter:
 
         Raises `ChannelClosed` if this producer was replaced.
         """
-        checksum = zlib.crc32(self._slot().payload) if self._checksum else 0
+        checksum = zlib.crc32(self._slot().payload) if self._checksum else 0  # then nothing is in GPU memory
         size = self._ring.layout.nbytes
         fields = (self.published, version, iteration, size, self._source, flags, checksum, self._checksum)
         self.publish_raw(HEADER.pack(*fields))
@@ -317,6 +347,33 @@ class RingWriter:
         self._fence()  # a consumer that sees the end must see all messages before it
         self._words[ENDED] = 1
         self._doorbell.ring()
+
+    def _fill_on_gpu(self, tree: PyTree) -> bool:
+        """Copies a message into the next slot's GPU memory, unless one of the two ends cannot use it."""
+        reader = self._reader().words
+        if not self._shares or self._checksum or reader[ON_GPU] in (0, process_id()):
+            return False
+        leaves = gpu_leaves(self._ring.layout, tree)
+        if leaves is None:
+            return False
+        if self._on_gpu is None:
+            self._shares = self._announce(gpu_of(leaves[0]))
+        if self._on_gpu is None or reader[MAPPED] != self._owner or gpu_of(leaves[0]) != self._on_gpu.gpu:
+            return False
+        self._on_gpu.write(self._words[PUBLISHED] % self._ring.capacity, leaves)
+        self._slot().on_gpu[0] = 1
+        return True
+
+    def _announce(self, gpu: int) -> bool:
+        """Allocates slots in GPU memory, and announces them to the consumer. Returns whether this was possible."""
+        try:
+            self._on_gpu = ProducerSlots(gpu, self._ring.layout, self._ring.capacity)
+        except NoPeerMemory:
+            return False
+        ANNOUNCED.pack_into(self._section.announcement, 0, 0, self._on_gpu.handle)
+        self._fence()  # the consumer must see the handle before it sees that it is complete
+        self._section.announcement[:8].cast("q")[0] = 1
+        return True
 
     def _slot(self) -> Slot:
         return self._section.slots[self._words[PUBLISHED] % self._ring.capacity]
@@ -350,8 +407,14 @@ class RingMessage:
 
     @property
     def views(self) -> list[np.ndarray]:
-        """The leaves of the message, as read-only views of its slot."""
+        """The leaves of the message, as read-only views of its slot, or as copies if they are in GPU memory."""
+        if (leaves := self.copy_on_gpu()) is not None:
+            return to_host(leaves)
         return self._section.leaves[self._section.slot_of(self._position)]
+
+    def copy_on_gpu(self) -> list[jax.Array] | None:
+        """Copies the leaves of the message on the GPU, or returns None if they are in shared memory."""
+        return self._section.copy_on_gpu(self._position)
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
@@ -361,6 +424,8 @@ class RingMessage:
     def copy(self) -> PyTree[np.ndarray]:
         """Copies the message into new memory, without releasing its slot."""
         layout = self.reader.layout
+        if (leaves := self.copy_on_gpu()) is not None:
+            return layout.unflatten(to_host(leaves))
         buffer = fresh_buffer(layout.nbytes)
         np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
         # if this consumer was replaced, the slot may have been overwritten during the copy
@@ -388,6 +453,29 @@ class SectionViews:
         payloads = [slot.payload.toreadonly() for slot in section.slots]
         self.payloads = [np.ndarray((payload.nbytes,), np.uint8, payload) for payload in payloads]
         self.leaves = [layout.flat_views(payload) for payload in payloads]
+        self._layout = layout
+        self._gpu: int | None = None
+        self._on_gpu: ConsumerSlots | None = None
+
+    def map_gpu_memory(self, gpu: int) -> bool:
+        """Maps the producer's slots in GPU memory, if there are any. Returns whether they are mapped.
+
+        The first failure is final.
+        """
+        complete, handle = ANNOUNCED.unpack_from(self.section.announcement)
+        if complete and self._gpu is None:
+            self._gpu = gpu
+            with contextlib.suppress(NoPeerMemory):
+                self._on_gpu = ConsumerSlots(gpu, self._layout, handle)
+        return self._on_gpu is not None
+
+    def copy_on_gpu(self, position: int) -> list[jax.Array] | None:
+        """Copies message number `position` on the GPU, or returns None if it is in shared memory."""
+        slot = self.slot_of(position)
+        if not self.section.slots[slot].on_gpu[0]:
+            return None
+        assert self._on_gpu is not None, "a message in GPU memory is only taken once it is mapped"
+        return self._on_gpu.copy(slot)
 
     def slot_of(self, position: int) -> int:
         """Returns the index of the slot that holds message number `position`."""
@@ -395,9 +483,12 @@ class SectionViews:
 
 
 class RingReader:
-    """The consumer's side of a ring. It replaces the previous consumer, if any."""
+    """The consumer's side of a ring. It replaces the previous consumer, if any.
 
-    def __init__(self, ring: Ring, *, doorbell: Doorbell, name: str) -> None:
+    If it is on GPU number `gpu`, the producer may send messages in GPU memory.
+    """
+
+    def __init__(self, ring: Ring, *, doorbell: Doorbell, name: str, gpu: int | None = None) -> None:
         self.layout = ring.layout
         self._ring = ring
         self._doorbell = doorbell
@@ -408,6 +499,8 @@ class RingReader:
         if previous := ring.root[CONSUMER_READY]:
             # Releases the messages that the replaced consumer held, even if it had not used them.
             self._words[TAKEN] = self._words[RELEASED] = ring.ledger(previous).words[TAKEN]
+        self._gpu = gpu
+        self._words[ON_GPU] = 0 if gpu is None else process_id()
         self._released = self._words[RELEASED]
         self._returned: set[int] = set()
         self._sections: list[SectionViews] = []
@@ -440,6 +533,7 @@ class RingReader:
         self._fence()  # writes the count before reading the holder (see the module's docstring)
         self.check_owner()
         views = self._sections[-1]
+        self._map_gpu_memory(views, position)
         return RingMessage(self, views, position, self._checked_header(views, position))
 
     def release(self, position: int) -> None:
@@ -494,6 +588,21 @@ class RingReader:
             self._sections.append(SectionViews(successor, self.layout))
             self._drop_sections()
         return False
+
+    def _map_gpu_memory(self, views: SectionViews, position: int) -> None:
+        """Maps GPU memory that the producer has announced, and confirms it.
+
+        Raises `Damaged` if the message is in memory that cannot be mapped.
+        """
+        if self._gpu is None:
+            return
+        if views.map_gpu_memory(self._gpu):
+            self._words[MAPPED] = views.section.incarnation
+        elif views.section.slots[views.slot_of(position)].on_gpu[0]:
+            self.release(position)
+            raise Damaged(
+                f"{self._name}: message {position} was in the GPU memory of a worker that no longer runs."
+            )
 
     def _drop_sections(self) -> None:
         """Drops the sections read to their end. Messages still held keep the memory alive by their views."""

@@ -84,7 +84,14 @@ class MemoryWire:
         return QueueSender(writers, layout, route or round_robin, waiter)
 
     def receiver(
-        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
+        self,
+        name: str,
+        *,
+        sources: Sequence[int],
+        target: int,
+        layout: Layout,
+        capacity: int = 2,
+        gpu: int | None = None,
     ) -> QueueReceiver:
         """Opens the receiving end of the queue `name` for consumer `target`."""
         check_ranks(sources, name, "sources")
@@ -93,6 +100,7 @@ class MemoryWire:
                 self._ring(name, source, target, layout, capacity),
                 doorbell=self._broker.doorbell(source_bell(name, source)),
                 name=f"{name} from {source} to {target}",
+                gpu=gpu,
             )
             for source in sources
         }

@@ -93,9 +93,17 @@ class TcpWire:
         return self._senders[-1]
 
     def receiver(
-        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
+        self,
+        name: str,
+        *,
+        sources: Sequence[int],
+        target: int,
+        layout: Layout,
+        capacity: int = 2,
+        gpu: int | None = None,
     ) -> QueueReceiver:
         """Opens the receiving end of the queue `name` for consumer `target`."""
+        del gpu  # messages between hosts are never in GPU memory
         check_ranks(sources, name, "sources")
         described, arrived = f"{name} at {target}", self._doorbell()
         rings = {source: self._ring(name, source, target, layout, capacity) for source in sources}

@@ -3,11 +3,18 @@
 Trajectories are sent through queues. Weights are a latest value, which the learner publishes and actors receive.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rollmill.channels.errors import Damaged
 from rollmill.channels.protocols import Gathered
+from rollmill.channels.shm.gpu_slots import own_gpu
+from rollmill.channels.transfers import is_on_gpu, to_device
 from rollmill.dataflow import Trajectory
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
 from rollmill.workers.replica.layouts import AXES, trajectory_layout, weights_layout
@@ -33,7 +40,7 @@ class ReceiveWeights(StageRun):
         """Adds the received weights and their version to the results of the iteration."""
         self._context.control.at("waiting for weights")
         latest = self._reader.read(at_least=self._oldest(state.iteration))
-        return state._replace(weights=latest.tree, version=latest.version)
+        return state._replace(weights=to_device(latest.tree), version=latest.version)
 
     def _oldest(self, iteration: int) -> int:
         """Returns the oldest version of the weights that may collect the rollout of an iteration."""
@@ -65,7 +72,7 @@ class PublishWeights(StageRun):
         return state
 
     def _publish(self, version: int) -> None:
-        self._writer.publish(jax.device_get(self._learner.weights), version=version)
+        self._writer.publish(self._learner.weights, version=version)
 
 
 class SendTrajectories(StageRun):
@@ -102,9 +109,9 @@ class SendTrajectories(StageRun):
         for target, part in zip(self._targets, parts, strict=True):
             if self._context.begin.attempt and self._first + self._delivered(target) > state.iteration:
                 continue  # the replaced worker had delivered this rollout to some targets, including this one
-            tree = jax.tree.map(np.asarray, part)
+            jax.block_until_ready(part)
             self._context.control.at("waiting for space to send a trajectory")
-            self._sender.send(tree, version=state.version, iteration=state.iteration, target=target)
+            self._sender.send(part, version=state.version, iteration=state.iteration, target=target)
         self._wait_until_taken()
         return state
 
@@ -135,6 +142,7 @@ class ReceiveTrajectories(StageRun):
             target=context.replica,
             layout=layout,
             capacity=TRAJECTORY_CAPACITY,
+            gpu=own_gpu(),
         )
 
     def run(self, state: IterationState) -> IterationState:
@@ -150,12 +158,23 @@ class ReceiveTrajectories(StageRun):
         else:
             gathered = self._receiver.gather(axis=AXES, count=len(self._sources))
         lags = [state.iteration - header.version for header in gathered.headers]
-        return state._replace(trajectory=gathered.tree, lags=lags)
+        return state._replace(trajectory=to_device(gathered.tree), lags=lags)
 
 
 def _split(trajectory: Trajectory, count: int) -> list[Trajectory]:
     """Splits a trajectory into equal parts along the environments, in order."""
-    split = lambda axis: lambda leaf: np.split(np.asarray(leaf), count, axis=axis)
+    if any(map(is_on_gpu, jax.tree.leaves(trajectory))):
+        return _split_on_gpu(trajectory, count)
+    return _parts(lambda leaf, axis: np.split(np.asarray(leaf), count, axis=axis), trajectory, count)
+
+
+@partial(jax.jit, static_argnums=1)
+def _split_on_gpu(trajectory: Trajectory, count: int) -> list[Trajectory]:
+    return _parts(lambda leaf, axis: jnp.split(leaf, count, axis=axis), trajectory, count)
+
+
+def _parts(divide: Callable[[Any, int], list[Any]], trajectory: Trajectory, count: int) -> list[Trajectory]:
+    split = lambda axis: lambda leaf: divide(leaf, axis)
     fields = [jax.tree.map(split(axis), field) for axis, field in zip(AXES, trajectory, strict=True)]
     is_list = lambda node: isinstance(node, list)
     return [

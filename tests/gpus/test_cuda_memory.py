@@ -4,8 +4,17 @@ import ctypes
 
 import pytest
 
-from rollmill.programs import cuda_memory
-from rollmill.programs.cuda_memory import HANDLE_BYTES, NoPeerMemory, allocate, handle_of, let_reach, open_handle
+from rollmill.gpus import cuda_memory
+from rollmill.gpus.cuda_memory import (
+    HANDLE_BYTES,
+    NoPeerMemory,
+    allocate,
+    close_handle,
+    copy,
+    handle_of,
+    let_reach,
+    open_handle,
+)
 from wordings import raises
 
 
@@ -43,12 +52,12 @@ def driver(monkeypatch):
     def start(**codes):
         found = Driver(**codes)
         monkeypatch.setattr(cuda_memory, "_driver", lambda: found)
-        for cached in (cuda_memory._device, cuda_memory._primary):
+        for cached in (cuda_memory._device, cuda_memory._primary, cuda_memory._stream):
             cached.cache_clear()
         return found
 
     yield start
-    for cached in (cuda_memory._device, cuda_memory._primary):
+    for cached in (cuda_memory._device, cuda_memory._primary, cuda_memory._stream):
         cached.cache_clear()
 
 
@@ -61,6 +70,17 @@ def test_memory_is_zeroed_before_it_is_shared_and_opened_elsewhere(driver):
     assert handle == bytes(range(HANDLE_BYTES)), "zeros inside do not end it"
     assert open_handle(1, handle) == 0x7E00_0000_0000
     assert recorder.contexts == 0, "each call leaves JAX's current context as it was"
+
+
+def test_memory_is_copied_on_one_stream_and_unmapped(driver):
+    recorder = driver()
+    copy(0, [(0x10, 0x20, 64), (0x30, 0x40, 8)])
+    copy(0, [(0x10, 0x20, 64)])
+    copies = ["cuMemcpyDtoDAsync_v2", "cuMemcpyDtoDAsync_v2", "cuStreamSynchronize", "cuCtxPopCurrent_v2"]
+    assert recorder.calls[recorder.calls.index("cuStreamCreate") + 1 :][:4] == copies
+    assert recorder.calls.count("cuStreamCreate") == 1
+    close_handle(0, 0x7E00_0000_0000)
+    assert "cuIpcCloseMemHandle" in recorder.calls and recorder.contexts == 0
 
 
 def test_what_cuda_refuses_is_said_with_its_name(driver):

@@ -1,10 +1,10 @@
-"""Allocates memory that several GPUs share, through the CUDA driver.
+"""Allocates and copies memory that several GPUs or processes share, through the CUDA driver.
 
 GPUs are numbered among those visible to this process.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 HANDLE_BYTES = 64
 _LAZY_ENABLE_PEER_ACCESS = 1
 _PEER_ACCESS_ALREADY_ENABLED = 704
+_NON_BLOCKING = 1
 
 
 class NoPeerMemory(Exception):
@@ -60,6 +61,25 @@ def open_handle(gpu: int, handle: bytes) -> int:
     return address.value
 
 
+def close_handle(gpu: int, address: int) -> None:
+    """Unmaps memory that `open_handle` has mapped. Raises `NoPeerMemory` if a call of the CUDA driver fails."""
+    with _context(gpu):
+        _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+
+def copy(gpu: int, copies: Sequence[tuple[int, int, int]]) -> None:
+    """Copies memory on a GPU, and waits. `copies` has the addresses of destination and source, and bytes.
+
+    Raises `NoPeerMemory` if a call of the CUDA driver fails.
+    """
+    with _context(gpu):
+        stream = _stream(gpu)
+        for destination, source, num_bytes in copies:
+            addresses = ctypes.c_uint64(destination), ctypes.c_uint64(source)
+            _call("cuMemcpyDtoDAsync_v2", *addresses, ctypes.c_size_t(num_bytes), stream)
+        _call("cuStreamSynchronize", stream)
+
+
 def let_reach(gpu: int, other: int) -> None:
     """Lets kernels on one GPU read and write all memory that this process has allocated on another GPU.
 
@@ -81,6 +101,14 @@ def _context(gpu: int) -> Iterator[None]:
         yield
     finally:
         _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+@cache
+def _stream(gpu: int) -> ctypes.c_void_p:
+    """Makes a stream for copies on a GPU, in the current context."""
+    stream = ctypes.c_void_p()
+    _call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+    return stream
 
 
 @cache
