@@ -106,8 +106,10 @@ def test_gpus_are_shared_by_instances_where_they_can_be():
     assert len({each.words for each in found}) == len(found)  # each is another command
     with_actors = [index for index, each in enumerate(found) if each.actors]
     assert found.index(meshes[0]) < with_actors[0] < found.index(meshes[1])
-    assert str(found[with_actors[0]]) == "single-learner-coarse actors=16"  # half of the cores
+    assert str(found[with_actors[0]]) == "single-learner-coarse actors=16 actors_on=cpu"  # half of the cores
     assert found.index(meshes[-1]) < with_actors[1]
+    apart = [(each.actors, each.actors_on) for each in found if each.distribution == "single-learner-coarse"]
+    assert apart[1:4] == [(1, "gpu"), (2, "gpu"), (4, "gpu")] and (32, "cpu") in apart
     assert all(each.instances == 1 for each in candidates(Machine(32, gpus_per_host=2), WORK))
 
 

@@ -36,6 +36,7 @@ PLACED_BY_CANDIDATES = (
     "actors",
     "learners",
     "asynchronous",
+    "actors_on",
     "fusion",
 )
 """Fields of `RunOptions` that a candidate sets."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from rollmill.planning.placement import ActorDevice
 from rollmill.planning.plan import Place
 
 WIDTHS = ("num_envs", "devices", "learners", "actors", "workers", "instances")
@@ -22,6 +23,7 @@ class Candidate:
     actors: int | None = None
     learners: int | None = None
     asynchronous: bool = False
+    actors_on: ActorDevice | None = None
     fusion: str | None = None
     num_envs: int | None = None
     """Number of environments if it differs from the user's, which only `grow-batch` allows. Otherwise None."""
@@ -71,11 +73,18 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Key of distribution policy, place, fusion and asynchrony. Candidates of one kind have similar overheads.
+        """Key of distribution policy, place, fusion, asynchrony and the actors' device.
 
-        The fields in `WIDTHS`, such as `devices` and `workers`, are not part of the kind.
+        Candidates of one kind have similar overheads. The fields in `WIDTHS`, such as `devices` and `workers`, are
+        not part of the kind.
         """
-        return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
+        return (
+            self.distribution,
+            self.place,
+            self.fusion or "",
+            str(self.asynchronous),
+            self.actors_on or "",
+        )
 
     def branch(self, width: str) -> tuple[Any, ...]:
         """Returns a key shared by all candidates that differ only in the field `width` and in fields derived from

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rollmill.plan_search.search.candidate import Candidate
 from rollmill.plan_search.search.machine import Machine, Objective, Workload
@@ -66,7 +67,8 @@ def most_stepping(machine: Machine, workload: Workload) -> int:
 
 def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
     if workload.asynchronous:
-        yield from _asynchronous(machine, most_stepping(machine, workload))
+        compiled = not workload.on_host
+        yield from _asynchronous(machine, most_stepping(machine, workload), on_gpus=compiled and machine.gpus > 0)
     elif workload.on_host:
         yield from _of_host_environments(machine, most_stepping(machine, workload))
     elif workload.num_seeds > 1:
@@ -116,9 +118,22 @@ def _learners_on_cores(machine: Machine) -> Iterator[Candidate]:
 
 def _actors(machine: Machine) -> Iterator[Candidate]:
     """Whole rollouts apart from learning."""
-    for distribution in ("single-learner-coarse", "central"):
-        for actors in widths_up_to(machine.cores):
-            yield Candidate(distribution, "processes", actors=actors, gpus=min(1, machine.gpus))
+    yield from _actors_apart(machine, machine.cores, on_gpus=machine.gpus > 0)
+    for actors in widths_up_to(machine.cores):
+        yield Candidate("central", "processes", actors=actors, gpus=min(1, machine.gpus))
+
+
+def _actors_apart(
+    machine: Machine, most: int, *, on_gpus: bool, asynchronous: bool = False
+) -> Iterator[Candidate]:
+    """Rollouts in up to `most` actors on the cores, or in a few on the learner's GPU."""
+    gpus = min(1, machine.gpus)
+    here = partial(Candidate, "single-learner-coarse", "processes", asynchronous=asynchronous, gpus=gpus)
+    if not on_gpus:
+        yield from (here(actors=actors) for actors in widths_up_to(most))
+        return
+    yield from (here(actors=actors, actors_on="gpu") for actors in widths_up_to(machine.max_instances))
+    yield from (here(actors=actors, actors_on="cpu") for actors in widths_up_to(most))
 
 
 def _likely_actors(machine: Machine) -> Iterator[Candidate]:
@@ -127,7 +142,7 @@ def _likely_actors(machine: Machine) -> Iterator[Candidate]:
     """
     if machine.gpus and machine.cores > 1:
         actors = widths_up_to(machine.cores // 2)[-1]
-        yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=1)
+        yield Candidate("single-learner-coarse", "processes", actors=actors, actors_on="cpu", gpus=1)
 
 
 def _apart(machine: Machine) -> Iterator[Candidate]:
@@ -162,10 +177,10 @@ def _of_host_environments(machine: Machine, most: int) -> Iterator[Candidate]:
         yield Candidate("central", "processes", actors=actors, gpus=gpus)
 
 
-def _asynchronous(machine: Machine, most: int) -> Iterator[Candidate]:
+def _asynchronous(machine: Machine, most: int, *, on_gpus: bool) -> Iterator[Candidate]:
     gpus = min(1, machine.gpus)
-    for distribution in ("single-learner-coarse", "central"):
-        for actors in widths_up_to(most):
-            yield Candidate(distribution, "processes", actors=actors, asynchronous=True, gpus=gpus)
+    yield from _actors_apart(machine, most, on_gpus=on_gpus, asynchronous=True)
+    for actors in widths_up_to(most):
+        yield Candidate("central", "processes", actors=actors, asynchronous=True, gpus=gpus)
     for workers in widths_up_to(most)[1:]:
         yield Candidate("environments", "processes", workers=workers, actors=1, asynchronous=True, gpus=gpus)
