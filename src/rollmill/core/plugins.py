@@ -30,11 +30,14 @@ class Plugin(NamedTuple):
 
 def plugins(kind: Kind) -> list[Plugin]:
     """Returns all plug-ins of a kind that installed packages offer, sorted, without importing anything."""
+    installed, group = list(metadata.distributions()), f"rollmill.{kind}s"
+    if not any(point.group == group for distribution in installed for point in _entry_points(distribution)):
+        return []  # without parsing the metadata of every package for its name
     return sorted(
         Plugin(kind, point.name, _module(point), _package(distribution))
-        for distribution in _distributions()
+        for distribution in _without_duplicates(installed)
         for point in _entry_points(distribution)
-        if point.group == f"rollmill.{kind}s"
+        if point.group == group
     )
 
 
@@ -71,10 +74,10 @@ def _is_importable(name: str) -> bool:
     return spec is not None and spec.origin == getattr(sys.modules.get(name), "__file__", None)
 
 
-def _distributions() -> list[metadata.Distribution]:
-    """Returns the installed packages. Of duplicates, only the one that Python imports is returned."""
+def _without_duplicates(installed: Sequence[metadata.Distribution]) -> list[metadata.Distribution]:
+    """Returns the packages in order. Of duplicates, only the one that Python imports is returned."""
     by_name: dict[str, metadata.Distribution] = {}
-    for distribution in metadata.distributions():
+    for distribution in installed:
         name = _name(distribution).lower().replace("-", "_") or _package(distribution)
         by_name.setdefault(name, distribution)
     return list(by_name.values())
