@@ -129,9 +129,9 @@ def marks(position):
 
 
 def stones(columns):
-    state = connect_four.empty()
+    state, move = connect_four.empty(), jax.jit(connect_four.move)
     for column in columns:
-        state = connect_four.move(state, jnp.int32(int(column))).state
+        state = move(state, jnp.int32(int(column))).state
     return state
 
 
@@ -144,19 +144,20 @@ def valueless(weights):
 
 @pytest.mark.parametrize("search", ["gumbel", "puct"])
 @pytest.mark.parametrize(
-    ("env", "state", "best"),
+    ("env", "position", "best"),
     [
-        ("TicTacToe-v0", marks("XX.OO...."), 2),
-        ("TicTacToe-v0", marks("XX..O...."), 2),
-        ("ConnectFour-v0", stones("030303"), 0),
-        ("ConnectFour-v0", stones("03030"), 0),
+        ("TicTacToe-v0", "XX.OO....", 2),
+        ("TicTacToe-v0", "XX..O....", 2),
+        ("ConnectFour-v0", "030303", 0),
+        ("ConnectFour-v0", "03030", 0),
     ],
     ids=["wins a row", "blocks a row", "wins a column", "blocks a column"],
 )
-def test_a_search_with_random_weights_finds_what_wins_and_what_does_not_lose(env, state, best, search):
+def test_a_search_with_random_weights_finds_what_wins_and_what_does_not_lose(env, position, best, search):
     """Between moves that lose at the third ply, Gumbel search is led by values, so its values are 0 here."""
     graph = small(env, num_simulations=400, search=search)
     rules = tic_tac_toe if env.startswith("Tic") else connect_four
+    state = marks(position) if rules is tic_tac_toe else stones(position)
     legal = rules.legal_squares(state) if rules is tic_tac_toe else rules.legal_columns(state)
     now = Position(legal, state, ())
     decide = jax.jit(graph.greedy)

@@ -42,7 +42,7 @@ class Case(NamedTuple):
     """The operands' types, and what else distinguishes cases of one primitive."""
     function: Callable[..., Any]
     """A function of one sample."""
-    operands: tuple[jax.Array, ...]
+    operands: tuple[np.ndarray, ...]
     """`[samples, ...]` each."""
     either_zero: bool = False
     """Whether a zero may have either sign: sums and extremes of zeros of both signs, where XLA's own differ."""
@@ -72,22 +72,22 @@ def edge_values(dtype: str, *, few: bool = False) -> list[Any]:
     return sorted({n for n in numbers if limits.min <= n <= limits.max})
 
 
-def combined(dtypes: Sequence[str], *, few: bool = False) -> tuple[jax.Array, ...]:
-    """Every combination of edge values, one array `[samples]` for each operand."""
+def combined(dtypes: Sequence[str], *, few: bool = False) -> tuple[np.ndarray, ...]:
+    """Every combination of edge values, one array `[samples]` for each operand. JAX would compile its copies."""
     rows = list(itertools.product(*(edge_values(dtype, few=few) for dtype in dtypes)))
-    return tuple(jnp.asarray([row[n] for row in rows], dtype) for n, dtype in enumerate(dtypes))
+    return tuple(np.asarray([row[n] for row in rows], jnp.dtype(dtype)) for n, dtype in enumerate(dtypes))
 
 
-def vectors(dtype: str, size: int = 3) -> tuple[jax.Array]:
+def vectors(dtype: str, size: int = 3) -> tuple[np.ndarray]:
     """Every combination of a few edge values, as arrays `[samples, size]`."""
-    return (jnp.asarray(np.stack(combined([dtype] * size, few=True), axis=1)),)
+    return (np.stack(combined([dtype] * size, few=True), axis=1),)
 
 
-def kept(operands: tuple[jax.Array, ...], holds: Callable[[np.ndarray], np.ndarray]) -> tuple[jax.Array, ...]:
+def kept(operands: tuple[np.ndarray, ...], holds: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, ...]:
     """The samples in which something holds of every number."""
     numbers = [np.asarray(x, np.float64).reshape(x.shape[0], -1) for x in operands]
     places = np.nonzero(np.all([holds(x).all(axis=1) for x in numbers], axis=0))[0]
-    return tuple(jnp.asarray(np.asarray(x)[places]) for x in operands)
+    return tuple(x[places] for x in operands)
 
 
 def is_normal(x: np.ndarray) -> np.ndarray:
@@ -105,24 +105,26 @@ def has_no_negative_zero(x: np.ndarray) -> np.ndarray:
     return (x != 0) | ~np.signbit(x)
 
 
-def rows(dtype: str, width: int = 20) -> tuple[jax.Array]:
+def rows(dtype: str, width: int = 20) -> tuple[np.ndarray]:
     """Rows of a product's width `[samples, width]`: edge values in the first, a middle and the last column."""
     (edges,) = vectors(dtype)
-    between = jnp.broadcast_to(jnp.linspace(-2.0, 2.0, width).astype(dtype), (edges.shape[0], width))
-    return (between.at[:, jnp.asarray([0, 7, width - 1])].set(edges),)
+    between = np.linspace(-2.0, 2.0, width, dtype=np.float32).astype(edges.dtype)
+    whole = np.tile(between, (len(edges), 1))
+    whole[:, [0, 7, width - 1]] = edges
+    return (whole,)
 
 
-def flushed(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+def flushed(operands: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     """Zeros instead of numbers that are smaller than any normal one."""
 
-    def zeros(x: jax.Array) -> jax.Array:
+    def zeros(x: np.ndarray) -> np.ndarray:
         if x.dtype.name not in ("float32", "bfloat16"):
             return x
         numbers = np.asarray(x, np.float32)
         tiny = (
             np.abs(np.frombuffer(numbers.tobytes(), np.uint32).reshape(numbers.shape) & 0x7FFF_FFFF) < 0x0080_0000
         )
-        return jnp.asarray(np.where(tiny, np.copysign(np.float32(0), numbers), numbers), x.dtype)
+        return np.where(tiny, np.copysign(np.float32(0), numbers), numbers).astype(x.dtype)
 
     return tuple(map(zeros, operands))
 
@@ -360,7 +362,7 @@ def compare(group: Sequence[Case], ways: dict[str, Evaluate]) -> list[Outcome]:
     return [outcome for way, run in ways.items() for outcome in _compare_way(way, run, group, expected)]
 
 
-def _expected(case: Case, plain: Any, operands: tuple[jax.Array, ...]) -> Any:
+def _expected(case: Case, plain: Any, operands: tuple[np.ndarray, ...]) -> Any:
     return plain if case.meaning is None else case.meaning(*map(np.asarray, operands))
 
 

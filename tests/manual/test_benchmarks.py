@@ -11,7 +11,6 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from scipy.stats import trim_mean
 
 from manual.snippets import ROOT
 
@@ -101,6 +100,8 @@ def test_sides_take_turns():
 
 
 def test_an_interquartile_mean_is_a_trimmed_mean():
+    from scipy.stats import trim_mean  # a second, for the one process that needs it
+
     values = np.random.default_rng(0).normal(size=(3, 10))
     assert import_module("measure").interquartile_mean(values) == pytest.approx(trim_mean(values, 0.25, axis=None))
 
