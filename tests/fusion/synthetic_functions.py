@@ -10,15 +10,15 @@ lax = jax.lax
 
 
 def floats(shape, seed=0, scale=2.0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=(E, *shape)) * scale, jnp.float32)
+    return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=(E, *shape)) * scale))
 
 
 def integers(shape, low, high, seed=0, dtype=jnp.int32):
-    return jnp.asarray(np.random.default_rng(seed).integers(low, high, size=(E, *shape)), dtype)
+    return jax.device_put(np.random.default_rng(seed).integers(low, high, size=(E, *shape)).astype(dtype))
 
 
 def booleans(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).random((E, *shape)) < 0.5)
+    return jax.device_put(np.random.default_rng(seed).random((E, *shape)) < 0.5)
 
 
 def keys(*shape, seed=0):
@@ -364,7 +364,7 @@ def weights(seed=3):
         "heads": (4, 3, 10),
     }
     rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return {name: jax.device_put(np.float32(rng.normal(size=shape))) for name, shape in shapes.items()}
 
 
 def short_floats(weights, h, x):
@@ -442,7 +442,7 @@ def row_weights():
         "cut": (90, 4),
     }
     rng = np.random.default_rng(4)
-    return {name: jnp.asarray(rng.normal(size=shape) * 0.3, jnp.float32) for name, shape in shapes.items()}
+    return {name: jax.device_put(np.float32(rng.normal(size=shape) * 0.3)) for name, shape in shapes.items()}
 
 
 def branches(x, i, b):
@@ -767,7 +767,7 @@ def convolution_weights():
         "rows": (2, 2, 40, 16),
     }
     rng = np.random.default_rng(5)
-    return {name: jnp.asarray(rng.normal(size=shape) * 0.3, jnp.float32) for name, shape in shapes.items()}
+    return {name: jax.device_put(np.float32(rng.normal(size=shape) * 0.3)) for name, shape in shapes.items()}
 
 
 FUNCTIONS = {
