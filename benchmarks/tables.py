@@ -566,10 +566,16 @@ def instances_ppo() -> str:
     return table_of(head, rows)
 
 
+def studied_robots() -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the rows of each task of which all were measured. While others still compile, none is alone."""
+    tasks = read_result("robots-study-gpu")["tasks"].items()
+    return [(task, sides) for task, sides in tasks if all("failed" not in row for row in sides.values())]
+
+
 def robots_serving() -> str:
     """Returns decisions a second of processes under MPS that act on robots, and of one process for all robots."""
     rows = []
-    for task, sides in read_result("robots-study-gpu")["tasks"].items():
+    for task, sides in studied_robots():
         served = {name.removeprefix("serving "): row for name, row in sides.items() if name.startswith("serving ")}
         for count, row in served.items():
             side = "1 process, all robots" if count == "wide" else f"{count} process{'es' * (count != '1')}"
@@ -579,6 +585,23 @@ def robots_serving() -> str:
                 [f"`robots:{task}`, {side}", f"{rate / 1e6:.2f} M", over, f"{100 * row['sm_activity']:.0f} %"]
             )
     return table_of(["", "decisions/s", "over one process", "SM activity (GPM)"], rows)
+
+
+def robots_training() -> str:
+    """Returns the steps a second of trainings whose processes share a GPU under MPS, beside one process."""
+    rows = []
+    for task, sides in studied_robots():
+        for name, row in sides.items():
+            kind, _, count = name.partition(" ")
+            if kind == "serving":
+                continue
+            rate, one = row["steps_per_second"], sides[f"{kind} 1"]["steps_per_second"]
+            kinds = {"synchronous": "PPO, {} learner{}", "asynchronous": "IMPALA, 1 learner and {} actor{}"}
+            side = kinds[kind].format(count, "s" * (count != "1"))
+            side = "PPO, 1 process, all robots" if count == "wide" else side
+            activity = f"{100 * row['sm_activity']:.0f} %"
+            rows.append([f"`robots:{task}`, {side}", f"{rate / 1e6:.2f} M", f"{rate / one:.2f}", activity])
+    return table_of(["", "steps/s", "over one", "SM activity (GPM)"], rows)
 
 
 def _rate(figures: Mapping[str, Any] | None) -> str:
@@ -1062,6 +1085,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "instances ppo": instances_ppo,
     "instances alphazero": instances_alphazero,
     "robots serving": robots_serving,
+    "robots training": robots_training,
     "seeds": seeds,
     "sweeps": sweeps,
     "populations": populations,
