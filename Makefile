@@ -23,7 +23,7 @@ UNCHECKED := $(addprefix tests/,cli fusion gpus hostile manual plan_search plott
 	$(addprefix tests/algorithms/test_,a3c.py adaptive_rate.py alphazero.py classical.py final_masks.py hyperparameters.py \
 	images.py impala.py long_counts.py mappo_fragments.py mappo_probes.py memory.py numbers_of_roles.py off_policy.py \
 	own_files.py parameters_of_environments.py ppo_fragments.py novelty.py pqn.py probes.py r2d2.py recurrent_agents.py \
-	schedule_progress.py schedules_of_numbers.py search.py team_values.py value_distributions.py)
+	rsac.py schedule_progress.py schedules_of_numbers.py search.py team_values.py value_distributions.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)

@@ -90,9 +90,11 @@ class Row(NamedTuple):
     def apart(self) -> bool:
         """Whether each seed is a command: where the environment runs on the host.
 
-        R2D2 has a command for each seed, too, because its program of ten seeds compiles for minutes on a CPU.
+        R2D2 and RSAC have a command for each seed, too, because their programs of ten seeds compile for minutes on
+        a CPU.
         """
-        return self.environment.startswith("gymnasium:") or self.seeds == 1 or self.algorithm == "r2d2"
+        on_host = self.environment.startswith("gymnasium:")
+        return on_host or self.seeds == 1 or self.algorithm in ("r2d2", "rsac")
 
     @property
     def several(self) -> bool:
@@ -164,6 +166,8 @@ ROWS = [
             ("dqn", "TMaze-v0", 50_000, ""),
             ("r2d2", "CartPole-v1", 100_000, " --transform keep:0,2"),
             ("dqn", "CartPole-v1", 100_000, " --transform keep:0,2"),
+            ("rsac", "Pendulum-v1", 40_000, " --transform keep:0,1"),
+            ("sac", "Pendulum-v1", 40_000, " --transform keep:0,1"),
         )
     ),
     *(

@@ -225,6 +225,7 @@ VARIED = {
     "--gamma 0.97": "gamma 0.97",
     "--gamma 0.995": "gamma 0.995",
     "--transform keep:0,2": "hidden velocities",
+    "--transform keep:0,1": "hidden velocities",
 }
 """Names of rows by words of their options."""
 

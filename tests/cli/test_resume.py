@@ -18,6 +18,7 @@ REPLAY = [
     *("--num-envs", 16, "--num-steps", 4, "--total-timesteps", 16 * 4 * 60, "--learning-rate", 1e-3),
     *("--buffer-size", 16 * 60, "--batch-size", 64, "--learning-starts", 128, "--gradient-steps", 2),
 ]
+SEQUENCES = ["--sequence-length", 8, "--burn-in", 2, "--network.hidden-sizes", 8, "--network.recurrent-size", 8]
 SEARCH = [
     *("--num-envs", 16, "--num-steps", 4, "--total-timesteps", 16 * 4 * 60, "--num-minibatches", 2),
     *("--num-simulations", 8, "--network.hidden-sizes", 16),
@@ -34,6 +35,7 @@ VARIANTS = {
     "replay-two-seeds": ["dqn", "CartPole-v1", *REPLAY, "--num-seeds", 2],
     "replay-apart": ["dqn", "CartPole-v1", *REPLAY, "--prioritised", *COARSE],
     "replay-apart-continuous": ["sac", "Pendulum-v1", *REPLAY, *COARSE],
+    "replay-recurrent": ["rsac", "Pendulum-v1", *REPLAY, *SEQUENCES],
     "team": ["qmix", "TwoStepGame-v0", *REPLAY],
     "team-two-devices": ["vdn", "TwoStepGame-v0", *REPLAY, "--devices", 2],
     "search": ["alphazero", "TicTacToe-v0", *SEARCH],

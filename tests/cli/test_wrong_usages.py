@@ -162,6 +162,10 @@ train r2d2 CartPole-v1 --network.torso mlp
 train r2d2 CartPole-v1 --burn-in 32
 train r2d2 CartPole-v1 --sequence-length 40
 train r2d2 CartPole-v1 --buffer-size 200
+train rsac Pendulum-v1 --network.torso mlp
+train rsac Pendulum-v1 --burn-in 32
+train rsac Pendulum-v1 --fusion full
+train sac Pendulum-v1 --network.torso gru
 resume empty --set num_envs=4
 resume empty --set nosuch=1
 evaluate empty --checkpoint 12

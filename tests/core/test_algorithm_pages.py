@@ -48,6 +48,7 @@ TRAININGS = {
     "pqn": ("CartPole-v1", {"num_minibatches": 2}),
     "r2d2": ("CartPole-v1", {**REPLAY, "sequence_length": 16, "network": rollmill.NetworkConfig(torso="gru")}),
     "sac": ("Pendulum-v1", REPLAY),
+    "rsac": ("Pendulum-v1", {**REPLAY, "sequence_length": 16, "network": rollmill.NetworkConfig(torso="gru")}),
     "td3": ("Pendulum-v1", REPLAY),
     "ddpg": ("Pendulum-v1", REPLAY),
     "alphazero": ("TicTacToe-v0", {"num_simulations": 2}),

@@ -71,9 +71,14 @@ def test_kernels_learn_what_is_learned_without(algorithm, tmp_path):
 
 
 @pytest.mark.slow
-def test_rollouts_of_r2d2_are_kernels_but_its_gradients_are_not(tmp_path):
-    settings = {**REPLAY, "sequence_length": 16, "num_envs": ENVS, "num_steps": STEPS, "network": GRU}
-    graph = rollmill.r2d2("CartPole-v1", **settings, total_timesteps=ENVS * STEPS * ITERATIONS)
+@pytest.mark.parametrize(
+    ("algorithm", "environment", "network"),
+    [("r2d2", "CartPole-v1", GRU), ("rsac", "Pendulum-v1", GRU), ("rsac", "CartPole-v1", LSTM)],
+)
+def test_rollouts_of_stored_sequences_are_kernels_but_gradients_are_not(algorithm, environment, network, tmp_path):
+    settings = {**REPLAY, "sequence_length": 16, "num_envs": ENVS, "num_steps": STEPS, "network": network}
+    make = getattr(rollmill, algorithm)
+    graph = make(environment, **settings, total_timesteps=ENVS * STEPS * ITERATIONS)
     run, plain = (
         rollmill.train(graph, seed=3, run_dir=tmp_path / fusion, fusion=fusion, **OPTIONS)
         for fusion in ("rollout", "off")
@@ -82,7 +87,7 @@ def test_rollouts_of_r2d2_are_kernels_but_its_gradients_are_not(tmp_path):
     assert launches["rollouts"] and not launches["gradients"]
     mine, right = (load_weights(each.directory).weights for each in (run, plain))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)
-    with raises("gives-gradients-whole-minibatch-and", "r2d2", kind=FusionError):
+    with raises("gives-gradients-whole-minibatch-and", algorithm, kind=FusionError):
         rollmill.train(graph, run_dir=tmp_path / "full", fusion="full", **OPTIONS)
 
 

@@ -124,6 +124,8 @@ ALGORITHMS = {
     "r2d2 lstm": (rollmill.r2d2, short_cartpole, REPLAY | WHOLE | {"prioritised": False, "network": LSTM}),
     "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
+    "rsac": (rollmill.rsac, pendulum, REPLAY_OF_ACTIONS | OVERLAPPING | {"network": RECURRENT}),
+    "rsac discrete lstm": (rollmill.rsac, masked, REPLAY_OF_ACTIONS | WHOLE | {"network": LSTM}),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),
     "ddpg": (rollmill.ddpg, pendulum, REPLAY_OF_ACTIONS),
     "vdn": (rollmill.vdn, squad, REPLAY | TEAM | {"n_step": 2}),

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         lambda_returns as lambda_returns,
         vtrace as vtrace,
     )
+    from rollmill.algorithms.rsac import RSACConfig as RSACConfig, rsac as rsac
     from rollmill.algorithms.sac import SACConfig as SACConfig, sac as sac
     from rollmill.algorithms.td3 import TD3Config as TD3Config, td3 as td3
     from rollmill.algorithms.vdn import VDNConfig as VDNConfig, vdn as vdn

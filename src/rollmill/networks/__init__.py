@@ -18,6 +18,8 @@ from rollmill.networks.critics import (
     action_critic as action_critic,
     action_values as action_values,
     deterministic_actor as deterministic_actor,
+    recurrent_critic as recurrent_critic,
+    recurrent_stochastic_actor as recurrent_stochastic_actor,
     stochastic_actor as stochastic_actor,
 )
 from rollmill.networks.distributions import (

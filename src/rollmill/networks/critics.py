@@ -3,6 +3,7 @@
 All of them take ONE observation without a batch axis. Callers use `jax.vmap` for batches.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -93,6 +94,25 @@ class StochasticActor(eqx.Module):
         return self.head(self.torso(observation, ())[0], action_mask)
 
 
+class RecurrentNetwork(eqx.Module):
+    """A recurrent torso and a head, which is called separately, once the features of whole sequences are known."""
+
+    torso: Torso
+    head: Any
+
+    def initial_memory(self) -> Memory:
+        """Returns the memory of the torso at the start of an episode."""
+        return self.torso.initial_memory()
+
+    def advance(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
+        """Returns the features of one observation, and the next memory."""
+        return self.torso(observation, memory)
+
+    def __call__(self, features: Float[Array, " features"], *inputs: Any) -> Any:
+        """Returns the head's output for features and its other inputs: a mask of actions, or an action."""
+        return self.head(features, *inputs)
+
+
 class DeterministicActor(eqx.Module):
     """A policy network that outputs one action within the bounds of a `Box`."""
 
@@ -146,22 +166,35 @@ def stochastic_actor(
     key: Key, observation_space: spaces.Space, action_space: spaces.Space, config: NetworkConfig
 ) -> StochasticActor:
     """Makes a policy network with squashed continuous actions and state-dependent standard deviations."""
-    if not config.learn_std:
-        raise UsageError(
-            "learn_std=False is not supported, because this policy learns a standard deviation for each state. "
-            "hint: leave learn_std on."
-        )
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config)
-    head = action_head(
-        head_key,
-        action_space,
-        torso.out_features,
-        state_dependent_std=True,
-        squash=isinstance(action_space, spaces.Box),
-        initial_log_std=config.initial_log_std,
-    )
-    return StochasticActor(torso, head)
+    return StochasticActor(torso, _stochastic_head(head_key, action_space, torso.out_features, config))
+
+
+def recurrent_stochastic_actor(
+    key: Key, observation_space: spaces.Space, action_space: spaces.Space, config: NetworkConfig
+) -> RecurrentNetwork:
+    """Makes a policy network as `stochastic_actor` does, with a memory."""
+    torso_key, head_key = jax.random.split(key)
+    torso = _torso(torso_key, observation_space, config, sequences=True)
+    return RecurrentNetwork(torso, _stochastic_head(head_key, action_space, torso.out_features, config))
+
+
+def recurrent_critic(
+    key: Key, observation_space: spaces.Space, action_space: spaces.Box | spaces.Discrete, config: NetworkConfig
+) -> RecurrentNetwork:
+    """Makes a critic with a memory, which predicts the value of one continuous action, or of all discrete ones.
+
+    The recurrent unit reads observations. The value of a continuous action is computed from its features and the
+    action by further layers of `hidden_sizes`.
+    """
+    torso_key, head_key = jax.random.split(key)
+    torso = _torso(torso_key, observation_space, config, sequences=True)
+    if isinstance(action_space, spaces.Discrete):
+        return RecurrentNetwork(torso, linear(head_key, torso.out_features, int(action_space.n), gain=1.0))
+    features = spaces.Box(-np.inf, np.inf, (torso.out_features,), np.float32)
+    after = dataclasses.replace(config, torso="mlp", name=None)
+    return RecurrentNetwork(torso, action_critic(head_key, features, action_space, after))
 
 
 def deterministic_actor(
@@ -173,6 +206,22 @@ def deterministic_actor(
     head = linear(head_key, torso.out_features, math.prod(action_space.shape), gain=0.01)
     low, high = finite_bounds(action_space)
     return DeterministicActor(torso, head, low, high, action_space.shape)
+
+
+def _stochastic_head(key: Key, space: spaces.Space, in_features: int, config: NetworkConfig) -> ActionHead:
+    if not config.learn_std:
+        raise UsageError(
+            "learn_std=False is not supported, because this policy learns a standard deviation for each state. "
+            "hint: leave learn_std on."
+        )
+    return action_head(
+        key,
+        space,
+        in_features,
+        state_dependent_std=True,
+        squash=isinstance(space, spaces.Box),
+        initial_log_std=config.initial_log_std,
+    )
 
 
 def _torso(
@@ -187,7 +236,8 @@ def _torso(
     if recurrent and not sequences:
         raise UsageError(
             f"torso={config.torso!r} needs whole sequences, but pqn and algorithms with a replay memory learn "
-            "from single steps, except for r2d2. hint: use torso='auto', or r2d2 for discrete actions."
+            "from single steps, except for r2d2 and rsac. hint: use torso='auto', r2d2 for discrete actions, or "
+            "rsac, which is recurrent SAC."
         )
     if config.name is not None and not is_torso(config.name):
         raise UsageError(

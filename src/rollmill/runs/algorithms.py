@@ -54,6 +54,7 @@ _SUMMARIES = {
     "impala": ("IMPALAConfig", "actor-critic with V-trace (Espeholt et al., 2018)"),
     "dqn": ("DQNConfig", "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
     "sac": ("SACConfig", "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
+    "rsac": ("RSACConfig", "recurrent SAC from sequences (Ni et al., 2022), continuous or discrete"),
     "td3": ("TD3Config", "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
     "ddpg": ("DDPGConfig", "deep deterministic policy gradients (Lillicrap et al., 2016)"),
     "pqn": ("PQNConfig", "Q-learning without a replay memory (Gallici et al., 2024)"),
