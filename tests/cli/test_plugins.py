@@ -181,7 +181,7 @@ def test_a_broken_package_breaks_nothing_else(site):
     assert "  CartPole-v1 " in printed and "  square-ppo " in printed and "  thin  " in printed
     for sentence in (
         "note: the package broken 1.2, which provides the environment 'Gone-v0', cannot be used: ModuleNotFound",
-        "importing silent does not register this name. hint: call rollmill.register('Silent-v0', ...)",
+        "module silent does not register this name when it is imported. hint: call rollmill.register('Silent-v0'",
         "the name 'CartPole-v1', which the package broken 1.2 provides, is already taken",
         "the network 'loud', cannot be used: ZeroDivisionError: division by zero, at ",
         "the network 'exits', cannot be used: SystemExit: 3",
