@@ -1,6 +1,6 @@
 """Algorithms that learn with workers: returns, policy lag and wall time of several seeds.
 
-    python benchmarks/distributed_learning.py [half-cheetah a3c-cartpole a3c-defaults impala-defaults ...]
+    python benchmarks/distributed_learning.py [half-cheetah a3c-cartpole impala-cartpole a3c-defaults ...]
 
 Every training is a run of the command line in processes of this host. The final return is the mean over the last
 hundred episodes of the training, and `greedy` that of a hundred episodes with the most likely action. Writes
@@ -43,10 +43,9 @@ class Study(NamedTuple):
 STUDIES = {
     "half-cheetah": Study(COARSE, 1400.0, greedy=False),
     "a3c-cartpole": Study(f"--distribution central {ASYNCHRONOUS}", 475.0),
+    "impala-cartpole": Study(f"{COARSE} {ASYNCHRONOUS}", 475.0),
     "a3c-defaults": Study(f"--distribution central {ASYNCHRONOUS}", 475.0, plain="a3c CartPole-v1", seeds=5),
     "impala-defaults": Study(f"{COARSE} {ASYNCHRONOUS}", 475.0, plain="impala CartPole-v1", seeds=5),
-    "impala-pendulum": Study(f"{COARSE} {ASYNCHRONOUS}", -300.0, plain="impala Pendulum-v1"),
-    "impala-acrobot": Study(f"{COARSE} {ASYNCHRONOUS}", -100.0, plain="impala Acrobot-v1"),
 }
 
 

@@ -1068,7 +1068,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields of a network": lambda: fields_of(NetworkConfig),
     "results of ppo": lambda: placed_study("half-cheetah"),
     "results of a3c": lambda: placed_study("a3c-cartpole", "a3c-defaults"),
-    "results of impala": lambda: placed_study("impala-defaults", "impala-pendulum", "impala-acrobot"),
+    "results of impala": lambda: placed_study("impala-cartpole", "impala-defaults"),
     **{f"results of {name}": lambda name=name: replay_studies(name) for name in ("dqn", "sac", "td3")},
     "learning": learning,
     "defaults": defaults,

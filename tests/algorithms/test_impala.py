@@ -211,17 +211,12 @@ def test_executed_synchronously_all_ratios_are_one(network):
 @pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_executed_synchronously_it_is_a3c(network):
-    """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end.
-    A3C corrects nothing in RMSProp.
-    """
+    """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end."""
     sizes = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_rewards": True}
     sizes |= {"normalize_values": True, "norm_adv": True}
     graphs = [
-        make_graph(restless(), **sizes, **rms, network=NETWORKS[network])
-        for make_graph, rms in (
-            (rollmill.a3c, {}),
-            (rollmill.impala, {"rms_eps": 1e-5, "rms_bias_correction": False}),
-        )
+        make_graph(restless(), **sizes, network=NETWORKS[network])
+        for make_graph in (rollmill.a3c, rollmill.impala)
     ]
     runs = []
     for graph in graphs:

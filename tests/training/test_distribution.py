@@ -442,7 +442,8 @@ def test_no_rollout_is_more_than_one_iteration_old_though_its_only_actor_or_the_
 def test_asynchronous_trainings_balance_the_pole(tmp_path, algorithm, policy):
     """The weights of workers are some updates old. The settings are those of the recipes."""
     placement = {"distribution": policy, "actors": 2, "asynchronous": True}
-    settings = {"norm_adv": False, "normalize_values": False} if algorithm is rollmill.a3c else {}
+    raw, corrected = {"norm_adv": False, "normalize_values": False}, {"rms_eps": 1e-7, "rms_bias_correction": True}
+    settings = raw if algorithm is rollmill.a3c else corrected
     for seed in range(2):
         graph = algorithm("CartPole-v1", **settings)
         run = rollmill.train(graph, seed=seed, run_dir=tmp_path / str(seed), **placement, **QUIET)

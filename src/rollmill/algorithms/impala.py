@@ -79,10 +79,10 @@ class IMPALAConfig:
     """Anneal the learning rate linearly to zero over all planned updates."""
     rms_decay: ScheduledFraction = 0.99
     """Decay of RMSProp's running mean of squared gradients. Not used with Adam."""
-    rms_eps: ScheduledPositive = 1e-7
+    rms_eps: ScheduledPositive = 1e-5
     """Epsilon of RMSProp, added to the mean of squared gradients before the square root. The paper's 0.1 is for
     sums over samples. Not used with Adam."""
-    rms_bias_correction: bool = True
+    rms_bias_correction: bool = False
     """Correct RMSProp's running mean for its start at zero, as Adam does. Otherwise, the first updates are ten
     times as large, if `rms_decay` is 0.99. Not used with Adam."""
     gamma: ScheduledFraction = 0.99

@@ -52,8 +52,15 @@ def a3c_cartpole() -> Recipe:
 
 
 def impala_cartpole() -> Recipe:
-    """IMPALA on CartPole-v1, with the defaults of IMPALA, which also suit asynchronous actors."""
-    config = IMPALAConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
+    """IMPALA on CartPole-v1, with settings that tolerate trajectories from weights that are some updates old."""
+    config = IMPALAConfig(
+        total_timesteps=500_000,
+        num_envs=16,
+        num_steps=16,
+        learning_rate=3e-3,
+        rms_eps=1e-7,
+        rms_bias_correction=True,
+    )
     return Recipe("impala", "CartPole-v1", config, "CartPole-v1 with IMPALA, in one program or from actors")
 
 

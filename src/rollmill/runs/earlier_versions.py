@@ -12,7 +12,7 @@ VERSION = re.compile(r"(?P<first>\d{1,9})(\.(?P<second>\d{1,9}))?[\w.+!-]{0,60}"
 ADDED: dict[str, dict[str, Any]] = {
     "ppo": {"normalize_values": False},
     "a3c": {"norm_adv": False, "normalize_values": False},
-    "impala": {"norm_adv": False, "normalize_values": False, "rms_bias_correction": False},
+    "impala": {"norm_adv": False, "normalize_values": False},
 }
 """Hyperparameters that were added to an algorithm later, with the values that match its earlier behaviour."""
 
