@@ -30,6 +30,31 @@ def test_what_does_not_go_together_is_refused(environment, options, message):
         choose_plan(graph, RunOptions(**options))
 
 
+@pytest.mark.parametrize(
+    ("environment", "options", "device"),
+    [
+        ("CartPole-v1", {}, "any"),
+        ("CartPole-v1", {"actors_on": "gpu"}, "any"),
+        ("CartPole-v1", {"actors_on": "cpu"}, "cpu"),
+        ("CartPole-v1", {"place": "ray"}, "cpu"),
+        ("CartPole-v1", {"cluster": "auto"}, "cpu"),
+        ("CartPole-v1", {"cluster": "auto", "actors_on": "gpu"}, "any"),
+        ("gymnasium:CartPole-v1", {}, "cpu"),
+    ],
+)
+def test_actors_of_compiled_environments_on_this_host_may_use_gpus(environment, options, device):
+    graph = rollmill.ppo(rollmill.make(environment), **SIZES)
+    plan = choose_plan(graph, RunOptions(distribution="single-learner-coarse", **options))
+    assert [group.device for group in plan.partition.groups] == [device, "any"]
+
+
+def test_actors_on_gpus_need_a_gpu():
+    graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES)
+    options = RunOptions(distribution="single-learner-coarse", actors_on="gpu")
+    with raises("actors-on-gpu-needs-gpu"):
+        refuse_unread(choose_plan(graph, options), options)
+
+
 def test_ray_places_the_processes_of_a_mesh():
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES)
     options = RunOptions(cluster="auto", place="mesh", learners=2, host="127.0.0.1")
@@ -71,6 +96,11 @@ def test_ray_places_the_processes_of_a_mesh():
             {"distribution": "central", "workers": 2},
             ("has-no-effect-distribution-policy", "workers", "2"),
         ),
+        (
+            "CartPole-v1",
+            {"distribution": "central", "actors_on": "cpu"},
+            ("has-no-effect-distribution-policy", "actors_on", "cpu", "central"),
+        ),
         ("CartPole-v1", {"host": "10.0.0.1"}, ("host-has-no-effect-with", "10.0.0.1", "program")),
         ("CartPole-v1", {"host": "h", "place": "processes"}, ("host-has-no-effect-with", "h", "processes")),
         ("CartPole-v1", {"checksums": True}, ("checksums-has-no-effect-with", "program")),
@@ -106,7 +136,8 @@ def test_beside_a_plan_nothing_else_says_where_a_group_runs(options, tmp_path):
 
 
 def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
-    of_old = {"workers", "actors", "learners", "asynchronous", "place", "cluster", "host", "plan", "distribution"}
+    counts = {"workers", "actors", "learners", "asynchronous", "actors_on"}
+    of_old = {*counts, "place", "cluster", "host", "plan", "distribution"}
     new = reset_placement({"distribution": "central"})
     assert new.keys() == {*of_old, "reduction"} and new["reduction"] == "auto"
     assert [name for name in of_old if new[name]] == ["distribution"]
