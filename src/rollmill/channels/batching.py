@@ -48,7 +48,7 @@ class BatchLayout:
         return self.batch.unflatten(leaves), [[part[i] for part in parts] for i in range(self.count)]
 
 
-class Batch:
+class MessageBatch:
     """A batch to which messages are added one after the other."""
 
     def __init__(self, layout: BatchLayout) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels.batching import Batch, BatchLayout
+from rollmill.channels.batching import BatchLayout, MessageBatch
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import ChannelStatistics, Gathered, Route
@@ -198,7 +198,7 @@ class QueueReceiver:
                 f"sources={sources}."
             )
         order = [None] * count if count is not None else list(sources or self._sources)
-        batch, deadline, headers = Batch(self._batch_layout(axis, len(order))), Deadline(timeout), []
+        batch, deadline, headers = MessageBatch(self._batch_layout(axis, len(order))), Deadline(timeout), []
         for source in order:
             with self.receive(source=source, timeout=deadline.seconds()) as message:
                 leaves = message.copy_on_gpu()
