@@ -11,7 +11,7 @@ from wordings import raises, tells
 
 def test_installed_packages_are_read_once_for_all_trials(tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(plugins, "_distributions", lambda: read.append(1) or [])
+    monkeypatch.setattr(plugins.metadata, "distributions", lambda **_: read.append(1) or [])
     request = TrainingRequest("ppo", "CartPole-v1", {"num_envs": 4, "total_timesteps": 32})
     axes = (listed_axis("learning-rate", [1e-3, 1e-2]), listed_axis("seed", [0, 1, 2]))
     create_sweep(NewSweep(request, axes, directory=tmp_path / "sweep"))
