@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p, threefry_2x32
 
-from rollmill.core.threefry import MAX_CALLED, threefry, unroll_threefry
+from rollmill.core.threefry import rolled_threefry, small_programs, unroll_threefry
 
 # The vectors that are published with the generator, for 20 rounds: key, counter, result.
 KNOWN = [
@@ -23,7 +23,7 @@ def unrolled(*words):
     return jax.jit(lambda *words: threefry2x32_p.bind(*words))(*words)
 
 
-@pytest.mark.parametrize("function", [unrolled, threefry])
+@pytest.mark.parametrize("function", [unrolled, rolled_threefry])
 @pytest.mark.parametrize(("key", "count", "expected"), KNOWN)
 def test_known_vectors(key, count, expected, function):
     words = function(*(jnp.uint32(word) for word in (*key, *count)))
@@ -43,7 +43,7 @@ def test_words_are_repeated_to_the_shape_of_the_result():
     second = np.arange(12, dtype=np.uint32).reshape(1, 3, 4)
     words = unrolled(keys, keys + 1, first, second)
     whole = np.broadcast_arrays(keys, keys + 1, first, second)
-    np.testing.assert_array_equal(words, threefry(*map(jnp.asarray, whole)))
+    np.testing.assert_array_equal(words, rolled_threefry(*map(jnp.asarray, whole)))
 
 
 def test_a_program_draws_without_loops():
@@ -57,22 +57,15 @@ def test_a_program_draws_without_loops():
     assert "while" not in text
 
 
-@pytest.mark.parametrize(("size", "count"), [(MAX_CALLED, 1), (MAX_CALLED + 1, 0)])
-def test_the_words_of_few_elements_are_computed_once_in_a_kernel_of_their_own(size, count):
+def test_a_small_program_draws_the_same_by_loops():
     unroll_threefry()
-
-    def draws(key):
-        bits = threefry2x32_p.bind(key, key, jnp.arange(size, dtype=jnp.uint32), jnp.uint32(0))[0]
-        return bits + 1, bits[::-1]  # XLA would compute the words for both
-
-    lowered = jax.jit(draws).lower(jnp.uint32(7))
-    text = lowered.compile().as_text()
-    assert text.count(" call(") == count
-    keys, counts = jnp.full(size, 7, jnp.uint32), jnp.arange(size, dtype=jnp.uint32)
-    expected, _ = threefry(keys, keys, counts, jnp.zeros_like(counts))
-    more, reverse = lowered.compile()(jnp.uint32(7))
-    np.testing.assert_array_equal(more, expected + 1)
-    np.testing.assert_array_equal(reverse, expected[::-1])
+    draws = lambda key: jax.random.bits(jax.random.fold_in(key, 3), (5, 3))
+    key = jax.random.key(7)
+    fast = jax.jit(draws).lower(key)
+    with small_programs():
+        small = jax.jit(lambda key: draws(key)).lower(key)
+    assert "while" in small.as_text() and "while" not in fast.as_text()
+    np.testing.assert_array_equal(small.compile()(key), fast.compile()(key))
 
 
 def test_an_exported_program_draws_for_any_number_of_keys():

@@ -310,6 +310,7 @@ def _start_program(graph: Graph, seeds: Sequence[int], state: _PlacedState) -> S
         result=lambda: state.shapes,
         options=start_options(tree_bytes(state_shapes(graph))),
         settings={"out_shardings": state.shardings},
+        runs_once=True,
     )
 
 

@@ -27,6 +27,7 @@ from jaxlib import xla_client
 from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.machine import installed_version, usable_cores
+from rollmill.core.threefry import small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
 
@@ -156,6 +157,8 @@ class StorableProgram(NamedTuple):
     """Options of the compiler."""
     settings: Mapping[str, Any] = {}
     """Arguments of `jax.jit`."""
+    runs_once: bool = False
+    """True if the program runs only once, so that fast compilation matters more than a fast program."""
 
     def lower(self, name: str | None) -> jax.stages.Lowered:
         """Traces and lowers the program.
@@ -169,7 +172,8 @@ class StorableProgram(NamedTuple):
             return self.function(*args)
 
         program.__name__ = self.part if name is None else f"{self.part}_{name}"
-        return jax.jit(program, **self.settings).trace(*self.arguments).lower()
+        with small_programs() if self.runs_once else contextlib.nullcontext():
+            return jax.jit(program, **self.settings).trace(*self.arguments).lower()
 
 
 def _know_kernels(device: Any) -> None:
