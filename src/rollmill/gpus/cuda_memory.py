@@ -10,6 +10,8 @@ from functools import cache
 from typing import Any
 
 HANDLE_BYTES = 64
+PAGE_BYTES = 2 * 2**20
+"""Memory is allocated in multiples of this many bytes, because CUDA shares whole pages with other processes."""
 _LAZY_ENABLE_PEER_ACCESS = 1
 _PEER_ACCESS_ALREADY_ENABLED = 704
 _NON_BLOCKING = 1
@@ -26,11 +28,12 @@ class _Handle(ctypes.Structure):
 
 
 def allocate(gpu: int, num_bytes: int) -> int:
-    """Allocates `num_bytes` zeroed bytes on a GPU, and returns their address.
+    """Allocates at least `num_bytes` zeroed bytes on a GPU, in whole pages, and returns their address.
 
     Raises `NoPeerMemory` if a call of the CUDA driver fails.
     """
     address = ctypes.c_uint64()
+    num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     with _context(gpu):
         _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
         _call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))

@@ -17,9 +17,6 @@ from jaxtyping import Array, UInt8, UInt32
 from rollmill.core.machine import BOOT_ID
 from rollmill.gpus.cuda_memory import HANDLE_BYTES, NoPeerMemory, allocate, handle_of, let_reach, open_handle
 
-PAGE_BYTES = 2 * 2**20
-"""Memory is allocated in multiples of this many bytes, because CUDA shares whole pages with other processes."""
-
 T = TypeVar("T")
 
 
@@ -33,7 +30,6 @@ def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addre
     gpus = list(mesh.devices.flat)
     _check_one_host()
     own = {rank: gpu for rank, gpu in enumerate(gpus) if gpu.process_index == jax.process_index()}
-    num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     memory = agree(lambda: {rank: allocate(gpu.local_hardware_id, num_bytes) for rank, gpu in own.items()})
     handles = _handles(gpus, own, memory)
     rows = agree(lambda: {rank: _row(rank, gpus, memory, handles) for rank in own})

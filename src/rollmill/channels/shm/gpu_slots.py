@@ -30,9 +30,6 @@ from rollmill.gpus.cuda_memory import HANDLE_BYTES
 ANNOUNCED = struct.Struct(f"<q{HANDLE_BYTES}s")
 """A producer's announcement in shared memory: 1 once the handle is complete, and the handle of its GPU memory."""
 
-PAGE_BYTES = 2 << 20
-"""CUDA shares whole pages of this size with other processes."""
-
 SLOT_ALIGNMENT = 256
 """Alignment in bytes of slots, as the CUDA driver aligns its allocations."""
 
@@ -44,7 +41,7 @@ class ProducerSlots:
         """Allocates the slots on GPU number `gpu`. Raises `NoPeerMemory` if the driver cannot share memory."""
         self.gpu = gpu
         self._layout = layout
-        self._address = cuda_memory.allocate(gpu, -(-capacity * slot_bytes(layout) // PAGE_BYTES) * PAGE_BYTES)
+        self._address = cuda_memory.allocate(gpu, capacity * slot_bytes(layout))
         self.handle = cuda_memory.handle_of(gpu, self._address)
 
     def write(self, slot: int, leaves: Sequence[jax.Array]) -> None:
@@ -87,9 +84,8 @@ def gpu_leaves(layout: Layout, tree: PyTree) -> list[jax.Array] | None:
     leaves, structure = jax.tree.flatten(tree)
     if structure != layout.structure or not all(map(is_on_gpu, leaves)):
         return None
-    if any(
-        (leaf.shape, leaf.dtype) != (to.shape, to.dtype) for leaf, to in zip(leaves, layout.leaves, strict=True)
-    ):
+    kinds = [[(each.shape, each.dtype) for each in of] for of in (leaves, layout.leaves)]
+    if kinds[0] != kinds[1]:
         return None
     return leaves if len({device for leaf in leaves for device in leaf.devices()}) == 1 else None
 
