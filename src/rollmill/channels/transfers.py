@@ -4,9 +4,10 @@ A copy of a few bytes takes tens of microseconds, and weights or gradients have 
 one dtype are therefore copied as one vector. On CPU backends, where JAX reads host memory, nothing is packed.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +17,11 @@ from jaxtyping import PyTree
 LARGE_BYTES = 1 << 20
 """Size from which a leaf is copied alone, because packing it would take longer than another copy."""
 
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""The shape of each leaf."""
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
 """For each vector, the indices of the leaves that it contains."""
-
-
-class LeafKind(NamedTuple):
-    """Shape and dtype of a leaf."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape))
 
 
 def to_host(tree: PyTree) -> PyTree[np.ndarray]:
@@ -38,11 +29,11 @@ def to_host(tree: PyTree) -> PyTree[np.ndarray]:
     leaves, structure = jax.tree.flatten(tree)
     if not any(map(is_on_gpu, leaves)):
         return jax.tree.unflatten(structure, list(map(np.asarray, leaves)))
-    groups, kinds = _groups(leaves), list(map(_kind, leaves))
+    groups, shapes = _groups(leaves), _shapes(leaves)
     vectors = _pack_by(groups)(leaves)
     for vector in vectors:
         vector.copy_to_host_async()  # starts all transfers, so that they overlap
-    return jax.tree.unflatten(structure, _divide(kinds, groups, list(map(np.asarray, vectors))))
+    return jax.tree.unflatten(structure, _divide(shapes, groups, list(map(np.asarray, vectors))))
 
 
 def to_device(tree: PyTree) -> PyTree:
@@ -50,12 +41,14 @@ def to_device(tree: PyTree) -> PyTree:
 
     The arrays of the host must not be written to afterwards.
     """
-    leaves, structure = jax.tree.flatten(tree)
-    if jax.default_backend() == "cpu" or any(isinstance(leaf, jax.Array) for leaf in leaves):
+    if jax.default_backend() == "cpu":
         return tree
-    groups, kinds = _groups(leaves), tuple(map(_kind, leaves))
+    leaves, structure = jax.tree.flatten(tree)
+    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+        return tree
+    groups = _groups(leaves)
     vectors = jax.device_put([_concatenated(leaves, group) for group in groups])
-    return jax.tree.unflatten(structure, _divide_by(kinds, groups)(vectors))
+    return jax.tree.unflatten(structure, _divide_by(_shapes(leaves), groups)(vectors))
 
 
 def is_on_gpu(leaf: Any) -> bool:
@@ -63,8 +56,8 @@ def is_on_gpu(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and leaf.platform() != "cpu"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _kind(leaf: Any) -> LeafKind:
-    return LeafKind(tuple(leaf.shape), np.dtype(leaf.dtype))
+def _shapes(leaves: Sequence[Any]) -> Shapes:
+    return tuple(tuple(leaf.shape) for leaf in leaves)
 
 
 def _groups(leaves: Sequence[Any]) -> Groups:
@@ -86,16 +79,17 @@ def _pack_by(groups: Groups) -> Callable[[list[Any]], list[jax.Array]]:
 
 
 @cache
-def _divide_by(kinds: tuple[LeafKind, ...], groups: Groups) -> Callable[[list[Any]], list[jax.Array]]:
-    return jax.jit(lambda vectors: _divide(kinds, groups, vectors))
+def _divide_by(shapes: Shapes, groups: Groups) -> Callable[[list[Any]], list[jax.Array]]:
+    return jax.jit(lambda vectors: _divide(shapes, groups, vectors))
 
 
-def _divide(kinds: Sequence[LeafKind], groups: Groups, vectors: Sequence[Any]) -> list[Any]:
+def _divide(shapes: Shapes, groups: Groups, vectors: Sequence[Any]) -> list[Any]:
     """Returns the leaves in order, as parts of the vectors of their groups."""
-    leaves: list[Any] = [None] * len(kinds)
+    leaves: list[Any] = [None] * len(shapes)
     for group, vector in zip(groups, vectors, strict=True):
         first = 0
         for n in group:
-            leaves[n] = vector[first : first + kinds[n].size].reshape(kinds[n].shape)
-            first += kinds[n].size
+            size = math.prod(shapes[n])
+            leaves[n] = vector[first : first + size].reshape(shapes[n])
+            first += size
     return leaves
