@@ -256,7 +256,7 @@ class RingWriter:
         self._views = [ring.layout.flat_views(slot.payload) for slot in self._section.slots]
         self._consumer = 0
         self._on_gpu: ProducerSlots | None = None
-        self._shares = True
+        self._shares = True  # until the driver refuses to share memory
         # all zeros until a consumer is ready, which is correct because nothing has been taken
         self._ledger = ring.ledger(1)
         if previous := ring.root[PRODUCER_READY]:
@@ -300,13 +300,12 @@ class RingWriter:
         return self._views[position]
 
     def fill(self, tree: PyTree) -> None:
-        """Copies a message into the next slot, which must be free, in GPU memory if the consumer has mapped it.
+        """Copies a message into the slot that `views` has marked, in GPU memory if the consumer has mapped it.
 
         Raises a `UsageError` if structure, shape or dtype differ from the layout.
         """
-        views = self.views()
         if not self._fill_on_gpu(tree):
-            self._ring.layout.fill(views, tree)
+            self._ring.layout.fill(self._views[self._words[PUBLISHED] % self._ring.capacity], tree)
 
     def payload(self) -> memoryview:
         """Returns all payload bytes of the next slot, for a caller that writes raw bytes."""
@@ -424,13 +423,15 @@ class RingMessage:
     def copy(self) -> PyTree[np.ndarray]:
         """Copies the message into new memory, without releasing its slot."""
         layout = self.reader.layout
-        if (leaves := self.copy_on_gpu()) is not None:
-            return layout.unflatten(to_host(leaves))
-        buffer = fresh_buffer(layout.nbytes)
-        np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
+        if (leaves := self.copy_on_gpu()) is None:
+            buffer = fresh_buffer(layout.nbytes)
+            np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
+            copied = layout.flat_views(buffer)
+        else:
+            copied = to_host(leaves)
         # if this consumer was replaced, the slot may have been overwritten during the copy
         self.reader.check_owner()
-        return layout.unflatten(layout.flat_views(buffer))
+        return layout.unflatten(copied)
 
     def release(self) -> None:
         """Returns the message's slot to the producer. Further calls do nothing."""
@@ -454,7 +455,7 @@ class SectionViews:
         self.payloads = [np.ndarray((payload.nbytes,), np.uint8, payload) for payload in payloads]
         self.leaves = [layout.flat_views(payload) for payload in payloads]
         self._layout = layout
-        self._gpu: int | None = None
+        self._has_tried = False  # to map the producer's GPU memory
         self._on_gpu: ConsumerSlots | None = None
 
     def map_gpu_memory(self, gpu: int) -> bool:
@@ -462,11 +463,10 @@ class SectionViews:
 
         The first failure is final.
         """
-        complete, handle = ANNOUNCED.unpack_from(self.section.announcement)
-        if complete and self._gpu is None:
-            self._gpu = gpu
+        if not self._has_tried:
+            self._has_tried, handle = ANNOUNCED.unpack_from(self.section.announcement)
             with contextlib.suppress(NoPeerMemory):
-                self._on_gpu = ConsumerSlots(gpu, self._layout, handle)
+                self._on_gpu = ConsumerSlots(gpu, self._layout, handle) if self._has_tried else None
         return self._on_gpu is not None
 
     def copy_on_gpu(self, position: int) -> list[jax.Array] | None:
