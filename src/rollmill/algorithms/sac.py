@@ -184,7 +184,7 @@ def soft_graph(name: str, parts: OffPolicyParts, agent: "SoftAgent", **fragments
 
 
 class SoftAgent(NamedTuple):
-    """The networks as functions, and what the actions need.
+    """Networks of a soft actor-critic as functions, with the action space and the hyperparameters.
 
     Networks with a memory are called with the features of their torso instead of an observation.
     """

@@ -93,7 +93,7 @@ def _partition(graph: Graph, options: PlacementOptions) -> Partition:
         given = {"learners": read_membership().count} | given
     on_ray = options.place == "ray" or options.cluster not in (None, HOSTS)
     by_default: ActorDevice = "cpu" if on_ray or graph.host is not None else "gpu"
-    counts = Counts(**(dict[str, Any](actors_on=by_default) | given))
+    counts = Counts(**dict[str, Any](actors_on=by_default) | given)
     partition = find_distribution(options.distribution)(counts)
     for name in given:
         if name not in counts.used:

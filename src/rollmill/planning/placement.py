@@ -23,7 +23,7 @@ DEFAULT_COUNTS: Mapping[str, Any] = {
     "asynchronous": False,
     "actors_on": "cpu",
 }
-"""Values of counts that the user does not set."""
+"""Values of counts that are not given to `Counts`."""
 
 ActorDevice = Literal["cpu", "gpu"]
 

@@ -149,7 +149,8 @@ def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
     Empty if the options rule all of them out.
     """
     possible = [f"place={place}" for place in places if _is_accepted(graph, options, place)]
-    alone = {"distribution": "gpu-only", "workers": None, "actors": None, "learners": None, "asynchronous": False}
+    default = RunOptions()
+    alone = {"distribution": "gpu-only"} | {name: getattr(default, name) for name in COUNTS}
     if not possible and _is_accepted(graph, options, places[0], **alone):
         given = [f"--{name.replace('_', '-')}" for name in COUNTS if getattr(options, name)]
         possible = [f"distribution=gpu-only{' without ' * bool(given)}{', '.join(given)}"]
