@@ -166,8 +166,8 @@ ROWS = [
             ("dqn", "TMaze-v0", 50_000, ""),
             ("r2d2", "CartPole-v1", 100_000, " --transform keep:0,2"),
             ("dqn", "CartPole-v1", 100_000, " --transform keep:0,2"),
-            ("rsac", "Pendulum-v1", 40_000, " --transform keep:0,1"),
-            ("sac", "Pendulum-v1", 40_000, " --transform keep:0,1"),
+            ("rsac", "Pendulum-v1", 100_000, " --transform keep:0,1"),
+            ("sac", "Pendulum-v1", 100_000, " --transform keep:0,1"),
         )
     ),
     *(

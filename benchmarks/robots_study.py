@@ -5,7 +5,8 @@
 Every instance has `--envs` environments, and every task three parts, with the network of its recipe:
 
 - `serving`: decisions of a policy that does not learn, in processes that are independent of each other;
-- `synchronous`: PPO by the recipe, one training whose learners are the instances, with means by the host's memory;
+- `synchronous`: PPO by the recipe, one training whose learners are the instances, with means by the host's memory,
+  and `mesh` with means by NCCL inside the compiled program (for which NCCL must be at least 2.30);
 - `asynchronous`: IMPALA, one learner and as many actors as instances, which do not wait for it.
 
 Beside the instances stands one process with the environments of most of them, `wide`. `planner` is PPO with as
@@ -126,8 +127,11 @@ def trainings_of(task: str, chosen: Any) -> dict[str, list[str]]:
     found = {}
     for count in chosen.counts:
         ppo = [*common, *words("", recipe=recipe, num_envs=count * chosen.envs)]
-        spread = [*words("--place processes", learners=count), *shared] if count > 1 else []
-        found[f"synchronous {count}"] = ["ppo", *ppo, *spread]
+        for name, place in (
+            {"synchronous": "processes", "mesh": "mesh"}.items() if count > 1 else [("synchronous", "")]
+        ):
+            spread = [*words("", learners=count, place=place), *shared] if place else []
+            found[f"{name} {count}"] = ["ppo", *ppo, *spread]
         actors = words("--distribution single-learner-coarse --asynchronous", actors=count)
         impala = [*common, *words("", num_envs=count * chosen.envs, num_steps=16), *network_words(network)]
         found[f"asynchronous {count}"] = ["impala", *impala, *actors, *shared]

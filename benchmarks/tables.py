@@ -588,6 +588,13 @@ def robots_serving() -> str:
     return table_of(["", "decisions/s", "over one process", "SM activity (GPM)"], rows)
 
 
+TRAININGS = {
+    "synchronous": "PPO, {} learner{}",
+    "mesh": "PPO, {} learner{} in a mesh",
+    "asynchronous": "IMPALA, 1 learner and {} actor{}",
+}
+
+
 def robots_training() -> str:
     """Returns the steps a second of trainings whose processes share a GPU under MPS, beside one process."""
     rows = []
@@ -596,9 +603,9 @@ def robots_training() -> str:
             kind, _, count = name.partition(" ")
             if kind == "serving":
                 continue
-            rate, one = row["steps_per_second"], sides[f"{kind} 1"]["steps_per_second"]
-            kinds = {"synchronous": "PPO, {} learner{}", "asynchronous": "IMPALA, 1 learner and {} actor{}"}
-            side = kinds[kind].format(count, "s" * (count != "1"))
+            alone = kind.replace("mesh", "synchronous")
+            rate, one = row["steps_per_second"], sides[f"{alone} 1"]["steps_per_second"]
+            side = TRAININGS[kind].format(count, "s" * (count != "1"))
             side = "PPO, 1 process, all robots" if count == "wide" else side
             activity = f"{100 * row['sm_activity']:.0f} %"
             rows.append([f"`robots:{task}`, {side}", f"{rate / 1e6:.2f} M", f"{rate / one:.2f}", activity])
