@@ -59,6 +59,22 @@ def test_a_return_of_evaluations_counts_at_once():
     )
 
 
+def test_a_goal_of_one_kind_of_agents():
+    hook = stop_at_return(5, kind="left")
+    assert hook(logged(4.0, metric="episode/returns/left")) is None
+    reason = "the mean return of left of training is 6, which reaches the goal of 5"
+    assert hook(logged(6.0, metric="episode/returns/left")) == Stop(reason)
+    with raises("unknown-name", "episode/returns/left"):
+        hook(logged(6.0))
+
+
+def test_a_goal_of_evaluations_in_a_run_without_evaluations_is_refused(tmp_path):
+    config = {"options": {"evaluate_every": None}}
+    begun = TrainingStarted(0, 0, directory=tmp_path, config=config, total_env_steps=64, seeds=(0,))
+    with raises("early-stopping-waits-for-but", "stop_at_return waits for 'evaluation/return'"):
+        stop_at_return(5, evaluated=True)(begun)
+
+
 @pytest.mark.parametrize("episodes", [0, 101, -1])
 def test_a_window_has_at_most_a_hundred_episodes(episodes):
     with raises("episodes-must-lie-between-1", f"episodes={episodes}", 100):

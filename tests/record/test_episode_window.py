@@ -35,3 +35,19 @@ def test_the_best_is_never_below_the_present():
     seeds = [window((100, 20.0), (100, 10.0)), window((5, 400.0))]
     final = sum(seed.mean_return for seed in seeds) / 2
     assert sum(seed.best for seed in seeds) / 2 == 210.0 >= final == 205.0
+
+
+def test_a_window_holds_the_returns_of_kinds_of_agents():
+    after = EpisodeWindow()
+    after.add(60.0, 0.0, 600.0, {"left": 30.0, "right": -30.0})
+    after.add(40.0, 0.0, 400.0, {"left": -10.0, "right": 10.0})
+    assert after.kind_returns == EpisodeWindow.from_json(after.to_json()).kind_returns
+    assert after.kind_returns == pytest.approx({"left": 0.2, "right": -0.2})
+
+
+def test_a_window_of_an_earlier_version_has_returns_of_kinds_once_its_episodes_are_gone():
+    after = EpisodeWindow.from_json({"recent": [[60.0, 30.0, 600.0]], "best_return": None})
+    after.add(50.0, 25.0, 500.0, {"left": 50.0, "right": 0.0})
+    assert after.mean_return == 0.5 and after.kind_returns == {}
+    after.add(50.0, 25.0, 500.0, {"left": 0.0, "right": 50.0})
+    assert after.kind_returns == {"left": 0.5, "right": 0.5}

@@ -54,7 +54,7 @@ def test_evaluations_are_events_and_do_not_change_the_training(tmp_path, evaluat
     found = [event for event in events if isinstance(event, PolicyEvaluated)]
     assert [event.row for event in found] == evaluations(run)
     returns = [event.row["evaluation/return"] for event in found]
-    assert [event.best for event in found] == [x > max(returns[:i], default=-1) for i, x in enumerate(returns)]
+    assert [event.best for event in found] == [x >= max(returns[:i], default=-1) for i, x in enumerate(returns)]
     plain = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
     assert plain.summary["weights_sha256"] == run.summary["weights_sha256"]
     names = ("episode/return", "losses/policy", "losses/gradient_norm")

@@ -49,7 +49,8 @@ def report(run: Run) -> int:
             activity = Activity(**{name: value for name, value in gpu.items() if name != "gpu"})
             print(f"GPU {gpu['gpu']}, all of its processes: {activity}")
         if (evaluated := summary.get("evaluation_return")) is not None:
-            print(f"last evaluation {evaluated:.4g}, best {summary['best_evaluation_return']:.4g}")
+            of_kind = f" of {summary['return_of']}" if "return_of" in summary else ""
+            print(f"last evaluation{of_kind} {evaluated:.4g}, best {summary['best_evaluation_return']:.4g}")
         print(f"run: {run.directory}")
         print(f"evaluate it: {RunDirectory(run.directory).command('evaluate')}")
     return run.exit_code

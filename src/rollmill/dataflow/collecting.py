@@ -147,6 +147,8 @@ def _episodes(steps: Step, replicas: int) -> Metrics:
         "episodes/return_sum": scale * (ended * steps.info["episode_return"]).sum(),
         "episodes/length_sum": scale * (ended * steps.info["episode_length"].astype(jnp.float32)).sum(),
     }
+    for kind, returns in steps.info.get("agent_returns", {}).items():
+        sums[f"episodes/return_sum/{kind}"] = scale * (ended * returns).sum()
     for name, flag in (("episodes/unstable", UNSTABLE), ("episodes/overflows", OVERFLOW)):
         if flag in steps.info:
             sums[name] = scale * steps.info[flag].astype(jnp.float32).sum()

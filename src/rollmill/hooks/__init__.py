@@ -19,5 +19,10 @@ from rollmill.hooks.events import (
     TrainingStarted as TrainingStarted,
     hook_name as hook_name,
 )
-from rollmill.hooks.stopping import early_stopping as early_stopping, stop_at_return as stop_at_return
+from rollmill.hooks.stopping import (
+    early_stopping as early_stopping,
+    evaluation_return as evaluation_return,
+    stop_at_return as stop_at_return,
+    training_return as training_return,
+)
 from rollmill.hooks.trackers import mlflow_log as mlflow_log, wandb_log as wandb_log

@@ -60,7 +60,7 @@ class PolicyEvaluated(TrainingEvent):
     row: Mapping[str, Any]
     """The line of metrics.jsonl with the result, such as `evaluation/return`."""
     best: bool
-    """True if no earlier evaluation had an equally high mean return."""
+    """True if no earlier evaluation had a higher mean return, over all agents or those of the kind `return_of`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CheckpointSaved(TrainingEvent):
     path: Path
     """Path of the checkpoint's folder."""
     score: float | None
-    """Mean return by which the best checkpoints are selected, or None if there is none yet."""
+    """Mean return by which the best checkpoints are selected, or None if there is none yet. See `return_of`."""
 
 
 @dataclass(frozen=True)

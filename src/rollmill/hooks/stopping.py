@@ -25,7 +25,19 @@ OF_EVALUATIONS = "evaluation/"
 """Prefix of the metrics that only lines of evaluations contain."""
 
 
-def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
+def training_return(kind: str | None = None) -> str:
+    """Returns the metric with the mean return of the latest episodes, over all agents or those of one kind."""
+    return TRAINING_RETURN if kind is None else f"episode/returns/{kind}"
+
+
+def evaluation_return(kind: str | None = None) -> str:
+    """Returns the metric with the mean return of an evaluation, over all agents or those of one kind."""
+    return EVALUATION_RETURN if kind is None else f"evaluation/returns/{kind}"
+
+
+def stop_at_return(
+    value: int | float, *, episodes: int = WINDOW, evaluated: bool = False, kind: str | None = None
+) -> Hook:
     """Returns a hook that stops a run as soon as the mean return is at least `value`.
 
     Args:
@@ -33,29 +45,36 @@ def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: boo
         episodes: number of episodes, from 1 to 100, that must have ended before `episode/return` counts. This
             metric is the mean over the latest 100 episodes, or over fewer at the beginning.
         evaluated: use `evaluation/return` instead, in runs with `evaluate_every`.
+        kind: kind of agents whose mean return counts, in environments with several kinds. Default: the mean over
+            all agents.
 
     Raises:
-        UsageError: `value` is not finite, or `episodes` is out of bounds.
+        UsageError: `value` is not finite, or `episodes` is out of bounds. During training: the environment does
+            not have several kinds of agents, or no such kind.
     """
     value, episodes = _finite("value", value), coerce("episodes", int, episodes)
     if not 1 <= episodes <= WINDOW:
         raise UsageError(f"episodes={episodes} must lie between 1 and {WINDOW}.")
-    return named("stop_at_return", partial(_stop_at_return, value, episodes, evaluated))
+    metric = evaluation_return(kind) if evaluated else training_return(kind)
+    return named("stop_at_return", partial(_stop_at_return, value, episodes, metric))
 
 
-def _stop_at_return(value: float, episodes: int, evaluated: bool, event: TrainingEvent) -> HookRequest:
+def _stop_at_return(value: float, episodes: int, metric: str, event: TrainingEvent) -> HookRequest:
+    _check_that_it_exists("stop_at_return", metric, event)
+    evaluated = metric.startswith(OF_EVALUATIONS)
     match event:
         case MetricsLogged() if not evaluated and event.episodes >= episodes:
-            reached = event.row[TRAINING_RETURN]
+            reached = event.row[metric]
         case PolicyEvaluated() if evaluated:
-            reached = event.row[EVALUATION_RETURN]
+            reached = event.row[metric]
         case _:
             return None
     if reached is None or reached < value:
         return None
+    of_kind = metric.partition("returns/")[2]
     return Stop(
-        f"the mean return of {'the evaluation' if evaluated else 'training'} is {reached:.6g}, which reaches the "
-        f"goal of {value:.6g}"
+        f"the mean return {of_kind and f'of {of_kind} '}of {'the evaluation' if evaluated else 'training'} is "
+        f"{reached:.6g}, which reaches the goal of {value:.6g}"
     )
 
 
@@ -91,7 +110,7 @@ def early_stopping(
 
     def hook(event: TrainingEvent) -> HookRequest:
         nonlocal best, lines_since
-        _check_that_it_exists(metric, event)
+        _check_that_it_exists("early_stopping", metric, event)
         value = event.row.get(metric) if isinstance(event, MetricsLogged | PolicyEvaluated) else None
         if value is None:
             return None
@@ -108,13 +127,13 @@ def early_stopping(
     return named("early_stopping", hook)
 
 
-def _check_that_it_exists(metric: str, event: TrainingEvent) -> None:
-    """Raises a UsageError if an event shows that the run never logs the metric."""
+def _check_that_it_exists(hook: str, metric: str, event: TrainingEvent) -> None:
+    """Raises a UsageError if an event shows that the run never logs the metric that a hook waits for."""
     evaluated = metric.startswith(OF_EVALUATIONS)
     match event:
         case TrainingStarted() if evaluated and event.config["options"]["evaluate_every"] is None:
             raise UsageError(
-                f"early_stopping waits for {metric!r}, but the run has no evaluations. hint: pass "
+                f"{hook} waits for {metric!r}, but the run has no evaluations. hint: pass "
                 "evaluate_every, the number of environment steps between two evaluations, or use the metric "
                 f"{TRAINING_RETURN!r}."
             )

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 NO_WEIGHTS: Mapping[str, str] = MappingProxyType({})
+NO_KINDS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,8 @@ class _EndedEpisodes(NamedTuple):
     count: float
     return_sum: float
     length_sum: float
+    of_kinds: tuple[float, ...] = ()
+    """Sum of the returns of each kind of agents."""
 
 
 class EpisodeWindow:
@@ -165,27 +168,36 @@ class EpisodeWindow:
     def __init__(self) -> None:
         self._recent: deque[_EndedEpisodes] = deque()
         self._sums = _EndedEpisodes(0.0, 0.0, 0.0)
+        self._kinds: tuple[str, ...] = ()
         self.best_return: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the window in a form that JSON can hold, and that `from_json` restores."""
-        return {"recent": [list(ended) for ended in self._recent], "best_return": self.best_return}
+        recent = [[*ended[:3], *ended.of_kinds] for ended in self._recent]
+        kinds = {"kinds": list(self._kinds)} if self._kinds else {}
+        return {"recent": recent, "best_return": self.best_return, **kinds}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "EpisodeWindow":
         """Restores a window from the result of `to_json`."""
         window = cls()
-        window._recent.extend(_EndedEpisodes(*ended) for ended in saved["recent"])
+        window._kinds = tuple(saved.get("kinds", ()))
+        for count, returns, lengths, *of_kinds in saved["recent"]:
+            window._recent.append(_EndedEpisodes(count, returns, lengths, tuple(of_kinds)))
         window._sums = window._summed()
         window.best_return = saved["best_return"]
         return window
 
-    def add(self, count: float, return_sum: float, length_sum: float) -> None:
-        """Adds the episodes that ended in one iteration: their number, and the sums of their returns and
-        lengths.
+    def add(
+        self, count: float, return_sum: float, length_sum: float, of_kinds: Mapping[str, float] = NO_KINDS
+    ) -> None:
+        """Adds the episodes that ended in one iteration: their number, and the sums of their returns and lengths.
+
+        In an environment with several kinds of agents, `of_kinds` has the sum of the returns of each kind.
         """
         if count:
-            self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
+            self._kinds = tuple(of_kinds)
+            self._recent.append(_EndedEpisodes(count, return_sum, length_sum, tuple(of_kinds.values())))
             left = self._sums.count + count  # exact, because episodes are counted in whole numbers
             while len(self._recent) > 1 and left - self._recent[0].count >= EPISODES:
                 left -= self._recent.popleft().count
@@ -196,7 +208,11 @@ class EpisodeWindow:
 
     def _summed(self) -> _EndedEpisodes:
         """Returns the sums over the window, from its beginning. A resumed run returns equal sums."""
-        return _EndedEpisodes(*map(sum, zip(*self._recent, strict=False))) if self._recent else self._sums
+        if not self._recent:
+            return self._sums
+        counts, returns, lengths, of_kinds = zip(*self._recent, strict=True)
+        sums = zip(*of_kinds, strict=False)  # none, as long as older iterations lack the sums of kinds
+        return _EndedEpisodes(sum(counts), sum(returns), sum(lengths), tuple(map(sum, sums)))
 
     @property
     def full(self) -> bool:
@@ -217,6 +233,12 @@ class EpisodeWindow:
     def mean_return(self) -> float | None:
         """Mean return of recent episodes, or None if no episode has ended yet."""
         return self._sums.return_sum / self._sums.count if self._sums.count else None
+
+    @property
+    def kind_returns(self) -> dict[str, float]:
+        """Mean return of each kind of agents in recent episodes. Empty without several kinds or episodes."""
+        means = [total / self._sums.count for total in self._sums.of_kinds]
+        return dict(zip(self._kinds, means, strict=False))
 
     @property
     def mean_length(self) -> float | None:

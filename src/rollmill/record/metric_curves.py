@@ -101,12 +101,12 @@ def newest_means(run: RunDirectory, prefix: str, *, episodes: int) -> dict[str, 
     return {name: total / ended for name, total in sums.items()}
 
 
-def newest_returns(run: RunDirectory, *, episodes: int = 1) -> dict[str, float]:
-    """Returns the mean return of each agent kind over the latest `episodes` or a few more.
+def newest_returns(run: RunDirectory) -> dict[str, float]:
+    """Returns the mean return of each agent kind in the newest line in which an episode ended.
 
     The result is empty if there is only one kind, or if no episode has ended.
     """
-    means = newest_means(run, RETURNS, episodes=episodes)
+    means = newest_means(run, RETURNS, episodes=1)
     return {name.removeprefix(RETURNS): mean for name, mean in means.items()} if len(means) > 1 else {}
 
 

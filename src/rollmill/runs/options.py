@@ -72,6 +72,9 @@ class RunOptions(PlacementOptions):
     stop_at_return: Annotated[float, Range()] | None = None
     """Stop as soon as the mean return reaches this value. It is the mean over the latest 100 episodes, or over an
     evaluation with --evaluate-every."""
+    return_of: str | None = None
+    """Kind of agents whose mean return determines the best checkpoints, and is compared with --stop-at-return.
+    Default: the mean over all agents, which says little if kinds have opposing goals."""
     evaluate_every: Iterations | None = None
     """Evaluate the policy after this number of environment steps, at the end of an iteration, and after the last
     iteration. With workers, as for every Gymnasium environment, an evaluation may come an iteration or more later.

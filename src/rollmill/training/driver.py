@@ -128,7 +128,8 @@ def _hooks_of(options: RunOptions) -> list[Hook]:
     """Returns the hooks that the options of a run ask for."""
     if options.stop_at_return is None:
         return []
-    return [stop_at_return(options.stop_at_return, evaluated=options.evaluate_every is not None)]
+    evaluated = options.evaluate_every is not None
+    return [stop_at_return(options.stop_at_return, evaluated=evaluated, kind=options.return_of)]
 
 
 def check_tracking(options: RunOptions) -> None:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rollmill.core.errors import UsageError
-from rollmill.dataflow import Graph, State, Weights
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.dataflow import Graph, State, Weights, flow
 from rollmill.envs import as_environment, parse_options
+from rollmill.hooks import evaluation_return
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.dispatch import Pauses, Window
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes, Evaluator
@@ -30,10 +31,11 @@ class EvaluationProgress:
     iteration: int = 0
     """Iteration of the latest evaluation."""
     mean_return: float | None = None
-    """Mean return of the latest evaluation."""
+    """Mean return of the latest evaluation, over all agents or over those of the kind `return_of`."""
     best_iteration: int | None = None
     best_return: float | None = None
-    """Highest mean return of all evaluations so far. `best_iteration` is the first iteration that reached it."""
+    """Highest mean return of all evaluations so far. `best_iteration` is the newest iteration that reached it, as
+    among checkpoints with equal scores."""
 
 
 class _PlayedAhead(NamedTuple):
@@ -49,6 +51,7 @@ class PeriodicEvaluation:
 
     def __init__(self, graph: Graph, options: RunOptions, play: Evaluator) -> None:
         self._graph, self._play, self._seeds = graph, play, options.seeds
+        self._metric = evaluation_return(options.return_of)
         self.every = iterations_between(graph, options)
         """Iterations between two evaluations."""
         self.progress = EvaluationProgress()
@@ -84,8 +87,8 @@ class PeriodicEvaluation:
         if played is None or played.iteration != iteration:
             played = self._play_episodes(iteration, state)
         metrics = _metrics(played.of_seeds, self._seeds)
-        mean, best = metrics["evaluation/return"], self.progress.best_return
-        improved = best is None or mean > best
+        mean, best = metrics[self._metric], self.progress.best_return
+        improved = best is None or mean >= best
         self.progress = EvaluationProgress(
             iteration=iteration,
             mean_return=mean,
@@ -179,6 +182,20 @@ def prepare_evaluation(
     steps = evaluation.every * graph.loops.batch_size
     display.note(f"compiled the evaluation in {time.perf_counter() - began:.1f} s; it runs every {steps:,} steps")
     return evaluation
+
+
+def check_return_of(graph: Graph, options: RunOptions) -> None:
+    """Raises a `UsageError` if `return_of` is set, but is not one of several kinds of agents."""
+    if options.return_of is None:
+        return
+    kinds = flow(graph).trajectory.steps.info.get("agent_returns", {})
+    if len(kinds) < 2:
+        raise UsageError(
+            f"return_of={options.return_of} has no effect, because {graph.settings.get('environment')} has only "
+            "one kind of agents. hint: leave it out."
+        )
+    if options.return_of not in kinds:
+        raise unknown_name("kind of agents in return_of", options.return_of, kinds)
 
 
 def unwatched(options: RunOptions) -> RunOptions:

@@ -32,7 +32,7 @@ from rollmill.record.display import Display
 from rollmill.runs.creation import run_config
 from rollmill.runs.custom_names import note_of_unknown, only_here, with_own_modules
 from rollmill.runs.options import RunOptions
-from rollmill.training.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.training.evaluations import PeriodicEvaluation, check_return_of, prepare_evaluation
 from rollmill.training.initial_weights import GivenWeights
 from rollmill.training.known_failures import note_on_known_failure
 from rollmill.training.placing import place_parts
@@ -109,6 +109,7 @@ def prepare(
         DeviceMemoryError: other processes hold the device memory that the run needs.
     """
     graph, described, options = planned.graph, planned.described, planned.options
+    check_return_of(graph, options)
     modules = with_own_modules(planned.imports, described)
     custom = only_here(described, modules)
     plan = place_parts(planned.plan, options, custom, display, saved=planned.goes_on_in_place)

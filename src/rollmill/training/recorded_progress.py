@@ -24,8 +24,10 @@ class Episodes(NamedTuple):
 class SavedWindow:
     """Recent episodes of one seed in a checkpoint, as written by `EpisodeWindow.to_json`."""
 
-    recent: tuple[tuple[float, float, float], ...]
+    recent: tuple[tuple[float, ...], ...]
+    """Number of episodes, sum of their returns, sum of their lengths, and sum of the returns of each kind."""
     best_return: float | None
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Recor
     progress = read_as(RecorderState, entries, where=where, field="metadata", error=CheckpointError)
     if len(progress.episodes) != seeds:
         raise CheckpointError(f"{where}: metadata.episodes has {len(progress.episodes)} seeds, expected {seeds}.")
+    for window in progress.episodes:
+        if any(len(ended) not in (3, 3 + len(window.kinds)) for ended in window.recent):
+            raise CheckpointError(
+                f"{where}: an entry of metadata.episodes.recent has another length than 3, or 3 and the number of "
+                f"kinds={len(window.kinds)}."
+            )
     check_sums(progress.unwritten, where=where, seeds=seeds)
     return progress
 

@@ -24,10 +24,10 @@ from rollmill.hooks import (
     TrainingFinished,
     TrainingRewound,
     TrainingStarted,
+    training_return,
 )
 from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
 from rollmill.record.aggregates import (
-    EPISODES,
     EpisodeWindow,
     RowSums,
     SavedSums,
@@ -37,7 +37,6 @@ from rollmill.record.aggregates import (
 )
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.leaves import tree_digest
-from rollmill.record.metric_curves import newest_returns
 from rollmill.record.metrics import MetricsLog
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import Status
@@ -63,6 +62,8 @@ OVERFLOWS = "episodes/overflows"
 """Steps in which a simulation left out contacts because a buffer was too small."""
 OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
 """Metrics of the episodes that ended in an iteration."""
+OF_KIND = "episodes/return_sum/"
+"""Prefix of the sums of the returns of each kind of agents in these episodes."""
 
 EVALUATED = "evaluation/returns/"
 """Prefix of the mean returns of kinds of agents in an evaluation."""
@@ -130,6 +131,8 @@ class Recorder:
         self._loops = algorithm.loops
         self._checkpoints, self._log, self._display, self._gpus = checkpoints, log, display, gpus
         self._windows = [EpisodeWindow() for _ in options.seeds]
+        self._kinds: Sequence[str] = ()
+        """Names of the kinds of agents once an iteration was recorded, or none if there is only one kind."""
         self._saved_windows = [window.to_json() for window in self._windows]
         self._iteration = self._saved_iteration = 0
         self._state: PyTree[Array | np.ndarray] = None
@@ -185,8 +188,11 @@ class Recorder:
 
     @property
     def mean_return(self) -> float | None:
-        """The mean return of the latest episodes, or None if there are none yet."""
-        return _mean(self._returns)
+        """The mean return of the latest episodes, over all agents or those of the kind `return_of`, or None if
+        there are none yet.
+        """
+        kind = self._options.return_of
+        return _mean(self._returns) if kind is None else self._kind_returns.get(kind)
 
     def follow_config(self) -> None:
         """Reads the run's configuration again, so that the next checkpoints contain its changes."""
@@ -284,6 +290,7 @@ class Recorder:
         finite = np.all(block.of(FINITE) > ALMOST_ONE, axis=(1, 2)).tolist()
         good = len(finite) if all(finite) else finite.index(False)
         block = block.with_others(self._courses_over(self._iteration, block.counts))
+        self._kinds = _kinds_of(block)
         ended = self._episodes_of(block)
         for numbers, count, episodes in zip(block.numbers[:good], block.counts, ended, strict=False):
             self._iteration += count
@@ -369,7 +376,7 @@ class Recorder:
             evaluated = self._evaluation.progress
             return evaluated.mean_return if evaluated.iteration == iteration else None
         full = all(window.full for window in self._windows)  # the mean of a few episodes is too noisy for a score
-        return _mean(self._returns) if full else None
+        return self.mean_return if full else None
 
     def _note_state(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         """Remembers the progress up to a state that the training may go back to."""
@@ -475,20 +482,28 @@ class Recorder:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
     def _episodes_of(self, block: StackedRows) -> list[list[list[float]]]:
-        """Returns the metrics `OF_EPISODES` of each row and seed."""
-        where = [block.names.index(name) if name in block.names else -1 for name in OF_EPISODES]
+        """Returns the metrics `OF_EPISODES` of each row and seed, and the sum of the returns of each kind."""
+        names = [*OF_EPISODES, *(OF_KIND + kind for kind in self._kinds)]
+        where = [block.names.index(name) if name in block.names else -1 for name in names]
         each = np.where(np.asarray(where)[:, None] < 0, 0.0, block.numbers[:, where])
         return each.transpose(0, 2, 1).tolist()
 
     def _count_episodes(self, of_seeds: Sequence[Sequence[float]]) -> None:
-        for window, (ended, returned, length, failed) in zip(self._windows, of_seeds, strict=True):
+        for window, (ended, returned, length, failed, *of_kinds) in zip(self._windows, of_seeds, strict=True):
             self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
             if ended:
-                window.add(ended, returned, length)
+                window.add(ended, returned, length, dict(zip(self._kinds, of_kinds, strict=True)))
 
     @property
     def _returns(self) -> list[float | None]:
         return [window.mean_return for window in self._windows]
+
+    @property
+    def _kind_returns(self) -> dict[str, float | None]:
+        """Mean return of each kind of agents over the latest episodes, or None if none has ended."""
+        of_seeds = [window.kind_returns for window in self._windows]
+        kinds = self._kinds or next(filter(None, of_seeds), {})
+        return {kind: _mean([returns.get(kind) for returns in of_seeds]) for kind in kinds}
 
     def _next_line(self, speed: float, seconds: float) -> "_PendingLine":
         """Returns the log line for the iterations since the last line, and starts the next."""
@@ -545,6 +560,7 @@ class Recorder:
         return {
             "episode/return": _mean(self._returns),
             "episode/length": _mean([window.mean_length for window in self._windows]),
+            **{training_return(kind): mean for kind, mean in self._kind_returns.items()},
             **(each if len(each) > 1 else {}),
         }
 
@@ -574,7 +590,8 @@ class Recorder:
             "failures": int(self._episodes.failed),
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
-            **({"final_returns": returns} if (returns := newest_returns(self._run, episodes=EPISODES)) else {}),
+            **({"final_returns": returns} if (returns := _known(self._kind_returns)) else {}),
+            **({"return_of": self._options.return_of} if self._options.return_of else {}),
             **(self._evaluation.summary if self._evaluation else {}),
             "weights_sha256": tree_digest(weights),
             **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
@@ -596,3 +613,13 @@ class Recorder:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _kinds_of(block: StackedRows) -> list[str]:
+    """Returns the names of the kinds of agents, or none if there is only one kind."""
+    kinds = [name.removeprefix(OF_KIND) for name in block.names if name.startswith(OF_KIND)]
+    return kinds if len(kinds) > 1 else []
