@@ -77,15 +77,16 @@ def rolled_threefry(
     of_keys = jnp.broadcast_shapes((1,) * len(shape), key_0.shape, key_1.shape)
     key_0, key_1 = jnp.broadcast_to(key_0, of_keys), jnp.broadcast_to(key_1, of_keys)
     last = key_0 ^ key_1 ^ jnp.uint32(PARITY)
-    distances = jnp.asarray(ROTATIONS, jnp.uint32)
+    distances = [(jnp.uint32(even), jnp.uint32(odd)) for even, odd in zip(*ROTATIONS, strict=True)]
 
     # A turn begins by adding key words, and the last key words are added after the loop, because XLA compiles
     # operations before a loop separately, and fuses operations after it with those that use the result.
     def turn(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         x, y, first, second, third = carry
         x, y = x + first, y + second + number.astype(jnp.uint32)
-        for place in range(len(ROTATIONS[0])):
-            distance = distances[number % 2, place]
+        is_even = number & 1 == 0
+        for of_even, of_odd in distances:
+            distance = lax.select(is_even, of_even, of_odd)
             x = x + y
             y = x ^ ((y << distance) | (y >> (32 - distance)))
         return x, y, second, third, first

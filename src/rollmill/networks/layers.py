@@ -205,5 +205,5 @@ def _recurrent_weights(
 
 
 def _orthogonal_blocks(key: Key, rows: int, size: int, count: int) -> Float[Array, "rows columns"]:
-    blocks = [orthogonal(block_key, (rows, size), 1.0) for block_key in jax.random.split(key, count)]
-    return jnp.concatenate(blocks, axis=1)
+    blocks = jax.vmap(lambda block_key: orthogonal(block_key, (rows, size), 1.0))(jax.random.split(key, count))
+    return jnp.concatenate(list(blocks), axis=1)

@@ -62,9 +62,9 @@ def _orthonormal_panel(panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
 def _project_column(turn: Int[Array, ""], panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
     """Normalises a column and projects those after it. One function, so that JAX traces it once for each shape."""
     width = panel.shape[1]
-    number = jnp.arange(width, dtype=jnp.int32)[None]
-    column = jax.lax.dynamic_slice_in_dim(panel, turn % width, 1, axis=1)
+    number, index = jnp.arange(width, dtype=jnp.int32)[None], jax.lax.rem(turn, jnp.int32(width))
+    column = jax.lax.dynamic_slice_in_dim(panel, index, 1, axis=1)
     square = jnp.sum(jnp.square(column))
     column = column * jax.lax.rsqrt(jnp.where(square > 0, square, 1.0))
     without = panel - column * jnp.sum(panel * column, axis=0, keepdims=True)
-    return jnp.where(number > turn % width, without, jnp.where(number == turn % width, column, panel))
+    return jnp.where(number > index, without, jnp.where(number == index, column, panel))
