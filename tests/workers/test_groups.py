@@ -59,6 +59,14 @@ OVERLAPPING, WHOLE = {"sequence_length": 16, "burn_in": 4}, {"sequence_length": 
 REPLAY_OF_ACTIONS = {name: value for name, value in REPLAY.items() if name != "target_interval"}
 TEAM = {"team": ("scout", "medic")}
 VALUE_LOSS = 7.5
+ROUNDING = {("dqn c51", "losses/q"): 51 * 2**-24 * 51}
+"""Absolute tolerances of metrics that are sums of large terms.
+
+The value of an action in C51 is the sum of 51 products of probabilities and returns from -100 to 100. Their sizes
+add up to 51 while the policy is young. A sum of K terms in float32 rounds by at most K * 2**-24 times the sum of
+their sizes. With equal weights and samples, programs for 32 samples and for twice 16 differ from float64 by
+2.7e-5.
+"""
 
 POLICIES = {
     "gpu-only": Counts(learners=2),
@@ -193,7 +201,8 @@ def assert_the_same_training(trained, algorithm, *, policy_lag):
     assert all(set(row) == set(rows[0]) | more for row in trained.rows)
     for name in rows[0]:
         mine, right = ([row[name] for row in each] for each in (trained.rows, rows))
-        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-5, err_msg=name)
+        atol = ROUNDING.get((algorithm, name), 1e-5)
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=atol, err_msg=name)
     assert all(row[name] == 0 for row in trained.rows for name in more)
     assert sum(row["episodes/ended"] for row in rows) >= 10
 
