@@ -9,7 +9,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import CheckpointError
-from rollmill.runs.changes import changed_settings
+from rollmill.runs.changes import changed_settings, schedule_notes
 from small_ppo import SIZES, STEPS
 from wordings import raises
 
@@ -146,6 +146,20 @@ def test_a_finished_run_goes_on_further_and_says_what_the_learning_rate_does(fin
     assert "It continues at 0.0013 instead of 0, and falls to 0 after iteration 25" in errors
     lines = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert lines == list(range(1, 26))
+
+
+def test_a_longer_run_says_what_random_actions_and_the_environment_do():
+    env = rollmill.make("CartPole-v1", gravity="linear:1:21", pole_mass="uniform:0.1:0.2")
+    graph = rollmill.dqn(env, total_timesteps=8_000, num_envs=4, num_steps=4, exploration_fraction=0.25)
+    before = {**graph.settings["config"], "total_timesteps": 1_600}
+    notes = list(schedule_notes(before, graph.settings["config"], graph, 100))  # of 100 iterations, now 500
+    assert [note for note in notes if "learning rate" not in note] == [
+        "note: gravity of the environment has a schedule over total_timesteps. It continues at 5 instead of 21, "
+        "and changes to 21 after iteration 500",
+        "note: the share of random actions has a schedule over total_timesteps. It continues at 0.24 instead of "
+        "0.05, and falls to 0.05 after iteration 125",
+    ]
+    assert not list(schedule_notes(before, before, graph, 50))
 
 
 REFUSED = [

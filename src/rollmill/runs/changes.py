@@ -2,11 +2,13 @@
 be changed.
 """
 
+import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from rollmill.algorithms.hyperparameters import scheduled_in
 from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import short_json
@@ -140,10 +142,22 @@ def note_changes(
     lines = [f"{name} {short_json(old[name])} -> {short_json(value)}" for name, value in changed.items()]
     display.note(f"changed after iteration {done}: {', '.join(lines)}")
     earlier = {**described["config"], **change.before}
-    kind = find_algorithm(described["algorithm"]).config
+    for note in schedule_notes(earlier, described["config"], graph, done):
+        display.note(note)
+
+
+def schedule_notes(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int) -> Iterator[str]:
+    """Yields a note on each value that jumps in a resumed run, because the ends of its schedule have changed.
+
+    `before` and `after` are the hyperparameters before and after the change, and `done` is the number of completed
+    iterations.
+    """
+    kind = find_algorithm(graph.settings["algorithm"]).config
     for name in sorted(scheduled_fields(kind)):
-        if note := _schedule_note(name, earlier, described["config"], graph, done):
-            display.note(note)
+        if note := _schedule_note(name, before, after, graph, done):
+            yield note
+    yield from _environment_notes(before, after, graph, done)
+    yield from _exploration_notes(before, after, graph, done)
 
 
 def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display) -> None:
@@ -188,7 +202,7 @@ def _schedule_note(
     if not {"total_timesteps", name} <= after.keys():
         return None
     waiting = first_learning_iteration(graph)  # no schedule continues before learning begins
-    ends = [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
+    ends = _last_iterations(before, after, graph)
     if after[name] is None:
         return None
     schedules = [_schedule(name, config) for config in (before, after)]
@@ -197,10 +211,47 @@ def _schedule_note(
     shares = [max(done - waiting, 0) / max(end - waiting, 1) for end in ends]
     rates = [float(schedule.at(share)) for schedule, share in zip(schedules, shares, strict=True)]
     told = _REASONS.get(name, f"{name} has a schedule")
+    return _jump(told, rates[0], rates[1], schedules[1].last, ends[1])
+
+
+def _environment_notes(
+    before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int
+) -> Iterator[str]:
+    """Yields the jump of each scheduled parameter of the environment if the end of the run has moved."""
+    ends = _last_iterations(before, after, graph)
+    for name, schedule in scheduled_in(graph.parameters):
+        if ends[0] != ends[1] and schedule.shape != "uniform":
+            old, new = (float(schedule.at(done / end)) for end in ends)
+            yield _jump(f"{name} of the environment has a schedule", old, new, schedule.last, ends[1])
+
+
+def _exploration_notes(
+    before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph, done: int
+) -> Iterator[str]:
+    """Yields the jump of the share of random actions if the end of the run has moved."""
+    names = ("exploration_fraction", "start_epsilon", "end_epsilon")
+    if not all(isinstance(config.get(name), int | float) for config in (before, after) for name in names):
+        return
+    steps = done * graph.loops.batch_size
+    spans = [max(config["exploration_fraction"] * config["total_timesteps"], 1) for config in (before, after)]
+    old, new = (
+        config["start_epsilon"] + min(steps / span, 1) * (config["end_epsilon"] - config["start_epsilon"])
+        for config, span in zip((before, after), spans, strict=True)
+    )
+    if spans[0] != spans[1] and old != new:
+        last = math.ceil(spans[1] / graph.loops.batch_size)
+        yield _jump("the share of random actions has a schedule", old, new, after["end_epsilon"], last)
+
+
+def _last_iterations(before: Mapping[str, Any], after: Mapping[str, Any], graph: Graph) -> list[int]:
+    return [-(-config["total_timesteps"] // graph.loops.batch_size) for config in (before, after)]
+
+
+def _jump(told: str, old: float, new: float, last: float, end: int) -> str:
+    """Returns a note on a scheduled value that continues at `new` instead of `old`."""
     return (
-        f"note: {told} over total_timesteps. It continues at {rates[1]:.4g} instead of {rates[0]:.4g}, and "
-        f"{'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} after iteration "
-        f"{ends[1]}"
+        f"note: {told} over total_timesteps. It continues at {new:.4g} instead of {old:.4g}, and "
+        f"{'falls' if last < new else 'changes'} to {last:.4g} after iteration {end}"
     )
 
 
