@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import ContractError
 from rollmill.core.spaces import contains
+from rollmill.core.threefry import small_programs
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep, is_key
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs.agents import possible_masks, random_action
@@ -63,7 +64,8 @@ def rollout(env: Environment, seed: int, num_steps: int) -> PlayedSteps:
     with attribute_to_user_code(f"{env.name}: a rollout"):
         # The check compiles a program for itself, which is not part of a run.
         play = jax.jit(lambda key, params: _rollout(env, key, params, num_steps))  # noqa: TID251
-        return PlayedSteps(*play(key, env.params))
+        with small_programs():
+            return PlayedSteps(*play(key, env.params))
 
 
 def first_end(env: Environment, record: PlayedSteps, seed: int, max_steps: int) -> tuple[PlayedSteps, int]:
@@ -75,7 +77,8 @@ def first_end(env: Environment, record: PlayedSteps, seed: int, max_steps: int) 
     key = jax.random.fold_in(jax.random.key(seed), max_steps)
     last = jax.tree.map(lambda leaf: leaf[-1], record.steps)
     play = jax.jit(lambda key, params: _until_end(env, key, params, last, max_steps))  # noqa: TID251, as above
-    taken, number = play(key, env.params)
+    with small_programs():
+        taken, number = play(key, env.params)
     more, played = int(number), record.first_step + len(record.steps.inside)
     steps = jax.tree.map(lambda leaf: leaf[None], taken)
     return record._replace(steps=steps, first_step=played + more - 1), more

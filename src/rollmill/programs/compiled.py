@@ -17,6 +17,7 @@ from jaxtyping import Array, Int, PyTree, UInt32
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics, keep_freed_memory
+from rollmill.core.threefry import small_programs
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     Collector,
@@ -394,7 +395,8 @@ def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
     """Creates the initial training state on the default device."""
     options = start_options(tree_bytes(state_shapes(graph)))
-    return jax.jit(partial(_start, graph), compiler_options=options)(*start_inputs(graph, seeds))
+    with small_programs():
+        return jax.jit(partial(_start, graph), compiler_options=options)(*start_inputs(graph, seeds))
 
 
 def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iteration: int) -> Collector:
@@ -403,7 +405,8 @@ def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iterat
     if "steps_done" in parameters:
         parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
     start = jax.jit(partial(start_collector, graph), compiler_options=start_options())
-    return start(key, index, parameters)
+    with small_programs():
+        return start(key, index, parameters)
 
 
 def _begun_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -432,7 +435,8 @@ def begin_learner(graph: Graph, key: Key) -> Learner:
     run.
     """
     start = jax.jit(partial(start_learner, graph), compiler_options=start_options())
-    return start(key, hyperparameters_of(graph))
+    with small_programs():
+        return start(key, hyperparameters_of(graph))
 
 
 def hyperparameters_of(graph: Graph) -> dict[str, np.ndarray]:
