@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rollmill
+from rollmill.core.threefry import small_programs
 from rollmill.core.types import FINAL_MASK
 from rollmill.dataflow import collect, init_state
 from rollmill.programs.compiled import lower
@@ -21,9 +22,10 @@ def masked():
     return rollmill.time_limit(cartpole._replace(action_mask=legal), 9)
 
 
-def louder(tree, key):
+def louder(tree, seed):
     """Weights far from the start, where policies are nearly uniform."""
-    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(key, leaf.shape), tree)
+    draw = np.random.default_rng(seed).normal
+    return jax.tree.map(lambda leaf: leaf + np.float32(0.3 * draw(size=leaf.shape)), tree)
 
 
 def drawn(graph, change, *, rollouts=6):
@@ -40,14 +42,14 @@ def drawn(graph, change, *, rollouts=6):
             return (collector, graph.replay.add(graph, rings, trajectory)), ()
 
         (_, rings), _ = jax.lax.scan(add, (state.collector, state.rings), jnp.arange(rollouts))
-        keys = jax.random.split(key)
-        learner = replace(state.learner, **change(state.learner, *keys))
-        sample = graph.replay.sample(graph, rings, learner, keys[0], jnp.arange(count))
+        learner = replace(state.learner, **change(state.learner))
+        sample = graph.replay.sample(graph, rings, learner, jax.random.fold_in(key, rollouts), jnp.arange(count))
         samples = sample.minibatch.samples
         samples = samples._replace(weight=jnp.linspace(0.5, 2.0, len(samples.weight)))
         return rings, learner, sample._replace(minibatch=sample.minibatch._replace(samples=samples))
 
-    return jax.jit(run)(jax.random.key(3))
+    with small_programs():
+        return jax.jit(run)(jax.random.key(3))
 
 
 def assert_distinguishing(steps, burn_in, *, masks):

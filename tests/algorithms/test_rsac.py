@@ -187,18 +187,21 @@ class ByHand:
         return np.mean(losses["critic"] + losses["policy"] + temperature)
 
 
-@pytest.fixture(scope="module", params=["gru", "lstm", "gru discrete", "lstm discrete"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lstm", "gru discrete")]
+
+
+@pytest.fixture(scope="module", params=["gru", "lstm discrete", *SLOW])
 def learning(request):
     """A graph, a learner with target critics of their own, sequences from the store, and the losses by hand."""
     torso, _, discrete = request.param.partition(" ")
     graph = rollmill.rsac(masked() if discrete else upright(), **SIZES, network=network(torso))
-    change = lambda learner, *keys: {
+    change = lambda learner: {
         "networks": learner.networks._replace(
-            actor=louder(learner.networks.actor, keys[0]),
-            critics=louder(learner.networks.critics, keys[1]),
+            actor=louder(learner.networks.actor, 0),
+            critics=louder(learner.networks.critics, 1),
             log_temperature=jnp.float32(-0.4),
         ),
-        "targets": louder(learner.targets, keys[0]),
+        "targets": louder(learner.targets, 2),
     }
     _, learner, sample = drawn(graph, change)
     by_hand = ByHand(torso, learner, sample.minibatch.samples, discrete=bool(discrete))
@@ -226,8 +229,8 @@ def test_the_losses_and_their_gradients_are_those_of_the_paper(learning):
 
 def test_target_critics_follow_by_a_fraction(learning):
     graph, learner, sample, _ = learning
-    gradients, _ = graph.gradients(learner, sample.minibatch)
-    after = jax.jit(graph.update)(learner, gradients)
+    update = lambda minibatch: graph.update(learner, graph.gradients(learner, minibatch)[0])
+    after = jax.jit(update)(sample.minibatch)
     right = jax.tree.map(lambda old, new: old + 0.02 * (new - old), learner.targets, after.networks.critics)
     for mine, slow in zip(jax.tree.leaves(after.targets), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(mine, slow, rtol=1e-5, atol=1e-7)
@@ -240,13 +243,13 @@ def test_the_policy_advances_the_memories_of_actor_and_critics(learning):
     observation = jnp.linspace(-0.5, 0.5, len(by_hand.last[0]))
     mask = jnp.ones(2, bool) if by_hand.discrete else ()
     key = jax.random.key(0)
-    explored = graph.policy(weights, key, memory, observation, mask)
+    explored = jax.jit(graph.policy)(weights, key, memory, observation, mask)
     actor, critics, _ = by_hand.divided(by_hand.base)
     for mine, network in zip((explored.memory.actor, *explored.memory.critics), (actor, *critics), strict=True):
         first = np.zeros_like(by_hand.memory[0][..., 0, :])
         right = by_hand.advance(network, np.asarray(observation), first)[1]
         np.testing.assert_allclose(np.stack(jax.tree.leaves(mine)).squeeze(), right, rtol=1e-4, atol=1e-6)
-    greedy = graph.greedy(weights, key, memory, observation, mask)
+    greedy = jax.jit(graph.greedy)(weights, key, memory, observation, mask)
     jax.tree.map(np.testing.assert_array_equal, greedy.memory, explored.memory._replace(critics=memory.critics))
 
 
