@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rollmill.record.metric_curves import newest_means
+from rollmill.record.metrics import read_metrics
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_files import METRICS
 from rollmill.record.status import Status
 from rollmill.sweeps import running
 from rollmill.sweeps.creation import NewSweep, create_sweep
@@ -19,6 +21,8 @@ from rollmill.sweeps.metrics import check_metric
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.search_space import parse_axis
 from rollmill.sweeps.spec import SweepSpec
+from rollmill.training.evolving import read_evolution
+from rollmill.training.population import Population, train_population
 from rollmill.training.request import TrainingRequest
 from wordings import raises
 
@@ -178,7 +182,26 @@ def test_results_that_no_sweep_has_are_refused(tmp_path):
         with raises("unknown-metric-known-where-kind", wrong, "returns/KIND"):
             check_metric(wrong)
     asked = NewSweep(REQUEST, (parse_axis("seed=0..2"),), metric=PREY, directory=tmp_path / "sweep")
-    for more in ({"group_seeds": True}, {"pbt_every": 1000}):
-        with raises("metric-is-not-supported-with", PREY):
-            create_sweep(replace(asked, **more))
+    with raises("metric-is-not-supported-with", PREY):
+        create_sweep(replace(asked, group_seeds=True))
+    with raises("pbt-every-compares-trials-by", "--return-of runner", PREY):
+        create_sweep(replace(asked, request=REQUEST.changed({"return_of": "runner"}), pbt_every=1000))
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.slow
+def test_a_population_is_compared_by_the_return_of_one_kind(tmp_path):
+    sizes = {"num_envs": 8, "num_steps": 100, "total_timesteps": 3_200, "network.hidden_sizes": (4,)}
+    request = REQUEST.changed({**sizes, "fusion": "off"})
+    axes = (parse_axis("learning-rate=log:1e-5..1e-2"), parse_axis("seed=0..3"))
+    population = {"random": 4, "pbt_every": 1_600, "pbt_share": 0.25, "metric": "returns/runner"}
+    sweep = create_sweep(NewSweep(request, axes, directory=tmp_path / "sweep", **population))
+    trials = sweep.trials()
+    assert [trial.request.settings["return_of"] for trial in trials] == ["runner"] * 4
+    requests = [trial.request.changed({"run_dir": str(tmp_path / trial.name)}) for trial in trials]
+    runs = train_population(requests, Population(sweep.spec.evolution, tmp_path))
+    (rung,) = read_evolution(tmp_path).rungs
+    rows = [next(row for row in read_metrics(run.directory / METRICS) if row["iteration"] == 2) for run in runs]
+    assert list(rung.results) == [row["episode/returns/runner"] for row in rows]
+    assert list(rung.results) != [row["episode/return"] for row in rows]
+    assert rung.takeovers[0].training == min(range(4), key=lambda trial: (rung.results[trial], -trial))

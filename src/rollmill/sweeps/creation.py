@@ -19,6 +19,7 @@ from rollmill.envs import check_name
 from rollmill.networks import find_network
 from rollmill.planning.distribution import find_distribution
 from rollmill.record.run_directory import RunDirectory
+from rollmill.record.status import RETURNS
 from rollmill.runs.trust import remember
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import HalvingRule, default_grace_steps
@@ -77,6 +78,8 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     Raises a `UsageError`, without writing anything, if the request is invalid.
     """
     _check_request(asked)
+    if asked.pbt_every is not None:
+        asked = replace(asked, request=_with_return_of(asked.request, asked.metric))
     if asked.group_seeds:
         asked = replace(asked, axes=_with_grouped_seeds(asked))
     sampler, count = _sampler_and_count(asked)
@@ -98,6 +101,20 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
     remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
     return sweep
+
+
+def _with_return_of(request: TrainingRequest, metric: str) -> TrainingRequest:
+    """Returns the request for population-based training, which compares trials by the return of the kind of agents
+    in `metric`, if it names one. Raises a `UsageError` if the trials would be compared by another return.
+    """
+    kind = metric.removeprefix(RETURNS) if is_of_kind(metric) else None
+    given = request.settings.get("return_of")
+    if given is not None and given != kind:
+        raise UsageError(
+            f"--pbt-every compares trials by --return-of {given}, but --metric {metric} ranks them by another "
+            f"return. hint: use --metric {RETURNS}{given}, or leave --return-of out."
+        )
+    return request if kind is None else request.changed({"return_of": kind})
 
 
 def refuse_resume_if_exists() -> None:
@@ -158,12 +175,10 @@ def _check_request(asked: NewSweep) -> None:
         if number is not None and number < 1:
             raise UsageError(f"{name} {number} must be at least 1.")
     _check_settings(asked.request, asked.axes)
-    if is_of_kind(check_metric(asked.metric)) and (asked.pbt_every is not None or asked.group_seeds):
-        option, why = ("--group-seeds", "has one mean over the seeds of a program")
-        if asked.pbt_every is not None:
-            option, why = ("--pbt-every", "compares trials by their mean return over all agents")
+    if is_of_kind(check_metric(asked.metric)) and asked.group_seeds:
         raise UsageError(
-            f"--metric {asked.metric} is not supported with {option}, which {why}. hint: leave one of them out."
+            f"--metric {asked.metric} is not supported with --group-seeds, which has one mean over the seeds of a "
+            "program. hint: leave one of them out."
         )
     if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
         raise UsageError(
