@@ -77,6 +77,7 @@ class Digests:
     def _program(self, program: core.Jaxpr) -> str:
         """Returns the digest of the operations in order. Variables are numbered by first use."""
         numbers: dict[core.Var, int] = {}
+        settings = jax.config.values  # which JAX makes anew at each access
 
         def atom(atom: Any) -> str:
             if isinstance(atom, core.Literal):
@@ -91,7 +92,7 @@ class Digests:
                 for name, value in sorted(equation.params.items())
                 if (operation, name) not in NAMES_ONLY
             ]
-            parameters += _context(equation)
+            parameters += _context(equation, settings)
             lines.append([operation, *parameters, *map(atom, equation.invars), "->", *map(atom, equation.outvars)])
             self._is_whole &= not (equation.ctx.compute_type or equation.ctx.xla_metadata)
             self._is_whole &= id(equation.primitive) in _primitives(len(sys.modules))
@@ -144,9 +145,9 @@ def _is_of_jax(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "jax" and type(value).__qualname__ in OF_JAX
 
 
-def _context(equation: core.JaxprEqn) -> list[str]:
+def _context(equation: core.JaxprEqn, settings: Mapping[str, Any]) -> list[str]:
     """Returns an operation's own settings, as opposed to the program's."""
-    current = jax.config.values.get("jax_threefry_partitionable")
+    current = settings.get("jax_threefry_partitionable")
     chosen = getattr(equation.ctx, "threefry_partitionable", current)
     return [] if chosen == current else [f"threefry_partitionable={chosen}"]
 
