@@ -142,6 +142,13 @@ def valueless(weights):
     )
 
 
+@functools.cache
+def deciding(env, search):
+    """A graph, and its compiled greedy policy, for all positions of a game."""
+    graph = small(env, num_simulations=400, search=search)
+    return graph, jax.jit(graph.greedy)
+
+
 @pytest.mark.parametrize("search", ["gumbel", "puct"])
 @pytest.mark.parametrize(
     ("env", "position", "best"),
@@ -155,12 +162,11 @@ def valueless(weights):
 )
 def test_a_search_with_random_weights_finds_what_wins_and_what_does_not_lose(env, position, best, search):
     """Between moves that lose at the third ply, Gumbel search is led by values, so its values are 0 here."""
-    graph = small(env, num_simulations=400, search=search)
+    graph, decide = deciding(env, search)
     rules = tic_tac_toe if env.startswith("Tic") else connect_four
     state = marks(position) if rules is tic_tac_toe else stones(position)
     legal = rules.legal_squares(state) if rules is tic_tac_toe else rules.legal_columns(state)
     now = Position(legal, state, ())
-    decide = jax.jit(graph.greedy)
     for seed in range(3):
         weights = first_weights(graph, seed)
         weights = valueless(weights) if search == "gumbel" else weights

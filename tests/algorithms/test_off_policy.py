@@ -15,7 +15,7 @@ from rollmill.algorithms.dqn import DQNLearner
 from rollmill.algorithms.off_policy import StepCounts, scale_weights
 from rollmill.dataflow import Batch, Transitions, identity
 from rollmill.networks import NetworkConfig
-from rollmill.programs.compiled import lower
+from rollmill.programs.compiled import begin_learner, lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.evaluation.compiled import evaluate
 from wordings import raises
@@ -150,11 +150,11 @@ def test_the_target_network_moves_when_it_is_due():
 
 def test_the_actor_of_td3_moves_at_each_second_update():
     graph = rollmill.td3("Pendulum-v1", **SMALL)
-    learner = graph.start_learner(jax.random.key(0))
-    gradients = jax.tree.map(jnp.ones_like, learner.networks)
+    learner, update = begin_learner(graph, jax.random.key(0)), jax.jit(graph.update)
+    gradients = jax.tree.map(np.ones_like, learner.networks)
     moved = []
     for _ in range(4):
-        before, learner = learner, graph.update(learner, gradients)
+        before, learner = learner, update(learner, gradients)
         moved.append(not np.array_equal(*(jax.tree.leaves(x.networks.actor)[0] for x in (before, learner))))
         assert not np.array_equal(*(jax.tree.leaves(x.networks.critics)[0] for x in (before, learner)))
     assert moved == [False, True, False, True]
@@ -193,31 +193,34 @@ def still(space):
 def sac_losses(space, transitions, **options):
     """The metrics of a minibatch, and the slope of the loss of the temperature, which begins at 1."""
     graph = rollmill.sac(still(space), **SMALL, **options)
-    learner = graph.start_learner(jax.random.key(0))
-    gradients, metrics = graph.gradients(learner, Batch(transitions))
+    learner = begin_learner(graph, jax.random.key(0))
+    gradients, metrics = jax.jit(graph.gradients)(learner, Batch(transitions))
     return {name: float(value) for name, value in metrics.items()}, float(gradients.log_temperature)
 
 
 def four_transitions(action, mask=()):
     return Transitions(
-        observation=jnp.linspace(-1, 1, 12).reshape(4, 3),
+        observation=np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3),
         action_mask=mask,
         action=action,
-        reward=jnp.zeros(4),
-        discount=jnp.zeros(4),
-        next_observation=jnp.zeros((4, 3)),
+        reward=np.zeros(4, np.float32),
+        discount=np.zeros(4, np.float32),
+        next_observation=np.zeros((4, 3), np.float32),
         next_action_mask=mask,
-        weight=jnp.ones(4),
+        weight=np.ones(4, np.float32),
         key=jax.random.split(jax.random.key(0), 4),
     )
+
+
+ZEROS = np.zeros((4, 2), np.float32)
 
 
 @pytest.mark.parametrize("half", [0.05, pytest.param(1000.0, marks=pytest.mark.slow)])
 def test_entropies_and_their_target_do_not_depend_on_the_unit_of_actions(half):
     """Of two actions: the target is -2, and entropies are those of actions between -1 and 1, at most 2 log 2."""
     box = spaces.Box(-half, half, (2,), np.float32)
-    metrics, slope = sac_losses(box, four_transitions(jnp.zeros((4, 2))))
-    unit, unit_slope = sac_losses(spaces.Box(-1, 1, (2,), np.float32), four_transitions(jnp.zeros((4, 2))))
+    metrics, slope = sac_losses(box, four_transitions(ZEROS))
+    unit, unit_slope = sac_losses(spaces.Box(-1, 1, (2,), np.float32), four_transitions(ZEROS))
     np.testing.assert_allclose(metrics["losses/entropy"], unit["losses/entropy"], rtol=1e-4)
     np.testing.assert_allclose([slope, unit_slope], unit["losses/entropy"] + 2, rtol=1e-4)
     assert -5 < unit["losses/entropy"] < 5
@@ -226,8 +229,8 @@ def test_entropies_and_their_target_do_not_depend_on_the_unit_of_actions(half):
 def test_bounds_of_different_widths_have_one_target():
     """log(0.5 * 0.1) + log(0.5 * 2000) = 3.912 is what the entropy in the actions' own units would be more."""
     box = spaces.Box(np.float32([-0.05, -1000]), np.float32([0.05, 1000]), dtype=np.float32)
-    metrics, slope = sac_losses(box, four_transitions(jnp.zeros((4, 2))))
-    unit, _ = sac_losses(spaces.Box(-1, 1, (2,), np.float32), four_transitions(jnp.zeros((4, 2))))
+    metrics, slope = sac_losses(box, four_transitions(ZEROS))
+    unit, _ = sac_losses(spaces.Box(-1, 1, (2,), np.float32), four_transitions(ZEROS))
     np.testing.assert_allclose(metrics["losses/entropy"], unit["losses/entropy"], rtol=1e-4)
     np.testing.assert_allclose(slope, unit["losses/entropy"] + 2, rtol=1e-4)
 
@@ -243,15 +246,15 @@ def test_bounds_of_different_widths_have_one_target():
     ],
 )
 def test_the_target_entropy_of_discrete_actions_is_that_of_the_legal_ones(options, legal, target):
-    mask = () if legal is None else jnp.asarray(np.arange(9) < np.array(legal)[:, None])
-    metrics, slope = sac_losses(spaces.Discrete(9), four_transitions(jnp.zeros(4, jnp.int32), mask), **options)
+    mask = () if legal is None else np.arange(9) < np.array(legal)[:, None]
+    metrics, slope = sac_losses(spaces.Discrete(9), four_transitions(np.zeros(4, np.int32), mask), **options)
     np.testing.assert_allclose(slope, metrics["losses/entropy"] - target, atol=1e-5)
     assert metrics["losses/entropy"] <= np.mean(np.log(legal or 9)) + 1e-5
 
 
 def test_exploration_falls_with_the_steps_of_all_environments():
     graph = rollmill.dqn("CartPole-v1", **SMALL, total_timesteps=10_000, exploration_fraction=0.5, end_epsilon=0.1)
-    learner = graph.start_learner(jax.random.key(0))
+    learner = begin_learner(graph, jax.random.key(0))
     epsilon = []
     for steps in (0, 2_500, 5_000, 9_000):
         now = replace(learner, progress=StepCounts(jnp.int32(steps), jnp.int32(0)))

@@ -50,8 +50,14 @@ def schedules(algorithm: str, first: float = 0.4, last: float = 0.8) -> dict[str
     return {name: f"linear:{first}:{last}" for name in CASES[algorithm][2]}
 
 
-@pytest.mark.parametrize("algorithm", CASES)
+QUICK = ("ppo", "a3c", "dqn", "sac")
+
+
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_programs_contain_no_end_of_a_schedule(algorithm):
+    """`test_hyperparameters.py` looks for numbers in the programs of all algorithms."""
     first = graph_of(algorithm, **schedules(algorithm))
     other = graph_of(algorithm, iterations=7, **schedules(algorithm, 0.7, 0.3))
     assert digests_of(programs_of(first)) == digests_of(programs_of(other))

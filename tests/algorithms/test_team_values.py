@@ -149,7 +149,12 @@ def loss_by_hand(weights, goals, samples, *, normalised):
 
 @pytest.mark.parametrize(
     ("name", "double", "normalised"),
-    [("vdn", True, True), ("qmix", True, True), ("qmix", False, True), ("qmix", True, False)],
+    [
+        ("vdn", True, True),
+        ("qmix", False, True),
+        pytest.param("qmix", True, True, marks=pytest.mark.slow),
+        pytest.param("qmix", True, False, marks=pytest.mark.slow),
+    ],
 )
 def test_loss_and_gradients_are_those_written_again_in_numpy(name, double, normalised):
     graph, learner, samples = drawn(

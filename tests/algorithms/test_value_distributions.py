@@ -13,6 +13,7 @@ from numpy_networks import assert_slopes, dense, in_float64
 import rollmill
 from rollmill.algorithms.value_distributions import CategoricalReturns, Mean, Quantiles, value_head
 from rollmill.dataflow import Batch, Transitions
+from rollmill.programs.compiled import begin_learner
 from rollmill.recipes import RECIPES
 from wordings import raises
 
@@ -91,19 +92,17 @@ def outputs_by_hand(weights, x, duelling, atoms):
 
 
 def transitions():
-    keys = iter(jax.random.split(jax.random.key(4), 8))
-    normal = lambda *shape: jax.random.normal(next(keys), (COUNT, *shape))
+    draw = np.random.default_rng(4).normal
+    normal = lambda *shape: draw(size=(COUNT, *shape)).astype(np.float32)
     return Transitions(
         observation=normal(4),
         action_mask=(),
-        action=jnp.asarray([0, 1, 1, 0, 1, 0]),
+        action=np.int32([0, 1, 1, 0, 1, 0]),
         reward=2 * normal(),
-        discount=jnp.asarray([0.9, 0.0, 0.9, 0.8, 0.9, 0.9]),
+        discount=np.float32([0.9, 0.0, 0.9, 0.8, 0.9, 0.9]),
         next_observation=normal(4),
-        next_action_mask=jnp.asarray(
-            [[True, True], [True, True], [False, True], [True, False]] + [[True, True]] * 2
-        ),
-        weight=jnp.asarray([1.0, 0.5, 1.5, 1.0, 1.0, 1.0]),
+        next_action_mask=np.array([[True, True], [True, True], [False, True], [True, False]] + [[True, True]] * 2),
+        weight=np.float32([1.0, 0.5, 1.5, 1.0, 1.0, 1.0]),
         key=jax.random.split(jax.random.key(0), COUNT),
     )
 
@@ -119,10 +118,11 @@ def test_gradients_are_those_of_the_papers_losses(kind, duelling, double):
     options = KINDS[kind]
     chosen = {"value_distribution": kind, "duelling": duelling, "double": double, "prioritised": True}
     graph = rollmill.dqn("CartPole-v1", **SMALL, **chosen, **options)
-    learner, sample = graph.start_learner(jax.random.key(0)), transitions()
-    shifted = jax.tree.map(lambda x: x + 0.5 * jnp.sin(3 + jnp.arange(x.size)).reshape(x.shape), learner.network)
+    learner, sample = begin_learner(graph, jax.random.key(0)), transitions()
+    shift = lambda x: x + np.float32(0.5 * np.sin(3 + np.arange(x.size)).reshape(x.shape))
+    shifted = jax.tree.map(shift, learner.network)
     learner = eqx.tree_at(lambda whole: whole.target, learner, shifted)
-    gradients, metrics = graph.gradients(learner, Batch(sample))
+    gradients, metrics = jax.jit(graph.gradients)(learner, Batch(sample))
     (network, target), atoms = map(in_float64, (learner.network, learner.target)), options["num_atoms"]
     seen, after = (np.asarray(x, np.float64) for x in (sample.observation, sample.next_observation))
     of = partial(outputs_by_hand, duelling=duelling, atoms=atoms)

@@ -71,15 +71,22 @@ def test_the_algorithm_learns_in_the_environment(rollmill):
     assert float(re.search(r"final return ([\d.]+)", printed)[1]) > 0.95
 
 
-def test_the_environment_draws_itself(folder):
-    printed = run(
+@pytest.fixture(scope="module")
+def printed(folder):
+    """What a process prints that draws the environment, and registers the primitive's rule again."""
+    return run(
         folder,
         "-c",
-        "import mine, jax, rollmill.pictures as pictures\n"
+        "import mine, jax, rollmill.fusion, rollmill.pictures as pictures\n"
         "env = mine.walk()\n"
         "_, state = env.reset(jax.random.key(0), env.params)\n"
-        "print(pictures.rasterise(env.draw(state, env.params), 120).shape)",
+        "print(pictures.rasterise(env.draw(state, env.params), 120).shape)\n"
+        "try: rollmill.fusion.register_rule('softsign', mine.softsign_rule)\n"
+        "except rollmill.core.errors.UsageError as error: print(error)",
     )
+
+
+def test_the_environment_draws_itself(printed):
     assert "(20, 120, 3)" in printed
 
 
@@ -105,12 +112,5 @@ def test_the_primitive_fuses_to_the_same_numbers(folder):
     run(folder, "-c", FUSED)
 
 
-def test_a_primitive_has_one_rule(folder):
-    printed = run(
-        folder,
-        "-c",
-        "import mine, rollmill.fusion\n"
-        "try: rollmill.fusion.register_rule('softsign', mine.softsign_rule)\n"
-        "except rollmill.core.errors.UsageError as error: print(error)",
-    )
+def test_a_primitive_has_one_rule(printed):
     assert "the primitive 'softsign' already has a rule" in printed

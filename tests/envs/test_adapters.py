@@ -3,6 +3,7 @@
 import builtins
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 import urllib.error
 
@@ -20,7 +21,8 @@ from rollmill.core.types import HostEnvironment
 from wordings import raises
 
 # The same tests hold for both forms of gymnax; whichever is installed runs.
-gymnax = pytest.importorskip("gymnax")
+if importlib.util.find_spec("gymnax") is None:  # its import takes seconds, which only one process should spend
+    pytest.skip("gymnax is not installed", allow_module_level=True)
 GYMNAX_VERSION = importlib.metadata.version("gymnax")
 
 
@@ -55,6 +57,8 @@ def test_gymnax_terminates_before_its_time_limit_without_truncating_and_does_not
 
 
 def test_gymnax_steps_are_gymnaxs_own():
+    import gymnax
+
     source, params = gymnax.make("CartPole-v1")
     env = envs.make("gymnax:CartPole-v1")
     key = jax.random.key(5)

@@ -8,6 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import Batch, Transitions, gradient_metrics
+from rollmill.programs.compiled import begin_learner
 from rollmill.record.aggregates import RowSums
 from rollmill.record.metrics import read_metrics
 from rollmill.training.metric_counts import computed_shares, defined_mean, reported_names
@@ -58,21 +59,20 @@ def test_means_are_over_what_was_computed():
 def test_the_policy_loss_of_td3_is_that_of_updates_that_move_the_actor():
     graph = graph_of("td3")
     transitions = Transitions(
-        observation=jnp.ones((4, 3)),
+        observation=np.ones((4, 3), np.float32),
         action_mask=(),
-        action=jnp.zeros((4, 1)),
-        reward=jnp.zeros(4),
-        discount=jnp.zeros(4),
-        next_observation=jnp.zeros((4, 3)),
+        action=np.zeros((4, 1), np.float32),
+        reward=np.zeros(4, np.float32),
+        discount=np.zeros(4, np.float32),
+        next_observation=np.zeros((4, 3), np.float32),
         next_action_mask=(),
-        weight=jnp.ones(4),
+        weight=np.ones(4, np.float32),
         key=jax.random.split(jax.random.key(0), 4),
     )
-    begin = graph.start_learner(jax.random.key(0))
-    seen = []
+    begin, compute, seen = begin_learner(graph, jax.random.key(0)), jax.jit(graph.gradients), []
     for updates in (0, 1):
         learner = eqx.tree_at(lambda learner: learner.progress.updates, begin, jnp.uint32(updates))
-        gradients, metrics = graph.gradients(learner, Batch(transitions))
+        gradients, metrics = compute(learner, Batch(transitions))
         seen.append({**metrics, **gradient_metrics(gradients, metrics)})
     for name in ("losses/policy", "losses/total", "losses/gradient_norm"):
         assert [float(metrics[name] != 0) for metrics in seen] == [0, 1]
