@@ -237,6 +237,22 @@ def test_a_recurrent_export_plays_an_episode_by_its_own_memory(tmp_path):
         memory = {f"memory.{i}": leaf for i, leaf in enumerate(after)}
 
 
+@pytest.mark.parametrize("format", ["onnx", "stablehlo"])
+@pytest.mark.slow_beyond(1)
+def test_memories_that_only_training_needs_are_left_out(format, tmp_path):
+    sizes = {"sequence_length": 8, "burn_in": 0, "network": GRU}
+    policy = policy_of(rollmill.rsac("Pendulum-v1", **SMALL | REPLAY | sizes))
+    written = rollmill.export(policy, tmp_path / f"policy.{format}", format=format)
+    assert names(written.metadata["inputs"]) == ["observation", "memory.actor"]
+    assert names(written.metadata["outputs"]) == ["action", "mean", "scale", "next_memory.actor"]
+    memory = np.zeros((1, 8), np.float32)
+    for observation in np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32):
+        given = {"observation": observation[None], "memory.actor": memory}
+        found = computed(written.path, format, given)
+        np.testing.assert_allclose(found["action"][0], policy(observation), rtol=1e-4, atol=1e-5)
+        memory = found["next_memory.actor"]
+
+
 # --- metadata -----------------------------------------------------------------------------------------
 
 

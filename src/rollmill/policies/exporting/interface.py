@@ -39,15 +39,16 @@ class ExportedFunction(NamedTuple):
     """Maps the inputs for ONE observation, in order, to the outputs."""
     inputs: tuple[ExportedArray, ...]
     outputs: tuple[ExportedArray, ...]
-    structure: Any
-    """Pytree structure of the inputs: a tuple of observation, action mask and memory."""
+    arguments: tuple[int, ...]
+    """Position of each input among the leaves of observation, action mask and memory."""
 
 
 def exported_function(loaded: LoadedRun) -> ExportedFunction:
     """Returns the greedy policy of a run as a function with all outputs: action, logits or mean and scale, value,
     and next memory.
 
-    The leaves of dictionaries and tuples are named by their path: `observation.position`, `memory.0`.
+    The leaves of dictionaries and tuples are named by their path: `observation.position`, `memory.0`. Memories
+    that the policy only passes on, such as those of critics, are left out.
     """
     graph = loaded.graph
     given = {
@@ -65,11 +66,38 @@ def exported_function(loaded: LoadedRun) -> ExportedFunction:
         names[:] = found
         return list(found.values())
 
-    shapes = jax.eval_shape(trees, *leaves)
-    outputs = _named(dict(zip(names, shapes, strict=True)))
+    program, shapes = jax.make_jaxpr(trees, return_shape=True)(*leaves)
+    outputs, inputs = _named(dict(zip(names, shapes, strict=True))), _named(given)
+    unused = _passed_on(program.jaxpr, len(jax.tree.leaves(given[MEMORY])))
+    kept, results = (_positions(len(arrays), without=unused) for arrays in (inputs, outputs))
+
+    def function(*arrays: Array) -> tuple[Array, ...]:
+        whole = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        for position, array in zip(kept, arrays, strict=True):
+            whole[position] = array
+        found = jax.tree.leaves(trees(*whole))
+        return tuple(found[position] for position in results)
+
     return ExportedFunction(
-        lambda *inputs: tuple(jax.tree.leaves(trees(*inputs))), _named(given), outputs, structure
+        function, tuple(inputs[i] for i in kept), tuple(outputs[i] for i in results), arguments=kept
     )
+
+
+def _passed_on(program: Any, count: int) -> set[int]:
+    """Returns which of the `count` memories at the end of a program's inputs are only passed on to the next step.
+
+    Positions are counted from the end, as -1 for the last input and output.
+    """
+    read = {id(atom) for equation in program.eqns for atom in equation.invars}
+    return {
+        place
+        for place in range(-count, 0)
+        if program.outvars[place] is program.invars[place] and id(program.invars[place]) not in read
+    }
+
+
+def _positions(count: int, *, without: set[int]) -> tuple[int, ...]:
+    return tuple(position for position in range(count) if position - count not in without)
 
 
 def _outputs(loaded: LoadedRun, observation: Observation, mask: ActionMask, memory: Memory) -> dict[str, PyTree]:

@@ -57,7 +57,7 @@ def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
                 output_names=[each.name for each in exported.outputs],
             )
     except Exception as error:  # jax2onnx raises errors of many kinds
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UsageError(
             f"this policy cannot be converted to ONNX: {type(error).__name__}: {reason}. hint: the format "
             "stablehlo supports all JAX operations."

@@ -45,7 +45,8 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
         UsageError: an output differs. The message names the output and the difference.
     """
     given = situations(policy.loaded, OBSERVATIONS)
-    inputs = [np.asarray(leaf) for leaf in jax.tree.leaves(tuple(given))]
+    leaves = jax.tree.leaves(tuple(given))
+    inputs = [np.asarray(leaves[position]) for position in exported.arguments]
     with jax.default_matmul_precision("highest"):
         expected = [np.asarray(leaf) for leaf in jax.jit(jax.vmap(exported.function))(*inputs)]
         mask = given.mask if jax.tree.leaves(given.mask) else None
