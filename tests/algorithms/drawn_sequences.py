@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rollmill
-from rollmill.core.threefry import small_programs
+from one_time import run_once
 from rollmill.core.types import FINAL_MASK
 from rollmill.dataflow import collect, init_state
 from rollmill.programs.compiled import lower
@@ -48,8 +48,7 @@ def drawn(graph, change, *, rollouts=6):
         samples = samples._replace(weight=jnp.linspace(0.5, 2.0, len(samples.weight)))
         return rings, learner, sample._replace(minibatch=sample.minibatch._replace(samples=samples))
 
-    with small_programs():
-        return jax.jit(run)(jax.random.key(3))
+    return run_once(run, jax.random.key(3))
 
 
 def assert_distinguishing(steps, burn_in, *, masks):

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from one_time import run_once
+from rollmill.core.threefry import small_programs
 from rollmill.dataflow import collect, identity, init_state
 
 LOOSE = {"rtol": 2e-4, "atol": 1e-5}
@@ -59,8 +61,9 @@ def two_rollouts(graph, key, *, learns=lambda learner: learner, acts=lambda lear
         return collector, trajectory, *graph.prepare(learner, trajectory, reduce=identity, replicas=1)
 
     begin = partial(init_state, graph, index=jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
-    state = eqx.filter_jit(begin)(key)
-    collector, _, learner, _ = roll(state.learner, state.learner, state.collector, jax.random.fold_in(key, 1))
+    state = run_once(begin, key)
+    with small_programs():
+        collector, _, learner, _ = roll(state.learner, state.learner, state.collector, jax.random.fold_in(key, 1))
     before = replace(state, learner=learns(learner), collector=collector)
     return before, *roll(acts(learner), before.learner, collector, jax.random.key(7))[1:]
 

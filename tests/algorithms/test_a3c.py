@@ -12,6 +12,7 @@ from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, t
 from restless import restless
 
 import rollmill
+from one_time import run_once
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.dataflow import Batch, Graph, Trajectory, minibatch_gather
@@ -123,7 +124,7 @@ def test_the_statistics_of_rmsprop_are_shared():
     """One step by hand: they live in the learner, and whoever's gradients come next are scaled by them."""
     config = configure(max_grad_norm=1e9, learning_rate=0.1, anneal_lr=False, rms_decay=0.5, rms_eps=0.25)
     graph = rollmill.a3c(restless(), config)
-    learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     update = eqx.filter_jit(partial(graph.update, share=0.5))
     squares = 0.0
     for slope in (2.0, -1.0):  # of two workers, one after the other
@@ -138,7 +139,7 @@ def test_the_statistics_of_rmsprop_are_shared():
 def test_workers_that_update_one_by_one_anneal_as_planned():
     """Three iterations of four workers: the rate falls to zero after twelve updates, not after three."""
     graph = rollmill.a3c(restless(), configure(total_timesteps=3 * E * T, learning_rate=0.1))
-    learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     update = eqx.filter_jit(partial(graph.update, share=0.25))
     slopes = jax.tree.map(lambda w: jnp.full_like(w, 0.1), learner.weights.network)
     moved = []

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import rollmill
+from one_time import first_state
 from rollmill.algorithms.losses import bound_loss
 from rollmill.algorithms.on_policy import adapt_rate
-from rollmill.dataflow import init_state, iterate
+from rollmill.dataflow import iterate
 from rollmill.planning.choose import choose_plan
 from rollmill.planning.placement import PlacementOptions
 from rollmill.record.metrics import read_metrics
@@ -52,7 +53,7 @@ def test_the_rate_follows_the_divergence(learner, kl, rate_scale, expected):
 
 def test_updates_take_the_adapted_rate_and_leave_the_deviation():
     graph = robots_ppo()
-    state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(4, dtype=jnp.int32))
+    state = first_state(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32))
     step = jax.jit(partial(iterate, graph))
     rates = []
     for _ in range(4):

@@ -9,6 +9,7 @@ import pytest
 from numpy_networks import assert_slopes, dense, in_float64
 
 import rollmill
+from one_time import run_once
 from rollmill.dataflow import Batch, Transitions
 from rollmill.dataflow.fingerprint import fingerprint
 from wordings import raises
@@ -50,7 +51,7 @@ def test_a2c_is_a3c_with_other_settings():
 def test_gradients_of_ddpg_are_those_of_both_losses():
     """The critic's squared error to the targets' value, and minus the critic's value of the actor's action."""
     graph, sample = ddpg_graph(), transitions()
-    learner = jax.jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     moved = lambda tree, by: jax.tree.map(
         lambda x: x + np.float32(by * np.cos(np.arange(x.size)).reshape(x.shape)), tree
     )
@@ -74,7 +75,7 @@ def test_gradients_of_ddpg_are_those_of_both_losses():
 
 def test_all_networks_of_ddpg_move_at_every_update():
     graph = ddpg_graph(tau=0.25)
-    learner, update = jax.jit(graph.start_learner)(jax.random.key(0)), jax.jit(graph.update)
+    learner, update = run_once(graph.start_learner, jax.random.key(0)), jax.jit(graph.update)
     for _ in range(2):
         before, learner = learner, update(learner, jax.tree.map(np.ones_like, learner.networks))
         for mine, old, fast in zip(

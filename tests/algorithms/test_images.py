@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 
 import rollmill
 from agents_envs import of_kinds
+from one_time import run_once
 from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.dataflow import collect, empty_experience, init_state, minibatch_gather, plain_minibatch_loop
 from rollmill.networks import NetworkConfig
@@ -156,7 +157,7 @@ def sequence_gradients(graph, learner, trajectory):
         _, batch = graph.prepare(learner, trajectory, reduce=lambda tree: tree, replicas=1)
         return graph.gradients(learner, minibatch_gather(batch, graph.loops)(jnp.arange(4, dtype=jnp.uint32)))
 
-    return jax.jit(run)(learner, trajectory)
+    return run_once(run, learner, trajectory)
 
 
 def test_compacted_steps_lead_to_the_same_gradients_of_sequences():

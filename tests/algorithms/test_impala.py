@@ -13,6 +13,7 @@ from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, t
 from restless import restless
 
 import rollmill
+from one_time import run_once
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.dataflow import (
@@ -203,7 +204,7 @@ def test_executed_synchronously_all_ratios_are_one(network):
         return once, iterate(graph, state)[1]
 
     state = init_state(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
-    once, twice = eqx.filter_jit(run)(state)
+    once, twice = run_once(run, state)
     np.testing.assert_allclose(once["losses/rho"], 1.0, atol=1e-5)
     assert 0 <= once["losses/approx_kl"] < 1e-9 < 1e-4 < twice["losses/approx_kl"]
 
@@ -396,7 +397,7 @@ def test_the_optimiser_is_a_choice():
         rms = {"rms_decay": 0.75, "rms_eps": 1e-12, "rms_bias_correction": corrected}
         config = configure(optimizer=optimizer, learning_rate=0.01, **rms)
         graph = rollmill.impala(restless(), config)
-        learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
+        learner = run_once(graph.start_learner, jax.random.key(0))
         slopes = jax.tree.map(lambda w: jnp.full_like(w, 0.03), learner.weights.network)
         after = eqx.filter_jit(graph.update)(learner, slopes)
         moved[optimizer, corrected] = (

@@ -11,6 +11,7 @@ import pytest
 from numpy_networks import assert_slopes, dense, in_float64
 
 import rollmill
+from one_time import run_once
 from rollmill.dataflow import Batch, collect, identity, init_state
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
@@ -39,7 +40,7 @@ def rollout():
     def without(learner, trajectory):
         return plain.prepare(learner, trajectory, reduce=identity, replicas=1)[1]
 
-    begun, trajectory, learner, batch = jax.jit(run)(jax.random.key(3))
+    begun, trajectory, learner, batch = run_once(run, jax.random.key(3))
     return graph, begun, trajectory, learner, batch, without
 
 

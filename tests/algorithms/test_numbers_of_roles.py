@@ -11,6 +11,7 @@ import pytest
 
 import rollmill
 from agents_envs import crowd
+from one_time import run_once
 from rollmill.algorithms.hyperparameters import as_data
 from rollmill.cli.main import main
 from rollmill.core.text_values import read_value
@@ -47,7 +48,7 @@ def rollout_of(graph):
         state = init_state(graph, key, jnp.arange(E, dtype=jnp.int32))
         return collect(graph, graph.weights(state.learner), state.collector, key)[1]
 
-    return eqx.filter_jit(roll)(jax.random.key(2))
+    return run_once(roll, jax.random.key(2))
 
 
 def learned_by(graph, trajectory, *learners):

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
+from one_time import run_once
 from rollmill.algorithms.dqn import DQNLearner
 from rollmill.algorithms.off_policy import StepCounts, scale_weights
 from rollmill.dataflow import Batch, Transitions, identity
@@ -138,7 +139,7 @@ def test_an_iteration_makes_the_updates_that_follow_from_its_steps():
 
 def test_the_target_network_moves_when_it_is_due():
     graph = rollmill.dqn("CartPole-v1", **SMALL, target_interval=3, tau=0.25)
-    learner, update = jax.jit(graph.start_learner)(jax.random.key(0)), jax.jit(graph.update)
+    learner, update = run_once(graph.start_learner, jax.random.key(0)), jax.jit(graph.update)
     gradients = jax.tree.map(np.ones_like, learner.network)
     for n in range(1, 7):
         before, learner = learner, update(learner, gradients)

@@ -16,6 +16,7 @@ from losses_by_hand import LOOSE, assert_close, disturbed_network, normalise_by_
 from restless import restless
 
 import rollmill
+from one_time import run_once
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, standardise_advantages
 from rollmill.dataflow import (
@@ -371,7 +372,7 @@ def test_equal_advantages_stay_finite():
 
 def learner_and_update(config):
     graph = rollmill.ppo(restless(), config)
-    learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     return learner, eqx.filter_jit(graph.update)
 
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from numpy_networks import assert_slopes, in_float64
 
 import rollmill
+from one_time import run_once
 from rollmill.algorithms.epsilon_greedy import value_agent
 from rollmill.algorithms.off_policy import functional_network
 from rollmill.algorithms.pqn import _best
@@ -47,7 +48,7 @@ def rollout():
         _, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
         return state.learner, trajectory, batch
 
-    return graph, *jax.jit(run)(jax.random.key(3))
+    return graph, *run_once(run, jax.random.key(3))
 
 
 def test_targets_are_lambda_returns_of_the_best_legal_actions(rollout):

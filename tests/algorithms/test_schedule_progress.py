@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import rollmill
+from one_time import run_once
 from rollmill.algorithms.optimisers import Annealing, at_iteration_end, check_schedule, rate_now
 from rollmill.dataflow import init_state, iterate
 from rollmill.networks import NetworkConfig
@@ -69,7 +70,7 @@ def test_agents_skip_epochs_too(algorithm):
         **{"num_envs": 8, "num_steps": 4, "total_timesteps": 64, "target_kl": 0.1, "network": TINY},
         **{"update_epochs": 3, "num_minibatches": 2, "anneal_lr": True},
     )
-    learner = jax.jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     begun = jax.tree.map(
         lambda node: Annealing(node.whole + 2, node.part) if isinstance(node, Annealing) else node,
         learner,

@@ -18,6 +18,7 @@ from numpy_networks import assert_slopes, dense, in_float64
 
 import rollmill
 from agents_envs import crafts, crowd, lone, opposed, squad
+from one_time import run_once
 from rollmill.algorithms.agents import AgentView
 from rollmill.algorithms.dqn import DQNLearner
 from rollmill.dataflow import Batch, Graph, Step, Transitions, collect, identity, init_state
@@ -77,13 +78,13 @@ def collected():
         (_, rings), _ = jax.lax.scan(one, (state.collector, state.rings), jax.random.split(key, 20))
         return graph.replay.sample(graph, rings, state.learner, jax.random.key(5), INDEX).minibatch
 
-    return jax.jit(draw)(jax.random.key(0))
+    return run_once(draw, jax.random.key(0))
 
 
 @cache
 def drawn(name, **more):
     graph = getattr(rollmill, name)(squad(), **settings_of(name, **more))
-    learner = jax.jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     learner = replace(
         learner,
         network=disturbed_network(learner.network, seed=1),
@@ -309,7 +310,7 @@ def test_a_lone_agent_learns_what_dqn_learns():
 @pytest.mark.parametrize("name", BOTH)
 def test_actions_are_legal_and_random_ones_independent(name):
     graph = getattr(rollmill, name)(squad(), **settings_of(name))
-    learner = jax.jit(graph.start_learner)(jax.random.key(0))
+    learner = run_once(graph.start_learner, jax.random.key(0))
     legal = {
         "scout": jnp.asarray([[True, False, True], [False, True, False]]),
         "medic": jnp.asarray([[False, True]]),

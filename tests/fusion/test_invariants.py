@@ -11,8 +11,9 @@ from fused_runs import assert_same, both
 from gymnasium import spaces
 
 import rollmill
+from one_time import first_state
 from rollmill.core.types import Environment, Timestep
-from rollmill.dataflow import collect, init_state
+from rollmill.dataflow import collect
 from rollmill.fusion import backend_for, evaluate, fused_collect, lower_function, rollout_step, run_reference
 from rollmill.fusion.kernels.leaves import each_struct
 from rollmill.fusion.kernels.rollout import MAX_LOWERINGS
@@ -86,7 +87,7 @@ def delaying(length: int) -> Environment:
 def begun(env, **sizes):
     make = rollmill.mappo if env.agents else rollmill.ppo
     graph = make(env, num_envs=NUM_ENVS, num_steps=NUM_STEPS, total_timesteps=NUM_ENVS * NUM_STEPS, **sizes)
-    state = jax.jit(partial(init_state, graph))(jax.random.key(2), jnp.arange(NUM_ENVS, dtype=jnp.int32))
+    state = first_state(graph, jax.random.key(2), jnp.arange(NUM_ENVS, dtype=jnp.int32))
     return graph, graph.weights(state.learner), state.collector
 
 

@@ -10,6 +10,7 @@ from large_environments import LARGE
 from user_environments import after, task
 
 import rollmill
+from one_time import first_state
 from rollmill.dataflow import collect, init_state
 from rollmill.fusion import CannotFuse, Launch, cpu_backend, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
@@ -34,7 +35,7 @@ def graph_of(env, num_envs):
 def assert_same_rollouts(env, run, *, num_envs):
     graph = graph_of(env, num_envs)
     step = lower_rollout(graph)
-    state = jax.jit(partial(init_state, graph))(jax.random.key(0), jnp.arange(num_envs))
+    state = first_state(graph, jax.random.key(0), jnp.arange(num_envs))
     assert any(leaf.writes for leaf in step.leaves_after)
     weights = graph.weights(state.learner)
     both = jax.jit(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from one_time import first_state
 from rollmill import NetworkConfig, make, ppo
 from rollmill.core.machine import describe_processor
 from rollmill.dataflow import identity, init_state
@@ -84,7 +85,7 @@ def test_functions_are_right_to_the_last_places(function, exact, bounds):
 @pytest.mark.slow_beyond(1)
 def test_rollouts_are_those_of_the_program(name, num_envs, network):
     graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
-    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(num_envs))
+    state = first_state(graph, jax.random.key(3), jnp.arange(num_envs))
     backend = cpu_backend()
     runs = run_reference, backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
 

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
+from one_time import first_state
 from rollmill.dataflow import collect, init_state, prepare
 from rollmill.envs import RunningStatistics, registered
 from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
@@ -38,9 +39,7 @@ def graph_on(environment, network=SHARED, num_envs=16):
 
 
 def begun(graph):
-    state = jax.jit(partial(init_state, graph))(
-        jax.random.key(3), jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    )
+    state = first_state(graph, jax.random.key(3), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
     return in_other_units(graph.weights(state.learner)), state.collector
 
 
@@ -59,7 +58,7 @@ def with_values(graph, weights, trajectory):
 @pytest.mark.slow
 def test_values_of_a_rollout_are_those_that_the_learner_would_compute():
     graph = graph_on("CartPole-v1")
-    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(16, dtype=jnp.int32))
+    state = first_state(graph, jax.random.key(3), jnp.arange(16, dtype=jnp.int32))
     weights = in_other_units(graph.weights(state.learner))
     learner = eqx.tree_at(lambda whole: whole.weights, state.learner, weights)
     _, trajectory = jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))

@@ -10,8 +10,9 @@ from code_runs import evaluate_by_code
 from edge_environments import ENVIRONMENTS
 from fused_runs import assert_same, by_program
 
+from one_time import first_state
 from rollmill.algorithms import mappo, ppo
-from rollmill.dataflow import Graph, init_state, step_one
+from rollmill.dataflow import Graph, step_one
 from rollmill.envs import auto_reset, make
 from rollmill.fusion import evaluate
 from rollmill.networks import NetworkConfig
@@ -32,7 +33,7 @@ NETWORKS = {
 def assert_steps_as_unfused(
     graph: Graph, steps: int = STEPS, *, compiled: bool = True, evaluate: Callable = evaluate
 ) -> None:
-    state = jax.jit(partial(init_state, graph))(jax.random.key(3), jnp.arange(ENVS))
+    state = first_state(graph, jax.random.key(3), jnp.arange(ENVS))
     weights = graph.weights(state.learner)
 
     def step(collector, key):
