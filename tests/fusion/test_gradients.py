@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rollmill
+from one_time import run_once
 from rollmill.dataflow import flat_samples, identity, init_state, pack, plain_minibatch_loop, row_gradients
 from rollmill.fusion import (
     GradientLaunch,
@@ -98,7 +99,7 @@ def graph_of(case, num_envs=8, num_steps=16):
 def learned_a_little(graph):
     """A learner that is not quite the one that has acted, its batch, and rows of a minibatch in some order."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    learner, batch = jax.jit(lambda key: first_batch(graph, init_state(graph, key, index)))(jax.random.key(5))
+    learner, batch = run_once(lambda key: first_batch(graph, init_state(graph, key, index)), jax.random.key(5))
     keys = iter(jax.random.split(jax.random.key(2), 64))
     moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
     network = jax.tree.map(moved, graph.gradients.network(learner))

@@ -15,6 +15,7 @@ from rollmill.fusion.lower.values import MAX_COLUMNS
 from wordings import raises
 
 WIDTHS = (65, 108, 128, 200, 512)
+ENDS = [WIDTHS[0], WIDTHS[-1]]
 ACTIONS = 12
 """Enough for the actions to be a row, rather than single numbers."""
 
@@ -56,7 +57,7 @@ def step_with(observe):
     return step
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", ENDS + [pytest.param(width, marks=pytest.mark.slow) for width in WIDTHS[1:-1]])
 @pytest.mark.parametrize("observe", OBSERVED)
 def test_wide_observations_are_those_of_xla(observe, width):
     one, other, third = jax.random.split(jax.random.key(width), 3)

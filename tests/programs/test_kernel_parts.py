@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import rollmill
+from one_time import run_once
 from rollmill.dataflow import collect, init_state
 from rollmill.fusion import backend_for
 from rollmill.programs.kernel_parts import (
@@ -22,8 +23,11 @@ def graph():
 
 
 def rollout_of(graph):
-    state = init_state(graph, jax.random.key(0), jnp.arange(32, dtype=jnp.int32))
-    return collect(graph, graph.weights(state.learner), state.collector, state.key)[1].steps
+    def roll(key):
+        state = init_state(graph, key, jnp.arange(32, dtype=jnp.int32))
+        return collect(graph, graph.weights(state.learner), state.collector, state.key)[1].steps
+
+    return run_once(roll, jax.random.key(0))
 
 
 def test_shares_follow_from_the_times_of_three_kernels():

@@ -3,12 +3,12 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import collect, flow, init_state, plain_minibatch_loop
+from one_time import first_state
+from rollmill.dataflow import collect, flow, plain_minibatch_loop
 from rollmill.fusion import GradientLaunch, fused_minibatch_loop, lower_gradients, run_gradients_reference
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
@@ -36,7 +36,7 @@ def test_a_learner_of_several_replicas_has_the_gradient_kernel_of_a_gpu():
         return jax.tree.map(np.asarray, tree)
 
     key, index = jax.random.key(1), np.arange(ENVS, dtype=np.int32)
-    state = init_state(graph, key, jnp.asarray(index))
+    state = first_state(graph, key, index)
     _, trajectory = jax.jit(partial(collect, graph))(graph.weights(state.learner), state.collector, key)
     fused = partial(fused_minibatch_loop, run=run, step=lower_gradients(graph))
     learn = lambda make: CutLearner(graph, flow(graph), key, index, make, reduce=mean)(
