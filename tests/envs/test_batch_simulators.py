@@ -1,5 +1,7 @@
 """Vector environments of Gymnasium, beside the same environments one by one, by value."""
 
+import inspect
+
 import gymnasium
 import host_cases
 import jax
@@ -154,7 +156,7 @@ def test_ids_are_stepped_as_vector_environments(mode):
 def test_what_make_vec_returns_stands_for_its_id_and_options():
     kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP}
     made = gymnasium.make_vec("CartPole-v1", 2, "sync", kwargs, sutton_barto_reward=True)
-    env = envs.as_environment.__wrapped__(made)
+    env = inspect.unwrap(envs.as_environment)(made)
     assert env.options == {"vectorization_mode": "sync", "autoreset_mode": "SameStep", "sutton_barto_reward": True}
     assert_same(steps_of(env), steps_of(rollmill.make("gymnasium:CartPole-v1", sutton_barto_reward=True)))
 
@@ -202,7 +204,7 @@ def test_the_class_of_a_simulator_is_enough_and_generations_have_their_own_seeds
 )
 def test_what_cannot_be_learned_from_is_refused(make, message):
     with pytest.raises(UsageError, match=message):
-        rollmill.from_gymnasium.__wrapped__(make)
+        inspect.unwrap(rollmill.from_gymnasium)(make)
 
 
 @pytest.mark.parametrize(
