@@ -183,6 +183,7 @@ def test_returns_of_several_steps_end_with_the_episode_and_the_sequence(n):
     np.testing.assert_allclose(returns, right, rtol=1e-5)
 
 
+@pytest.mark.slow  # faster tests divide stores of sequences (dataflow) and trainings (programs) between devices
 def test_two_devices_give_the_numbers_of_one():
     sizes = {**SIZES, "total_timesteps": 12 * E * T, "gradient_steps": 2, "network": network("gru")}
     one = assert_two_devices_equal_one(rollmill.r2d2(masked(), **sizes), learning_iterations=10)

@@ -271,7 +271,7 @@ def test_agents_of_their_own_have_memories_of_their_own(rollout):
     assert_close(other.final_memory, one.final_memory, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow  # faster tests split sequences (R2D2, minibatches) and agents' unequal parts (MAPPO) in this way
+@pytest.mark.slow  # faster tests split sequences (dataflow) and agents' unequal parts (MAPPO) in this way
 def test_two_devices_give_the_numbers_of_one_with_memories():
     graph = rollmill.mappo(crowd(), **SMALL, network=GRU, normalize_observations=True)
     (one, rows_one), (two, rows_two) = (run(graph, devices=n) for n in (1, 2))

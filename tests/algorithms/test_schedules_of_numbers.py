@@ -63,10 +63,8 @@ def test_programs_contain_no_end_of_a_schedule(algorithm):
     assert digests_of(programs_of(first)) == digests_of(programs_of(other))
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("td3", "impala", "mappo")]
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", *SLOW])
+@pytest.mark.slow  # a faster test has several updates in an iteration
+@pytest.mark.parametrize("algorithm", ["ppo", "td3", "impala", "mappo"])
 def test_an_update_reads_the_value_of_its_share_of_the_training(algorithm):
     """With one update an iteration, each equals one by constants that are set before it."""
     names, waiting = CASES[algorithm][2], 1 if algorithm in REPLAY else 0  # iterations before learning
@@ -88,14 +86,18 @@ def test_an_update_reads_the_value_of_its_share_of_the_training(algorithm):
 def test_all_updates_of_an_iteration_read_the_value_with_which_it_begins():
     sizes = {"num_envs": 4, "num_steps": 8, "update_epochs": 2, "num_minibatches": 2, "network": TINY}
     make = partial(rollmill.ppo, "CartPole-v1", **sizes, total_timesteps=128, anneal_lr=False)
-    graph, constant = make(ent_coef="linear:0.8:0", clip_coef="linear:0.4:0.2"), make(ent_coef=0.8, clip_coef=0.4)
+    ends = {"ent_coef": (0.8, 0), "clip_coef": (0.4, 0.2), "gamma": (0.9, 0.5), "gae_lambda": (0.95, 0.55)}
+    graph = make(**{name: f"linear:{first}:{last}" for name, (first, last) in ends.items()})
+    constant = make(**{name: first for name, (first, _) in ends.items()})
     moved, expected = start_state(graph), start_state(constant)
     step, plain = jax.jit(partial(iterate, graph)), jax.jit(partial(iterate, constant))
     for iteration in range(3):
-        now = {"ent_coef": 0.8 - 0.2 * iteration, "clip_coef": 0.4 - 0.05 * iteration}
+        now = {name: first + (last - first) * iteration / 4 for name, (first, last) in ends.items()}
         held = hyperparameters_of(constant) | {name: np.asarray(value, np.float32) for name, value in now.items()}
         lent = replace(expected, learner=with_hyperparameters(expected.learner, held))
-        (moved, _), (expected, _) = step(moved), plain(lent)
+        (moved, metrics), (expected, _) = step(moved), plain(lent)
+        for name, value in now.items():
+            assert metrics[f"schedules/{name}"] == pytest.approx(value, rel=1e-6)
     assert int(moved.learner.progress.whole) == 12
     assert moved.learner.hyperparameters.keys() == graph.hyperparameters.keys()
     for mine, theirs in zip(own_weights(graph, moved), own_weights(constant, expected), strict=True):

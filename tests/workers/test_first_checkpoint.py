@@ -10,6 +10,7 @@ import numpy as np
 
 import rollmill
 from rollmill.core.types import is_key
+from rollmill.programs import compiler_options
 from rollmill.programs.compiled import lower, state_shapes
 from rollmill.workers.coordination.starts import initial_host_state
 from rollmill.workers.replica.mesh import begun
@@ -18,7 +19,8 @@ network = rollmill.NetworkConfig(hidden_sizes=(8,))
 sizes = {"num_envs": 6, "num_steps": 4, "num_minibatches": 1, "num_shards": 2, "total_timesteps": 240}
 graph = rollmill.ppo("CartPole-v1", network=network, **sizes)
 key = jax.random.key(np.uint32(3))
-program = lower(graph, seeds=(3,), devices=jax.devices()[:2])
+quickly = compiler_options.QUICK_COMPILATION  # of the iteration, which does not run
+program = lower(graph, seeds=(3,), devices=jax.devices()[:2], compiler_options=quickly)
 bits = lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf)
 kept = jax.tree.leaves_with_path(initial_host_state(graph, state_shapes(graph), key))
 held = jax.tree.leaves(begun(program, graph, key))
