@@ -1,6 +1,9 @@
 """Compiler options by mesh, and that this version of XLA accepts them."""
 
+import os
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +48,30 @@ def test_what_a_version_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compiler_options, "ALL_REDUCES_IN_CUDA_GRAPHS", {"xla_no_such_option": True})
     monkeypatch.setattr(compiler_options, "SYMMETRIC_BUFFERS", {"xla_cpu_enable_fast_math": False})
     assert options_for(mesh("gpu", gpus=2)) == {**EXACT_PRECISION, "xla_cpu_enable_fast_math": False}
+
+
+def test_barriers_last_until_operations_are_fused_in_draws_for_several_seeds() -> None:
+    options = options_for(mesh("cpu", gpus=1), draws_for_seeds=True)
+    assert options.items() >= program_options("cpu").items()
+    apart = lambda x: jax.lax.optimization_barrier(jnp.sin(x) + x) * x + 1
+    text = jax.jit(apart).lower(jnp.ones(8)).compile(options).as_text()
+    assert text.count(" fusion(") == 2, text
+
+
+R2D2_FOR_TWO_SEEDS = """
+import rollmill
+from rollmill.programs.compiled import lower
+network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
+sizes = {"num_envs": 4, "num_steps": 8, "batch_size": 8, "sequence_length": 16, "burn_in": 4, "gradient_steps": 2}
+steps = {"total_timesteps": 16_000, "learning_starts": 200, "buffer_size": 2_000}
+lower(rollmill.r2d2("CartPole-v1", network=network, **sizes, **steps), seeds=(0, 1))
+"""
+
+
+@pytest.mark.slow
+def test_programs_that_draw_sequences_by_priority_for_two_seeds_compile() -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    subprocess.run([sys.executable, "-c", R2D2_FOR_TWO_SEEDS], check=True, env=environment, timeout=300)
 
 
 def convolve(kernel: jax.Array, images: jax.Array) -> jax.Array:

@@ -209,7 +209,8 @@ def lower(
     state, mean = _placed_state(graph, at_once, mesh), mean or mesh_all_reduce(mesh)
     loses_state = reuses_memory(graph, state.shapes, devices=mesh.size)
     donates_state = loses_state or platform in IN_PLACE
-    options = {**options_for(mesh), **(compiler_options or {})}
+    draws_for_seeds = graph.replay is not None and len(at_once) > 1
+    options = {**options_for(mesh, draws_for_seeds=draws_for_seeds), **(compiler_options or {})}
     step_with = partial(_step_program, graph, at_once, mean, state, options, donates_state)
     start = _start_program(graph, at_once, state)
     with MadeBeside(start, _start_store(graph, at_once, mesh)) as begun:
