@@ -44,6 +44,9 @@ OWNERS = {"jax", "rollmill"}
 PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, np.dtype, type)
 """Types of parameters that their textual form describes completely."""
 
+FREQUENT = frozenset({type(None), bool, int, float, str})
+"""Plain types that are recognised before all others, because most parameters have them."""
+
 
 class Digests:
     """Computes and caches digests of programs, and of the objects that their operations hold."""
@@ -107,6 +110,9 @@ class Digests:
         return text
 
     def _value(self, value: Any) -> str:
+        return without_addresses(repr(value)) if type(value) in FREQUENT else self._structure(value)
+
+    def _structure(self, value: Any) -> str:
         match value:
             case core.ClosedJaxpr():
                 return self.of_closed(value)
@@ -168,7 +174,13 @@ def _array(value: Any) -> str:
 
 
 def _type(aval: Any) -> str:
-    return f"{getattr(aval, 'dtype', aval)}{getattr(aval, 'shape', '')}{getattr(aval, 'weak_type', '')}"
+    dtype = _name(aval.dtype) if hasattr(aval, "dtype") else aval
+    return f"{dtype}{getattr(aval, 'shape', '')}{getattr(aval, 'weak_type', '')}"
+
+
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype)
 
 
 def without_addresses(text: str) -> str:
