@@ -14,7 +14,7 @@ import numpy as np
 
 from one_time import run_once
 from rollmill.core.threefry import small_programs
-from rollmill.dataflow import collect, identity, init_state
+from rollmill.dataflow import collect, identity, init_state, minibatch_gather
 
 LOOSE = {"rtol": 2e-4, "atol": 1e-5}
 
@@ -66,6 +66,12 @@ def two_rollouts(graph, key, *, learns=lambda learner: learner, acts=lambda lear
         collector, _, learner, _ = roll(state.learner, state.learner, state.collector, jax.random.fold_in(key, 1))
     before = replace(state, learner=learns(learner), collector=collector)
     return before, *roll(acts(learner), before.learner, collector, jax.random.key(7))[1:]
+
+
+def first_rows(rollout, count):
+    """The minibatch of the first rows of a rollout's batch, gathered by one program."""
+    gather = lambda batch, rows: minibatch_gather(batch, rollout.graph.loops)(rows)
+    return eqx.filter_jit(gather)(rollout.batch, np.arange(count, dtype=np.uint32))
 
 
 def disturbed_network(network, seed=1):

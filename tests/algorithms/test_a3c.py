@@ -8,14 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, two_rollouts, unroll_by_hand
+from losses_by_hand import (
+    assert_close,
+    disturbed_network,
+    first_rows,
+    normalise_by_hand,
+    two_rollouts,
+    unroll_by_hand,
+)
 from restless import restless
 
 import rollmill
 from one_time import run_once
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
-from rollmill.dataflow import Batch, Graph, Trajectory, minibatch_gather
+from rollmill.dataflow import Batch, Graph, Trajectory
 from wordings import raises
 
 E, T = 16, 5
@@ -104,8 +111,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
         total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         return total, {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy}
 
-    rows = jnp.arange(E if rollout.policy.recurrent else E * T, dtype=jnp.uint32)
-    minibatch = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
+    minibatch = first_rows(rollout, E if rollout.policy.recurrent else E * T)
     slopes, metrics = eqx.filter_jit(rollout.graph.gradients)(learner, minibatch)
     (total, expected_metrics), expected = eqx.filter_jit(jax.value_and_grad(loss_by_hand, has_aux=True))(
         learner.weights.network

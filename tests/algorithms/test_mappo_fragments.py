@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import LOOSE, assert_close, disturbed_network, normalise_by_hand, two_rollouts
+from losses_by_hand import LOOSE, assert_close, disturbed_network, first_rows, normalise_by_hand, two_rollouts
 
 import rollmill
 from agents_envs import crowd, lone, numbered
@@ -24,7 +24,6 @@ from rollmill.dataflow import (
     State,
     Trajectory,
     identity,
-    minibatch_gather,
 )
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
@@ -173,9 +172,8 @@ def test_running_statistics_are_of_active_agents_alone(rollout):
 
 
 def test_learning_starts_from_a_ratio_of_one(rollout):
-    take = minibatch_gather(rollout.batch, rollout.graph.loops)
-    whole = rollout.graph.condition(take(jnp.arange(E * T, dtype=jnp.uint32)), identity)
-    _, metrics = eqx.filter_jit(rollout.graph.gradients)(rollout.learner, whole)
+    learn = lambda whole: rollout.graph.gradients(rollout.learner, rollout.graph.condition(whole, identity))
+    _, metrics = eqx.filter_jit(learn)(first_rows(rollout, E * T))
     for name in ("", "/walker", "/keeper"):
         assert metrics[f"losses/clip_fraction{name}"] == 0
         assert 0 <= metrics[f"losses/approx_kl{name}"] < 1e-9
@@ -198,7 +196,7 @@ def test_returns_are_means_over_agents_of_what_they_were_paid_while_active(rollo
 
 
 def minibatch(rollout, rows=E * T // 2):
-    return minibatch_gather(rollout.batch, rollout.graph.loops)(jnp.arange(rows, dtype=jnp.uint32))
+    return first_rows(rollout, rows)
 
 
 def test_agents_that_are_out_change_neither_gradients_nor_metrics(rollout):

@@ -12,7 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import LOOSE, assert_close, disturbed_network, normalise_by_hand, two_rollouts, unroll_by_hand
+from losses_by_hand import (
+    LOOSE,
+    assert_close,
+    disturbed_network,
+    first_rows,
+    normalise_by_hand,
+    two_rollouts,
+    unroll_by_hand,
+)
 from restless import restless
 
 import rollmill
@@ -110,8 +118,7 @@ def test_learning_starts_from_a_ratio_of_one(rollout):
     said, _ = said_of(rollout)
     np.testing.assert_allclose(said.log_prob, rollout.trajectory.steps.extras.log_prob, atol=1e-5)
     np.testing.assert_allclose(said.log_prob, rollout.batch.samples.log_prob, atol=1e-5)
-    rows = jnp.arange(E * T if rollout.graph.loops.minibatch_items == "samples" else E, dtype=jnp.uint32)
-    whole = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
+    whole = first_rows(rollout, E * T if rollout.graph.loops.minibatch_items == "samples" else E)
     _, metrics = eqx.filter_jit(lambda m: rollout.graph.gradients(rollout.learner, m))(whole)
     assert metrics["losses/clip_fraction"] == 0
     assert 0 <= metrics["losses/approx_kl"] < 1e-10

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network, two_rollouts
+from losses_by_hand import assert_close, disturbed_network, first_rows, two_rollouts
 
 import rollmill
 from agents_envs import crowd, lone, numbered
@@ -27,7 +27,6 @@ from rollmill.dataflow import (
     collect,
     identity,
     init_state,
-    minibatch_gather,
 )
 from rollmill.fusion.kernels.gradients import kernel_gradients
 from rollmill.fusion.kernels.rollout import lower_rollout
@@ -213,7 +212,7 @@ def test_gradients_flow_back_through_memories_as_differences_say(rollout):
     """The slope of the loss by hand along random directions, through time and both memories of each agent."""
     networks = jax.tree.map(lambda leaf: leaf * 1.03, rollout.before.learner.weights.networks)
     learner = eqx.tree_at(lambda learner: learner.weights.networks, rollout.learner, networks)
-    whole = minibatch_gather(rollout.batch, rollout.graph.loops)(jnp.arange(E, dtype=jnp.uint32))
+    whole = first_rows(rollout, E)
     conditioned = partial(rollout.graph.condition, reduce=identity)
     gradients, metrics = eqx.filter_jit(lambda b: rollout.graph.gradients(learner, conditioned(b)))(whole)
     networks, rng = double(networks), np.random.default_rng(0)
