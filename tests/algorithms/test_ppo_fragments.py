@@ -35,7 +35,6 @@ from rollmill.dataflow import (
     identity,
     init_state,
     iterate,
-    minibatch_gather,
     with_hyperparameters,
 )
 from rollmill.programs.compiled import hyperparameters_of
@@ -311,8 +310,7 @@ def with_network(learner, network):
 
 
 def whole_of(rollout):
-    rows = jnp.arange(E * T if rollout.graph.loops.minibatch_items == "samples" else E, dtype=jnp.uint32)
-    return disturbed(minibatch_gather(rollout.batch, rollout.graph.loops)(rows))
+    return disturbed(first_rows(rollout, E * T if rollout.graph.loops.minibatch_items == "samples" else E))
 
 
 @pytest.mark.slow_beyond(1)
