@@ -30,10 +30,20 @@ def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Call
         waits = [stack.enter_context(_compiling(share)) for share in lines]
 
         def wait() -> None:
+            if waits:
+                _import_compiler()
             for wait_for_process in waits:
                 wait_for_process()
 
         yield wait
+
+
+def _import_compiler() -> None:
+    """Imports Triton, which takes about a second, while the processes compile. The caller needs it afterwards."""
+    with contextlib.suppress(ImportError):
+        import triton.compiler
+
+        assert triton.compiler is not None
 
 
 @contextlib.contextmanager
