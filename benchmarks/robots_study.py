@@ -127,11 +127,10 @@ def trainings_of(task: str, chosen: Any) -> dict[str, list[str]]:
     found = {}
     for count in chosen.counts:
         ppo = [*common, *words("", recipe=recipe, num_envs=count * chosen.envs)]
-        for name, place in (
-            {"synchronous": "processes", "mesh": "mesh"}.items() if count > 1 else [("synchronous", "")]
-        ):
+        for place in ("processes", "mesh") if count > 1 else ("",):
             spread = [*words("", learners=count, place=place), *shared] if place else []
-            found[f"{name} {count}"] = ["ppo", *ppo, *spread]
+            kind = "mesh" if place == "mesh" else "synchronous"
+            found[f"{kind} {count}"] = ["ppo", *ppo, *spread]
         actors = words("--distribution single-learner-coarse --asynchronous", actors=count)
         impala = [*common, *words("", num_envs=count * chosen.envs, num_steps=16), *network_words(network)]
         found[f"asynchronous {count}"] = ["impala", *impala, *actors, *shared]
