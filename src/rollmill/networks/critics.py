@@ -5,6 +5,7 @@ All of them take ONE observation without a batch axis. Callers use `jax.vmap` fo
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -22,6 +23,12 @@ from rollmill.networks.heads import ActionHead, action_head, finite_bounds
 from rollmill.networks.layers import Linear, linear
 from rollmill.networks.registry import is_torso
 from rollmill.networks.torsos import FeedForwardTorso, OwnTorso, Torso
+
+UNREAD = ("shared_torso", "state_dependent_std", "squash_actions")
+"""Network settings that no network of this module reads."""
+
+UNREAD_WITHOUT_STD = (*UNREAD, "initial_log_std", "learn_std")
+"""Network settings that networks without a standard deviation do not read."""
 
 
 class ActionValues(eqx.Module):
@@ -145,6 +152,7 @@ def action_values(
 
     With `sequences`, the algorithm learns from whole sequences, so the network may be recurrent.
     """
+    _refuse(UNREAD_WITHOUT_STD, config)
     torso_key, head_key, value_key = jax.random.split(key, 3)
     torso, size = _torso(torso_key, observation_space, config, sequences=sequences), atoms or 1
     head = linear(head_key, torso.out_features, int(action_space.n) * size, gain=1.0)
@@ -201,6 +209,7 @@ def deterministic_actor(
     key: Key, observation_space: spaces.Space, action_space: spaces.Box, config: NetworkConfig
 ) -> DeterministicActor:
     """Makes a policy network that outputs one action within the bounds of its space."""
+    _refuse(UNREAD_WITHOUT_STD, config)
     torso_key, head_key = jax.random.split(key)
     torso = _torso(torso_key, observation_space, config)
     head = linear(head_key, torso.out_features, math.prod(action_space.shape), gain=0.01)
@@ -232,6 +241,7 @@ def _torso(
     action_space: spaces.Space | None = None,
     sequences: bool = False,
 ) -> Any:
+    _refuse(UNREAD, config)
     recurrent = config.torso in CELLS
     if recurrent and not sequences:
         raise UsageError(
@@ -250,3 +260,14 @@ def _torso(
     if recurrent:
         return complete_torso(key, space, config)
     return configured_torso(key, space, config, action_space=action_space)
+
+
+def _refuse(settings: Sequence[str], config: NetworkConfig) -> None:
+    """Raises a `UsageError` if any of these settings differs from its default."""
+    default = NetworkConfig()
+    changed = [name for name in settings if getattr(config, name) != getattr(default, name)]
+    if changed:
+        raise UsageError(
+            f"{', '.join(changed)} has no effect on the networks of this algorithm. Actor-critics read it, such "
+            "as those of ppo. hint: leave it out."
+        )
