@@ -9,7 +9,7 @@ from jaxtyping import Array
 from rollmill.core.convolutions import Convolve, order_convolutions
 from rollmill.core.errors import CannotFuse
 from rollmill.core.flat_descent import register_descent_code
-from rollmill.core.threefry import THREEFRY_CALL, unroll_threefry
+from rollmill.core.threefry import unroll_threefry
 
 
 def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
@@ -32,17 +32,6 @@ def own_descent(operands: Sequence[Any], jaxpr: core.ClosedJaxpr, count: int) ->
         return None
 
 
-def register_threefry_code() -> bool:
-    """Registers the machine code for random numbers on a CPU with XLA. Returns False if LLVM is not installed."""
-    try:
-        from rollmill.fusion.backends.cpu.threefry import register_threefry
-
-        register_threefry(THREEFRY_CALL)
-    except (ImportError, CannotFuse):
-        return False
-    return True
-
-
-unroll_threefry(register_threefry_code)  # called before this package compiles anything
+unroll_threefry()  # called before this package compiles anything
 order_convolutions(own_convolution)
 register_descent_code(own_descent)

@@ -27,8 +27,7 @@ from jaxlib import xla_client
 from rollmill.core.errors import CheckpointError
 from rollmill.core.installation import cache_root, folder_in_cache
 from rollmill.core.machine import installed_version, usable_cores
-from rollmill.core.threefry import THREEFRY_CALL, small_programs
-from rollmill.programs import register_threefry_code
+from rollmill.core.threefry import small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
 
@@ -53,11 +52,8 @@ MIN_COMPILE_SECONDS = 0.3
 KERNEL_CALL = "triton_kernel_call_ffi"
 """Name of the foreign call that launches a GPU kernel. The program itself contains the kernel."""
 
-OWN_CALLS = {
-    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi"),
-    *(KERNEL_CALL, THREEFRY_CALL),
-}
-"""Names of foreign calls that a stored program may contain, because they are registered in every process."""
+OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi", KERNEL_CALL}
+"""Names of foreign calls that a stored program may contain, because JAX registers them by itself."""
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 """Event with which JAX reports that a program was loaded from its cache."""
@@ -112,7 +108,7 @@ class ProgramStore:
             if digest != _digest(packed):
                 folder.remove(file.name)
                 return None
-            _register_calls(self.device)
+            _know_kernels(self.device)
             taken, returned = jax.tree.structure((tuple(make.arguments), {})), jax.tree.structure(make.result())
             here = {"backend": self.device.client, "execution_devices": [self.device]}
             return deserialize_and_load(zlib.decompress(packed), taken, returned, **here)
@@ -180,11 +176,9 @@ class StorableProgram(NamedTuple):
             return jax.jit(program, **self.settings).trace(*self.arguments).lower()
 
 
-def _register_calls(device: Any) -> None:
-    """Registers the functions that stored programs may call on a device, as compiling such programs does."""
-    if device.platform == "cpu":
-        register_threefry_code()
-    else:
+def _know_kernels(device: Any) -> None:
+    """Registers the GPU kernel calls in JAX, as compiling kernels does."""
+    if device.platform == "gpu":
         from jaxlib import gpu_triton
 
         assert gpu_triton is not None

@@ -27,8 +27,7 @@ API_VERSION, METADATA_VERSION = 16, 8
 MAJOR, MINOR = 16, 20
 OWN_MAJOR = 0
 """Major version of the XLA interface. In other major versions the fields have other offsets."""
-BUFFER_DATA, BUFFER_RANK, BUFFER_DIMENSIONS = 24, 32, 40
-"""Offsets in a buffer: of the pointer to its elements, of its number of axes, and of the pointer to its shape."""
+BUFFER_DATA = 24
 IS_METADATA, IS_EXECUTION = 1, 3
 
 PROGRAM, HANDLER = "program", "handler"
@@ -102,17 +101,12 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
     _write_handler(kernel, inputs)
     text = str(kernel.module)
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    register(name, text, written_out=kernel.written_out)
-    return name
-
-
-def register(name: str, module: str, *, written_out: bool = False) -> None:
-    """Compiles an LLVM module, and registers its handler with XLA under a name, unless the name is registered."""
     with _registering:
         if name not in _registered:
-            address = function_address(module, HANDLER, written_out=written_out)
+            address = function_address(text, HANDLER, written_out=kernel.written_out)
             jax.ffi.register_ffi_target(name, _capsule(address), platform="cpu")
             _registered.add(name)
+    return name
 
 
 def _capsule(address: int) -> Any:
@@ -128,20 +122,7 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
     """The function that XLA calls: it reads the pointers and divides the programs among the cores."""
     program, threads = kernel.module.globals[PROGRAM], min(kernel.programs, processor().cores)
     shared = SharedPrograms(program, kernel.programs, kernel.scratch)
-    emit, frame = begin_handler(kernel.module)
-    builder = emit.builder
-    pointers, scratch = _pointers(builder, frame, inputs, len(kernel.outputs))
-    api, context = (read(builder, frame, place) for place in (FRAME_API, FRAME_CONTEXT))
-    shared.write_call(emit, api, context, pointers, scratch, threads - 1)
-    builder.ret(ir.Constant(POINTER, None))
-
-
-def begin_handler(module: ir.Module) -> tuple[Emitter, Value]:
-    """Begins the function of a module that XLA calls, and returns its emitter and the pointer to a call's frame.
-
-    XLA also calls the function to ask for its version, and before the first execution. These calls are answered.
-    """
-    function = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
+    function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
     emit, (frame,) = Emitter(function, 1), function.args
     builder, null = emit.builder, ir.Constant(POINTER, None)
     extension = read(builder, frame, FRAME_EXTENSION)
@@ -153,7 +134,10 @@ def begin_handler(module: ir.Module) -> tuple[Emitter, Value]:
     stage = read(builder, frame, FRAME_STAGE, INT32)
     with builder.if_then(builder.icmp_signed("!=", stage, INT32(IS_EXECUTION))):
         builder.ret(null)
-    return emit, frame
+    pointers, scratch = _pointers(builder, frame, inputs, len(kernel.outputs))
+    api, context = (read(builder, frame, place) for place in (FRAME_API, FRAME_CONTEXT))
+    shared.write_call(emit, api, context, pointers, scratch, threads - 1)
+    builder.ret(null)
 
 
 def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
