@@ -41,7 +41,7 @@ class Exiting(Walk):
 
 
 class Leaving(Walk):
-    """Exits the program in its ninth episode."""
+    """Exits the program in its ninth episode. Earlier ones are slow enough for checkpoints to be written."""
 
     episodes = 0
 
@@ -52,6 +52,7 @@ class Leaving(Walk):
     def fail(self):
         if self.episodes == 9:
             sys.exit(7)
+        time.sleep(0.1)
 
 
 class Hanging(Walk):
