@@ -4,6 +4,7 @@ Shape letters: `T` steps, `E` environments of this replica.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +148,8 @@ def _episodes(steps: Step, replicas: int) -> Metrics:
         "episodes/return_sum": scale * (ended * steps.info["episode_return"]).sum(),
         "episodes/length_sum": scale * (ended * steps.info["episode_length"].astype(jnp.float32)).sum(),
     }
-    for kind, returns in steps.info.get("agent_returns", {}).items():
+    of_kinds: Any = steps.info.get("agent_returns", {})
+    for kind, returns in of_kinds.items():
         sums[f"episodes/return_sum/{kind}"] = scale * (ended * returns).sum()
     for name, flag in (("episodes/unstable", UNSTABLE), ("episodes/overflows", OVERFLOW)):
         if flag in steps.info:
