@@ -84,8 +84,8 @@ def gpu_leaves(layout: Layout, tree: PyTree) -> list[jax.Array] | None:
     leaves, structure = jax.tree.flatten(tree)
     if structure != layout.structure or not all(map(is_on_gpu, leaves)):
         return None
-    kinds = [[(each.shape, each.dtype) for each in of] for of in (leaves, layout.leaves)]
-    if kinds[0] != kinds[1]:
+    kinds_of = lambda arrays: [(array.shape, array.dtype) for array in arrays]
+    if kinds_of(leaves) != kinds_of(layout.leaves):
         return None
     return leaves if len({device for leaf in leaves for device in leaf.devices()}) == 1 else None
 
