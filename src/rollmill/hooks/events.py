@@ -60,7 +60,8 @@ class PolicyEvaluated(TrainingEvent):
     row: Mapping[str, Any]
     """The line of metrics.jsonl with the result, such as `evaluation/return`."""
     best: bool
-    """True if no earlier evaluation had a higher mean return, over all agents or those of the kind `return_of`."""
+    """True if no earlier evaluation had a higher mean return. With the option `return_of`, only the agents of that
+    kind count."""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ OF_EVALUATIONS = "evaluation/"
 
 
 def training_return(kind: str | None = None) -> str:
-    """Returns the metric with the mean return of the latest episodes, over all agents or those of one kind."""
+    """Returns the name of the metric for the mean return of recent episodes: of all agents, or of one kind."""
     return TRAINING_RETURN if kind is None else f"episode/returns/{kind}"
 
 
 def evaluation_return(kind: str | None = None) -> str:
-    """Returns the metric with the mean return of an evaluation, over all agents or those of one kind."""
+    """Returns the name of the metric for the mean return of an evaluation: of all agents, or of one kind."""
     return EVALUATION_RETURN if kind is None else f"evaluation/returns/{kind}"
 
 

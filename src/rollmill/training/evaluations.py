@@ -31,7 +31,7 @@ class EvaluationProgress:
     iteration: int = 0
     """Iteration of the latest evaluation."""
     mean_return: float | None = None
-    """Mean return of the latest evaluation, over all agents or over those of the kind `return_of`."""
+    """Mean return of the latest evaluation. With the option `return_of`, only the agents of that kind count."""
     best_iteration: int | None = None
     best_return: float | None = None
     """Highest mean return of all evaluations so far. `best_iteration` is the newest iteration that reached it, as

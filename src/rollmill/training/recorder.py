@@ -188,8 +188,9 @@ class Recorder:
 
     @property
     def mean_return(self) -> float | None:
-        """The mean return of the latest episodes, over all agents or those of the kind `return_of`, or None if
-        there are none yet.
+        """Mean return of the latest episodes, or None if there are none yet.
+
+        With the option `return_of`, only the agents of that kind count.
         """
         kind = self._options.return_of
         return _mean(self._returns) if kind is None else self._kind_returns.get(kind)
