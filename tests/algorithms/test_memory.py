@@ -23,7 +23,8 @@ ONE_PASS = {"num_steps": 16, "learning_rate": 5e-3}
     ],
 )
 def test_only_a_recurrent_policy_solves_the_t_maze(algorithm, torso, settings):
-    network = rollmill.NetworkConfig(torso=torso, hidden_sizes=(32,), recurrent_size=32)
+    memory = {} if torso == "mlp" else {"recurrent_size": 32}
+    network = rollmill.NetworkConfig(torso=torso, hidden_sizes=(32,), **memory)
     make_graph, env = getattr(rollmill, algorithm), rollmill.make("TMaze-v0")
     graph = make_graph(env, num_envs=64, total_timesteps=120 * 64 * 32, network=network, **settings)
     program = lower(graph)

@@ -130,7 +130,8 @@ def test_truncation_bootstraps_from_where_the_episode_was_cut(algorithm, torso):
     Bootstrapping from the observation after the reset would give -15.4 for observation 1 (one-step
     returns), taking the cut for the end 2.5: both are refused by name below.
     """
-    network = rollmill.NetworkConfig(hidden_sizes=(16,), torso=torso, recurrent_size=16)
+    memory = {"recurrent_size": 16} if torso == "gru" else {}
+    network = rollmill.NetworkConfig(hidden_sizes=(16,), torso=torso, **memory)
     settings = {"clip_vloss": False} if algorithm == "ppo" else {"norm_adv": False}
     policy, weights, _ = learn(
         "Probe-Truncation-v0",

@@ -54,7 +54,8 @@ def test_every_edge_of_the_counting_graph():
 
 @pytest.mark.parametrize("torso", ["mlp", "gru"])
 def test_edges_of_ppo(torso):
-    network = rollmill.NetworkConfig(torso=torso, hidden_sizes=(5,), recurrent_size=3)
+    memory = {"recurrent_size": 3} if torso == "gru" else {}
+    network = rollmill.NetworkConfig(torso=torso, hidden_sizes=(5,), **memory)
     config = rollmill.PPOConfig(num_envs=8, num_steps=4, network=network, normalize_values=False)
     found = interfaces(rollmill.ppo(rollmill.make("CartPole-v1"), config))
     # Two torsos; a GRU of 3 on 5 inputs has 5 x 9 and 3 x 9 weights, 9 biases and 3 more of the candidate.

@@ -27,7 +27,8 @@ from wordings import raises
 KEY = jax.random.key(0)
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
 IMAGE = spaces.Box(0, 255, (10, 10, 2), np.uint8)
-SMALL = {"hidden_sizes": (8,), "recurrent_size": 6}
+SMALL = {"hidden_sizes": (8,)}
+SMALL_MEMORY = {**SMALL, "recurrent_size": 6}
 ACTIONS = [
     spaces.Discrete(4, start=2),
     spaces.MultiDiscrete([2, 3, 5]),
@@ -40,10 +41,10 @@ ACTIONS = [
 CONFIGS = [
     NetworkConfig(**SMALL),
     NetworkConfig(**SMALL, shared_torso=True, activation="relu"),
-    NetworkConfig(**SMALL, torso="gru", squash_actions=True, activation="swish"),
-    NetworkConfig(**SMALL, torso="gru", shared_torso=True, state_dependent_std=True, activation="gelu"),
-    NetworkConfig(**SMALL, torso="lstm", layer_norm=True),
-    NetworkConfig(**SMALL, torso="lstm", shared_torso=True, residual=True),
+    NetworkConfig(**SMALL_MEMORY, torso="gru", squash_actions=True, activation="swish"),
+    NetworkConfig(**SMALL_MEMORY, torso="gru", shared_torso=True, state_dependent_std=True, activation="gelu"),
+    NetworkConfig(**SMALL_MEMORY, torso="lstm", layer_norm=True),
+    NetworkConfig(**SMALL_MEMORY, torso="lstm", shared_torso=True, residual=True),
 ]
 NAMES = ["separate", "shared", "gru", "shared-gru", "lstm", "shared-lstm"]
 

@@ -1,4 +1,4 @@
-"""Network settings that algorithms without an actor-critic do not read are refused."""
+"""Network settings that an algorithm or a torso does not read are refused."""
 
 import pytest
 
@@ -34,6 +34,38 @@ def test_settings_of_an_actor_critic_are_refused(algorithm, environment, setting
 def test_settings_of_a_standard_deviation_are_refused_without_one(algorithm, environment, setting):
     with raises(CODE, setting):
         make(algorithm, environment, **{setting: WITH_STD[setting]})
+
+
+UNREAD_BY_TORSO = [
+    ("auto", "recurrent_size", 8),
+    ("mlp", "recurrent_size", 8),
+    ("gru", "num_blocks", 2),
+    ("auto", "channels", 8),
+    ("cnn", "stages", (8, 8)),
+    *((torso, "convolutions", ((4, 3, 1),)) for torso in ("mlp", "resnet", "impala")),
+]
+"""Torsos, and settings that other torsos read."""
+
+
+@pytest.mark.parametrize("algorithm", ["actor-critic", "values"])
+@pytest.mark.parametrize(("torso", "setting", "value"), UNREAD_BY_TORSO)
+def test_settings_of_other_torsos_are_refused(algorithm, torso, setting, value):
+    values = rollmill.r2d2 if torso == "gru" else rollmill.dqn
+    algorithm = values if algorithm == "values" else rollmill.ppo
+    with raises("has-no-effect-with-torso", f"{setting}={value}", f"torso='{torso}'", f"leave {setting} out"):
+        algorithm("CartPole-v1", network=rollmill.NetworkConfig(torso=torso, **{setting: value}))
+
+
+def test_a_registered_torso_has_a_recurrent_size_only_with_a_recurrent_unit():
+    rollmill.register_network("double", lambda key, space: lambda observation: 2 * observation, torso=True)
+    settings = {"name": "double", "hidden_sizes": (8,), "recurrent_size": 8}
+    with raises("has-no-effect-with-torso", "recurrent_size=8", "torso='auto'"):
+        rollmill.ppo("CartPole-v1", network=rollmill.NetworkConfig(**settings))
+    rollmill.ppo("CartPole-v1", network=rollmill.NetworkConfig(torso="gru", **settings))
+
+
+def test_a_recurrent_critic_of_actions_has_the_recurrent_size_that_is_asked_for():
+    rollmill.rsac("Pendulum-v1", network=rollmill.NetworkConfig(torso="gru", recurrent_size=8))
 
 
 def test_sac_begins_with_the_standard_deviation_that_is_asked_for():

@@ -50,6 +50,14 @@ AFTER_TORSO = (
     *("state_dependent_std", "squash_actions", "initial_log_std", "learn_std"),
 )
 """Settings that also apply after a registered torso."""
+READERS = {
+    "recurrent_size": tuple(CELLS),
+    "num_blocks": ("resnet",),
+    "channels": ("resnet",),
+    "stages": ("impala",),
+    "convolutions": ("auto", "cnn", *CELLS),
+}
+"""Settings that only some torsos read, with the names of these torsos."""
 
 
 @with_field_help
@@ -274,6 +282,7 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
     for name, choices in (("torso", TORSOS), ("image_layout", LAYOUTS), ("activation", ACTIVATIONS)):
         if (value := getattr(config, name)) not in choices:
             raise unknown_name(name, value, choices)
+    _check_readers(config)
     if config.state_dependent_std and not config.learn_std:
         raise UsageError(
             "state_dependent_std=True learns the standard deviation, so it cannot be combined with "
@@ -296,6 +305,18 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
             f"torso={config.torso!r} needs a Box of rank 3 (an image), got the observation space "
             f"{observation_space}. hint: use torso='auto'."
         )
+
+
+def _check_readers(config: NetworkConfig) -> None:
+    """Raises a `UsageError` for a setting that the torso does not read, unless it has its default."""
+    default = NetworkConfig()
+    for name, torsos in READERS.items():
+        value = getattr(config, name)
+        if config.torso not in torsos and value != getattr(default, name):
+            raise UsageError(
+                f"{name}={value} has no effect with torso={config.torso!r}. Torsos with this setting: "
+                f"{', '.join(torsos)}. hint: leave {name} out, or choose torso={torsos[0]!r}."
+            )
 
 
 def _check_beside_own(config: NetworkConfig, name: str) -> None:

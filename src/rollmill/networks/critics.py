@@ -3,7 +3,6 @@
 All of them take ONE observation without a batch axis. Callers use `jax.vmap` for batches.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -201,7 +200,13 @@ def recurrent_critic(
     if isinstance(action_space, spaces.Discrete):
         return RecurrentNetwork(torso, linear(head_key, torso.out_features, int(action_space.n), gain=1.0))
     features = spaces.Box(-np.inf, np.inf, (torso.out_features,), np.float32)
-    after = dataclasses.replace(config, torso="mlp", name=None)
+    after = NetworkConfig(
+        torso="mlp",
+        hidden_sizes=config.hidden_sizes,
+        layer_norm=config.layer_norm,
+        residual=config.residual,
+        activation=config.activation,
+    )
     return RecurrentNetwork(torso, action_critic(head_key, features, action_space, after))
 
 
