@@ -126,16 +126,21 @@ def test_a_recipe_has_options_of_its_environment(monkeypatch, environment, optio
     assert resolve(given[0]).graph().settings["environment_options"] == plies
 
 
-def test_the_command_listens_to_interrupts_before_it_imports_jax(tmp_path):
-    """A package named jax that interrupts the process while it is imported stands for a slow import."""
-    slow = tmp_path / "jax"
+@pytest.mark.parametrize("module", ["difflib", "jax"])
+@pytest.mark.parametrize("entry", [["-m", "rollmill"], ["-c", "from rollmill.__main__ import main; main()"]])
+def test_the_command_listens_to_interrupts_while_it_imports(tmp_path, entry, module):
+    """Interrupts the process at the import of the first module that takes time, and of JAX.
+
+    A package of that name interrupts the process, and stands for a slow import.
+    """
+    slow = tmp_path / module
     slow.mkdir()
     (slow / "__init__.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "rollmill", "list"],
+        [sys.executable, *entry, "list"],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
-# Only fast imports: the handler of Ctrl-C is installed before JAX is imported.
+# Only fast imports: commands that print something short do not import JAX.
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption, handling_early_notices
@@ -91,9 +91,9 @@ def run_and_exit(
     `before` is called while the process still has a single thread. With `keeps_result`, losing the output is not
     an error, because the result is on disk.
     """
-    output, _ = open_streams()
     interruption = Interruption()
     interruption.install()
+    output, _ = open_streams()
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode then shows question marks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from rollmill.core.early_interruption import end_at_once
+
 CHECKPOINT_REQUEST = signal.SIGUSR1
 """Signal that asks a run to save a checkpoint and continue."""
 STOP_NOTICE = signal.SIGUSR2
@@ -150,7 +152,7 @@ class Interruption:
         Also stops Python from printing a KeyboardInterrupt that is raised where it cannot propagate, such as in a
         finaliser.
         """
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, end_at_once):
             return
         signal.signal(signal.SIGINT, self)
         usual = sys.unraisablehook
