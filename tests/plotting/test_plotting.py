@@ -50,6 +50,18 @@ def test_seeds_of_one_program_are_curves_of_their_own(tmp_path):
     assert group.runs == ("a, seed 3", "a, seed 4") and group.last.tolist() == [1.0, 7.0]
 
 
+def test_copies_in_a_population_are_not_seeds(tmp_path):
+    first, *copies = (recorded(tmp_path, str(trial), [1.0, 3.0 - trial], seed=trial) for trial in range(3))
+    for run in copies:
+        config = json.loads((run / "config.json").read_text())
+        resumed = {"iteration": 1, "before": {}, "after": {}, "source": None}
+        config["changes"] = [resumed, resumed | {"source": "0"}]
+        (run / "config.json").write_text(json.dumps(config))
+    groups = rollmill.plot(first, *copies).groups
+    assert [group.runs for group in groups] == [("0",), ("1",), ("2",)]
+    assert [group.label for group in groups] == ["copied=none", "copied=0 to 1", "copied=0 to 2"]
+
+
 def test_each_kind_of_agents_has_a_curve_by_default(tmp_path, capsys):
     game, other = (made(tmp_path / name, more=of_opponents).root for name in ("game", "other"))
     curves = rollmill.plot(game, other, output=tmp_path / "c.html")

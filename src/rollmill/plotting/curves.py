@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import open_replacement
@@ -23,6 +23,8 @@ from rollmill.sweeps.directory import SweepDirectory
 
 KIND = "kind"
 """Setting that names the kind of agents of a curve, so that each kind is a group."""
+COPIED = "copied"
+"""Setting of trials of a population that copied another trial. Each of them is a group."""
 OF_EACH_KIND = "returns"
 """Title of a figure with the return of each agent kind."""
 SWEEP = "sweep.json"
@@ -167,6 +169,7 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
         settings, options = settings_of(config), object_in(config, "options")
     except DataError as error:
         raise CheckpointError(f"{run.root / str(error)}") from error
+    settings |= {COPIED: _copied(run, config)}
     first, count = options.get("seed", 0), options.get("num_seeds", 1)
     curves: list[SeedCurve] = []
     if isinstance(first, int) and isinstance(count, int) and count > 1:
@@ -177,6 +180,14 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     alone = first if isinstance(first, int) and count == 1 else None
     curves = curves or [SeedCurve(_name(run), settings, metric_curve(run, metric), alone)]
     return [curve for curve in curves if curve.points]
+
+
+def _copied(run: RunDirectory, config: Mapping[str, Any]) -> str | None:
+    """Returns which trial a trial of a population last copied, or None. A copy is not another seed."""
+    changes = config.get("changes")
+    changes = changes if isinstance(changes, list) else []
+    sources = [change["source"] for change in changes if isinstance(change, Mapping) and change.get("source")]
+    return f"{sources[-1]} to {_name(run)}" if sources else None
 
 
 def _seeds_of(run: RunDirectory, metric: str) -> set[int]:
