@@ -189,6 +189,17 @@ def test_results_that_no_sweep_has_are_refused(tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("more", [{}, {"random": 4, "pbt_every": 10_000}])
+def test_a_misspelt_kind_is_refused_before_anything_is_written(tmp_path, more):
+    axes = (parse_axis("learning-rate=log:1e-5..1e-1" if more else "seed=0..2"),)
+    asked = NewSweep(REQUEST, axes, metric="returns/tager", directory=tmp_path / "sweep", **more)
+    with raises("trials-have-no-metric-only", "returns/tager", "returns/tagger, returns/runner"):
+        create_sweep(asked)
+    with raises("metric-needs-several-kinds-agents", "returns/tagger"):
+        create_sweep(replace(asked, request=TrainingRequest("ppo", "CartPole-v1"), metric="returns/tagger"))
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.slow
 def test_a_population_is_compared_by_the_return_of_one_kind(tmp_path):
     sizes = {"num_envs": 8, "num_steps": 100, "total_timesteps": 3_200, "network.hidden_sizes": (4,)}

@@ -23,10 +23,10 @@ from rollmill.record.status import RETURNS
 from rollmill.runs.trust import remember
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.halving import HalvingRule, default_grace_steps
-from rollmill.sweeps.metrics import check_metric, is_of_kind
+from rollmill.sweeps.metrics import MAY_DIFFER, check_kind, check_metric, is_of_kind
 from rollmill.sweeps.proposals import SAMPLERS, check_sampler
 from rollmill.sweeps.search_space import Axis, combinations, listed_axis, points
-from rollmill.sweeps.shared_programs import check_one_program
+from rollmill.sweeps.shared_programs import check_one_program, made_environment
 from rollmill.sweeps.spec import SweepSpec, Trial
 from rollmill.training.evolution import DEFAULT_SHARE, EvolutionRule
 from rollmill.training.request import (
@@ -97,6 +97,7 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
     checked = [_checked(trial) for trial in to_check]
     _check_seeds(to_check, [each.options.seeds for each in checked])
     _check_parts(to_check)
+    _check_kinds(asked, checked[0])
     spec = _with_evolution(_with_early_stopping(spec, asked, checked), asked, to_check, checked)
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
     remember(RunDirectory(sweep.root), sorted({name for names in code_of(sweep) for name in names}))
@@ -316,6 +317,17 @@ def _check_parts(trials: Sequence[Trial]) -> None:
                     check(name)
                 except UsageError as error:
                     raise UsageError(f"trial {trial}: {error}") from error
+
+
+def _check_kinds(asked: NewSweep, trial: ResolvedRequest) -> None:
+    """Raises a `UsageError` if the trials lack the kind of agents in the metric, as far as one trial shows it.
+
+    Trials with different environments or algorithms may have different kinds, and are not checked.
+    """
+    if not is_of_kind(asked.metric) or MAY_DIFFER & {axis.option for axis in asked.axes}:
+        return
+    if (env := made_environment(trial.request.environment, trial.environment_options)) is not None:
+        check_kind(asked.metric, [kind.name for kind in env.agents])
 
 
 def _named_parts(

@@ -16,6 +16,8 @@ from rollmill.record.status import RETURNS
 TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "steps_per_second", "seconds"]
 """Name of a result column that every sweep has."""
 TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
+MAY_DIFFER = frozenset({"algorithm", "environment"})
+"""Options by which trials may differ in their kinds of agents."""
 OF_KINDS = "final_returns"
 """Field of a summary with the mean return of each agent kind."""
 
@@ -23,7 +25,7 @@ OF_KINDS = "final_returns"
 def check_metric(metric: object) -> str:
     """Returns the name of a result. Raises a `UsageError` if sweeps have no such result.
 
-    Whether the environment has a named agent kind is known only after a trial has begun (`check_kind`).
+    `check_kind` checks whether the environment has a named agent kind.
     """
     if isinstance(metric, str) and (metric in TRIAL_RESULTS or (is_of_kind(metric) and metric != RETURNS)):
         return metric

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from rollmill.core.errors import RollmillError
 from rollmill.record.metric_curves import agent_kinds
 from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.metrics import check_kind, is_of_kind, lacking
+from rollmill.sweeps.metrics import MAY_DIFFER, check_kind, is_of_kind, lacking
 from rollmill.sweeps.report import write_report
 from rollmill.sweeps.spec import Trial
 
-MAY_DIFFER = frozenset({"algorithm", "environment"})
-"""Options by which trials may differ in their kinds of agents."""
 SHORTEST_SECONDS = 30.0
 """Shortest time between two updates of the files while trials run."""
 HIGHEST_SHARE = 0.01

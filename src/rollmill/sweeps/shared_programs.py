@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
@@ -10,6 +10,7 @@ from rollmill.algorithms.hyperparameters import in_programs
 from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.schedules import parse_schedule
+from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs import is_on_host, make
 from rollmill.hooks.tracking import ONE_OF_A_PROCESS
 from rollmill.runs.options import RunOptions
@@ -119,10 +120,21 @@ def _shape(config: Any, name: str) -> str | None:
 def _environment_numbers(request: TrainingRequest) -> dict[str, str]:
     """Returns the schedule shapes of the environment options that are program inputs."""
     values = request.environment_options.values()
-    if ":" in request.environment or not any(isinstance(value, int | float | str) for value in values):
-        return {}  # environments of adapters have no declared inputs, and may be slow to create
-    try:
-        env = make(request.environment, **request.environment_options)
-    except Exception:  # the factory may raise anything, which the trial will report
+    if not any(isinstance(value, int | float | str) for value in values):
         return {}
+    env = made_environment(request.environment, request.environment_options)
     return {name: course.shape for name, course in getattr(env, "inputs", {}).items()}
+
+
+def made_environment(name: str, options: Mapping[str, Any]) -> Environment | HostEnvironment | None:
+    """Creates an environment of trials before they start.
+
+    Returns None for environments of adapters, which may be slow to create, and if the creation fails, which the
+    trials will report.
+    """
+    if ":" in name:
+        return None
+    try:
+        return make(name, **options)
+    except Exception:  # the factory may raise anything
+        return None
