@@ -8,6 +8,7 @@ import pytest
 import rollmill
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
 from rollmill.record.metrics import read_metrics
+from rollmill.training import evaluations as while_training
 from small_ppo import SIZES, TINY
 from wordings import raises
 
@@ -73,6 +74,17 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path, evaluated)
     few = rollmill.train(small(), run_dir=tmp_path / "run", keep_last=1, checkpoint_seconds=1e6, **EVERY, **QUIET)
     kept = {int(path.name) for path in (few.directory / "checkpoints").iterdir()}
     assert kept == {10, few.summary["best_evaluation_iteration"]}
+
+
+def test_of_equal_best_evaluations_the_newest_has_the_best_checkpoint(tmp_path, monkeypatch):
+    play, returns = while_training._metrics, iter([1.0, 3.0, 3.0, 2.0])
+    tied = lambda found, seeds: play(found, seeds) | {"evaluation/return": next(returns)}
+    monkeypatch.setattr(while_training, "_metrics", tied)
+    run = rollmill.train(small(), run_dir=tmp_path / "run", keep_last=1, checkpoint_seconds=1e6, **EVERY, **QUIET)
+    assert [row["iteration"] for row in evaluations(run)] == [3, 6, 9, 10]
+    assert (run.summary["best_evaluation_iteration"], run.summary["best_evaluation_return"]) == (9, 3.0)
+    assert {path.name for path in (run.directory / "checkpoints").iterdir()} == {"9", "10"}
+    assert rollmill.load(run.directory, checkpoint="best").iteration == 9
 
 
 @pytest.mark.slow
