@@ -8,6 +8,7 @@ import pytest
 import rollmill
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
 from rollmill.record.metrics import read_metrics
+from rollmill.record.run_directory import RunDirectory
 from rollmill.training import evaluations as while_training
 from small_ppo import SIZES, TINY
 from wordings import raises
@@ -84,7 +85,7 @@ def test_of_equal_best_evaluations_the_newest_has_the_best_checkpoint(tmp_path, 
     assert [row["iteration"] for row in evaluations(run)] == [3, 6, 9, 10]
     assert (run.summary["best_evaluation_iteration"], run.summary["best_evaluation_return"]) == (9, 3.0)
     assert {path.name for path in (run.directory / "checkpoints").iterdir()} == {"9", "10"}
-    assert rollmill.load(run.directory, checkpoint="best").iteration == 9
+    assert RunDirectory(run.directory).checkpoints.best() == 9
 
 
 @pytest.mark.slow
