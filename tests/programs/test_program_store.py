@@ -170,7 +170,7 @@ def test_programs_of_a_gpu_depend_on_its_driver_and_not_on_the_processor(monkeyp
         client=SimpleNamespace(platform="gpu", platform_version="cuda 13"),
     )
     around = program_store.surroundings(gpu)
-    monkeypatch.setattr(program_store, "_processor", lambda: ("another",))
+    monkeypatch.setattr(program_store, "identify_processor", lambda: ("another",))
     assert program_store.surroundings(gpu) == around
     monkeypatch.setattr(program_store, "_driver", lambda: "another")
     assert program_store.surroundings(gpu) != around

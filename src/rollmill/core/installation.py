@@ -1,11 +1,13 @@
-"""Locates the installation and the cache, and names the commands that install extras."""
+"""Locates the installation, reads and writes the cache, and names the commands that install extras."""
 
+import contextlib
+import hashlib
 import os
 import shlex
 import stat
 from pathlib import Path
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import Folder
 from rollmill.core.local_paths import local_path
 
@@ -55,3 +57,30 @@ def _check_writers(root: Path) -> None:
 def folder_in_cache(file: Path) -> Folder:
     """Returns a folder one level below the cache's root, without following a link there."""
     return Folder(file.parent.parent, (file.parent.name,))
+
+
+def read_verified(file: Path, limit: int) -> bytes | None:
+    """Returns what `write_verified` wrote to a file of the cache, of at most `limit` bytes.
+
+    Returns None if the file cannot be read or its content is damaged. A damaged file is removed.
+    """
+    folder = folder_in_cache(file)
+    with contextlib.suppress(OSError, CheckpointError):
+        digest, _, content = folder.read(file.name, limit=limit).partition(b"\n")
+        if digest == _digest(content):
+            return content
+        folder.remove(file.name)
+    return None
+
+
+def write_verified(file: Path, content: bytes) -> None:
+    """Writes a file of the cache atomically, with a digest of its content in front. Does nothing if it cannot."""
+    folder = folder_in_cache(file)
+    with contextlib.suppress(OSError, CheckpointError):
+        folder.make()
+        with folder.replacing(file.name, shared=True) as whole:
+            whole.write(_digest(content) + b"\n" + content)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -95,6 +96,18 @@ def _cpu_model() -> str:
 def describe_processor() -> str:
     """Returns the architecture and number of usable cores of this processor. Kernel launches are tuned for it."""
     return f"{platform.machine()} CPU, {usable_cores()} cores"
+
+
+@cache
+def identify_processor() -> tuple[str, ...]:
+    """Returns the model of this processor and the instructions that it has. Machine code depends on them."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            first = file.read(2**14).partition("\n\n")[0]
+    except OSError:
+        return platform.machine(), platform.processor()
+    parts = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
+    return platform.machine(), *(line for line in first.splitlines() if line.startswith(parts))
 
 
 THREADS = "NPROC"

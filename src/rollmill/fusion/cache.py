@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rollmill.core.errors import CheckpointError, DataError
 from rollmill.core.folder import Folder
-from rollmill.core.installation import cache_root, folder_in_cache
+from rollmill.core.installation import cache_root, folder_in_cache, read_verified, write_verified
 from rollmill.core.json_data import parse_json
 
 MAX_BYTES = 2**20
@@ -51,23 +51,12 @@ def stored_code(known: Sequence[object], compile: Callable[[], bytes], *, packag
 
     `known` and the versions of `packages` identify the code.
     """
-    file = cached_file("code", known, packages=packages)
-    folder, name = folder_in_cache(file), file.stem
-    with contextlib.suppress(OSError, CheckpointError):
-        digest, _, code = folder.read(name, limit=MAX_CODE_BYTES).partition(b"\n")
-        if digest == _digest(code):
-            return code
-    code = compile()
-    # if the code cannot be stored, it is compiled again in the next run
-    with contextlib.suppress(OSError, CheckpointError):
-        folder.make()
-        with folder.replacing(name, shared=True) as whole:
-            whole.write(_digest(code) + b"\n" + code)
+    file = cached_file("code", known, packages=packages).with_suffix("")
+    code = read_verified(file, MAX_CODE_BYTES)
+    if code is None:
+        code = compile()
+        write_verified(file, code)  # if the code cannot be stored, it is compiled again in the next run
     return code
-
-
-def _digest(code: bytes) -> bytes:
-    return hashlib.sha256(code).hexdigest().encode()
 
 
 def write_once(file: Path, text: str) -> None:

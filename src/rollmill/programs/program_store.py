@@ -24,9 +24,8 @@ import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jaxlib import xla_client
 
-from rollmill.core.errors import CheckpointError
-from rollmill.core.installation import cache_root, folder_in_cache
-from rollmill.core.machine import installed_version, usable_cores
+from rollmill.core.installation import cache_root, read_verified, write_verified
+from rollmill.core.machine import identify_processor, installed_version, usable_cores
 from rollmill.core.threefry import small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
@@ -103,10 +102,8 @@ class ProgramStore:
 
     def _loaded(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
         try:
-            folder = folder_in_cache(file)
-            digest, _, packed = folder.read(file.name, limit=MAX_BYTES).partition(b"\n")
-            if digest != _digest(packed):
-                folder.remove(file.name)
+            packed = read_verified(file, MAX_BYTES)
+            if packed is None:
                 return None
             _know_kernels(self.device)
             taken, returned = jax.tree.structure((tuple(make.arguments), {})), jax.tree.structure(make.result())
@@ -128,18 +125,15 @@ class ProgramStore:
         if others := unknown_calls(lowered):
             self.refusal = f"it calls {', '.join(sorted(others))}"
             return compiled
-        with contextlib.suppress(OSError, CheckpointError, ValueError, NotImplementedError, RuntimeError):
-            packed = zlib.compress(serialize(compiled)[0], level=1)
-            folder = folder_in_cache(file)
-            folder.make()
-            with folder.replacing(file.name, shared=True) as whole:
-                whole.write(_digest(packed) + b"\n" + packed)
+        with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+            write_verified(file, zlib.compress(serialize(compiled)[0], level=1))
         return compiled
 
     def _file(self, make: "StorableProgram") -> Path | None:
         if self.name is None:
             return None
-        how = _digest(json.dumps([sorted(make.options.items()), sorted(make.settings)]).encode()).decode()[:16]
+        how = json.dumps([sorted(make.options.items()), sorted(make.settings)])
+        how = hashlib.sha256(how.encode()).hexdigest()[:16]
         return cache_root() / FOLDER / f"{make.part}-{self.name}-{how}"
 
 
@@ -208,10 +202,6 @@ def _is_there(file: Path) -> bool:
         return False
 
 
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
-
-
 NO_STORE = ProgramStore(None)
 """Store for programs that are not stored, because a digest cannot cover everything that they depend on."""
 
@@ -250,7 +240,7 @@ def surroundings(device: Any) -> list[object]:
         [client.platform, client.platform_version, device.device_kind],
         _settings(),
         [_flags(), _variables(os.environ)],
-        _gpu(device) if device.platform == "gpu" else [*_processor(), os.cpu_count(), usable_cores()],
+        _gpu(device) if device.platform == "gpu" else [*identify_processor(), os.cpu_count(), usable_cores()],
     ]
 
 
@@ -299,15 +289,3 @@ def _driver() -> str:
         return Path("/proc/driver/nvidia/version").read_text().partition("\n")[0]
     except OSError:
         return ""
-
-
-@cache
-def _processor() -> tuple[str, ...]:
-    """Returns the processor and the instructions that it has."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            first = file.read(2**14).partition("\n\n")[0]
-    except OSError:
-        return platform.machine(), platform.processor()
-    parts = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
-    return platform.machine(), *(line for line in first.splitlines() if line.startswith(parts))
