@@ -7,8 +7,8 @@ import pytest
 
 import rollmill
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
+from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.metrics import read_metrics
-from rollmill.record.run_directory import RunDirectory
 from rollmill.training import evaluations as while_training
 from small_ppo import SIZES, TINY
 from wordings import raises
@@ -85,7 +85,7 @@ def test_of_equal_best_evaluations_the_newest_has_the_best_checkpoint(tmp_path, 
     assert [row["iteration"] for row in evaluations(run)] == [3, 6, 9, 10]
     assert (run.summary["best_evaluation_iteration"], run.summary["best_evaluation_return"]) == (9, 3.0)
     assert {path.name for path in (run.directory / "checkpoints").iterdir()} == {"9", "10"}
-    assert RunDirectory(run.directory).checkpoints.best() == 9
+    assert Checkpoints(run.directory / "checkpoints", read_only=True).best() == 9
 
 
 @pytest.mark.slow
