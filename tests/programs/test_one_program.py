@@ -1,8 +1,10 @@
 """The one-program backend: placement changes no numbers, nothing compiles twice, seeds are independent."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import rollmill
 from rollmill.programs.compiled import lower
@@ -64,6 +66,32 @@ def test_two_devices_give_the_numbers_of_one(variant):
     assert ended[0] == ended[1]
     losses = [[row["losses/policy"].item() for row in rows] for rows in (rows_one, rows_two)]
     np.testing.assert_allclose(*losses, atol=1e-5)
+
+
+def test_states_with_empty_arrays_are_divided_among_devices():
+    def reset(key, params):
+        position = jax.random.uniform(key, (2,))
+        return position, (position, jnp.zeros((3, 0)))
+
+    def step(key, state, action, params):
+        position, none = state
+        reward = -jnp.sum((position - action.astype(jnp.float32) / 4) ** 2) + none.sum()
+        no = jnp.asarray(False)
+        return rollmill.Timestep(position, (position, none + 1), reward, no, no, {})
+
+    observations = spaces.Box(0.0, 1.0, (2,), np.float32)
+    env = rollmill.Environment("Guess-v0", reset, step, observations, spaces.Discrete(4))
+    small = {"num_envs": 16, "num_steps": 16, "total_timesteps": 16 * 16 * 4, "learning_rate": 2.5e-4}
+    network = rollmill.NetworkConfig(hidden_sizes=(16,))
+    algorithm = rollmill.ppo(rollmill.time_limit(env, 5), network=network, **small)
+    one, two = (lower(algorithm, devices=jax.devices()[:n]) for n in (1, 2))
+    (alone, _), (together, _) = run(one, iterations=4), run(two, iterations=4)
+    for mine, ours in zip(weights(alone), weights(together), strict=True):
+        np.testing.assert_allclose(ours, mine, rtol=1e-5, atol=1e-5)
+    assert jax.tree.structure(together) == jax.tree.structure(alone)
+    empty = [leaf for leaf in jax.tree.leaves(together) if leaf.size == 0]
+    assert [leaf.shape for leaf in empty] == [(16, 3, 0)]
+    assert [shard.data.shape for shard in empty[0].addressable_shards] == [(8, 3, 0)] * 2
 
 
 def test_environments_lie_on_both_devices_and_the_learner_on_each():

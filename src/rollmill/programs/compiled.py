@@ -40,6 +40,7 @@ from rollmill.dataflow import (
 )
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options
+from rollmill.programs.empty_arrays import NO_EMPTY_ARRAYS, EmptyArrays
 from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, may_be_stored, seconds_of_iteration
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
@@ -112,6 +113,8 @@ class CompiledProgram(NamedTuple):
     """Additional arrays that are passed to `step` as its last arguments."""
     reduction: AllReduce | None = None
     """Name of the all-reduce between the program's devices, or None if it was not chosen by timing."""
+    empty: EmptyArrays = NO_EMPTY_ARRAYS
+    """Leaves of the state without elements, which `step` neither takes nor returns."""
 
     @property
     def devices(self) -> Sequence[Any]:
@@ -140,8 +143,8 @@ class CompiledProgram(NamedTuple):
             together: Any = states
             return together, _stacked(metrics)
         counts = (np.int32(count),) if self.sums_iterations else ()
-        state, metrics = self.step(state, *counts, *self.operands)
-        return state, metrics.values
+        state, metrics = self.step(self.empty.removed_from(state), *counts, *self.operands)
+        return self.empty.added_to(state), metrics.values
 
     def place(self, state: PyTree[Array]) -> State:
         """Transfers a restored training state from the host to the program's devices."""
@@ -220,8 +223,9 @@ def lower(
         maker = StepMaker(request, step_with, mesh, begun.wait, announce, iterated, stores)
         kernels, compiled_step = maker.make()
         compiled_start = begun.wait()
+    start_with = lambda *inputs: state.empty.added_to(compiled_start(*inputs))
     program = CompiledProgram(
-        start=partial(compiled_start, *start_inputs(graph, at_once, lanes)),
+        start=partial(start_with, *start_inputs(graph, at_once, lanes)),
         step=compiled_step,
         metric_names=_names_of(compiled_step),
         compile_seconds=time.perf_counter() - began,
@@ -234,11 +238,12 @@ def lower(
         not_stored=stores[-1].refusal if stores else None,
         sums_iterations=graph.replay is not None,
         operands=mean.operands,
+        empty=state.empty,
     )
     if not takes_turns:
         return program
     inputs = [start_inputs(graph, [seed], lanes and [lanes[number]]) for number, seed in enumerate(seeds)]
-    return _taking_turns(program, [partial(compiled_start, *each) for each in inputs])
+    return _taking_turns(program, [partial(start_with, *each) for each in inputs])
 
 
 def _taking_turns(program: CompiledProgram, begins: Sequence[Callable[[], State]]) -> CompiledProgram:
@@ -257,6 +262,8 @@ class _PlacedState(NamedTuple):
     shapes: PyTree[jax.ShapeDtypeStruct]
     specs: PyTree[PartitionSpec]
     shardings: PyTree[NamedSharding]
+    empty: EmptyArrays
+    """Leaves without elements, which programs neither take nor return."""
 
     @property
     def placed(self) -> PyTree[jax.ShapeDtypeStruct]:
@@ -268,7 +275,8 @@ class _PlacedState(NamedTuple):
 def _placed_state(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> _PlacedState:
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
-    return _PlacedState(mesh, shapes, specs, jax.tree.map(partial(NamedSharding, mesh), specs))
+    shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
+    return _PlacedState(mesh, shapes, specs, shardings, EmptyArrays.of(shapes, shardings))
 
 
 def _step_program(
@@ -284,8 +292,8 @@ def _step_program(
     counts = [] if graph.replay is None else [jax.ShapeDtypeStruct((), jnp.int32)]
     return StorableProgram(
         part="step",
-        function=_step(graph, seeds, state.mesh, mean, state.specs, kernels),
-        arguments=(state.placed, *counts, *mean.operands),
+        function=_step(graph, seeds, mean, state, kernels),
+        arguments=(state.empty.removed_from(state.placed), *counts, *mean.operands),
         result=lambda: (state.shapes, PackedMetrics(np.zeros(1), metric_names(graph))),
         options=options,
         settings={"donate_argnums": 0} if donates_state else {},
@@ -307,11 +315,11 @@ def _start_program(graph: Graph, seeds: Sequence[int], state: _PlacedState) -> S
     """Returns the program that starts a run. Seeds and hyperparameters are inputs of the program."""
     return StorableProgram(
         part="start",
-        function=partial(_start, graph),
+        function=lambda *inputs: state.empty.removed_from(_start(graph, *inputs)),
         arguments=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), start_inputs(graph, seeds)),
         result=lambda: state.shapes,
         options=start_options(tree_bytes(state_shapes(graph))),
-        settings={"out_shardings": state.shardings},
+        settings={"out_shardings": state.empty.removed_from(state.shardings)},
         runs_once=True,
     )
 
@@ -491,22 +499,25 @@ def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
 def _step(
     graph: Graph,
     seeds: Sequence[int],
-    mesh: Mesh,
     mean: MeshAllReduce,
-    specs: PyTree[PartitionSpec],
+    placed: _PlacedState,
     kernels: KernelChoice,
 ) -> Callable[..., tuple[State, PackedMetrics]]:
     """Runs one or more iterations on each device of the mesh."""
+    mesh, empty = placed.mesh, placed.empty
     counts = () if graph.replay is None else (PartitionSpec(),)
 
     def step(state: State, *arguments: Array) -> tuple[State, PackedMetrics]:
         count, operands = arguments[: len(counts)], arguments[len(counts) :]
         iterate_once = partial(_iterate_packed, graph, mean.reduce(*operands), kernels)
         once = _over_seeds(iterate_once, graph, seeds, mesh.devices.flat[0].platform)
-        return _iterate_often(once, state, *count) if count else once(state)
+        state = empty.added_to_part(state)
+        after, metrics = _iterate_often(once, state, *count) if count else once(state)
+        return empty.removed_from(after), metrics
 
     if mesh.size == 1:
         return step
+    specs = empty.removed_from(placed.specs)
     rows = [PartitionSpec(AXES)] * len(mean.operands)
     return jax.shard_map(
         step, mesh=mesh, in_specs=(specs, *counts, *rows), out_specs=(specs, PartitionSpec()), check_vma=False
