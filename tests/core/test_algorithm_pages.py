@@ -9,7 +9,6 @@ import sys
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -182,7 +181,7 @@ def test_the_example_trains_the_same_by_the_command_and_in_python(name, monkeypa
 
     def train(graph, options=None, **given):
         started.append((graph.settings, options if given == {} else rollmill.RunOptions(**given)))
-        return SimpleNamespace(summary={"final_return": 0.0})
+        return rollmill.Run(Path(), {"final_return": 0.0}, 0)
 
     monkeypatch.setattr(rollmill, "train", train)
     exec(code, {})

@@ -28,7 +28,7 @@ class Region:
         self.inputs.append(node)
         return node
 
-    def constant(self, value: bool | int | float, dtype: Any) -> Node:
+    def constant(self, value: bool | int | float | np.generic, dtype: Any) -> Node:
         """Returns a node for a constant. Integers wrap around as in their dtype."""
         if self.outer is not None:
             return self.outer.constant(value, dtype)

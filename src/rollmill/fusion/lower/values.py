@@ -151,7 +151,7 @@ class OuterProducts(NamedTuple):
     are never expanded.
     """
 
-    pairs: tuple[VectorPair, ...]
+    pairs: tuple["VectorPair", ...]  # quoted for jaxtyping, which cannot resolve "Value"
     """Vectors of the products, at least one pair."""
     dtype: Any
 
