@@ -81,6 +81,11 @@ def printed(folder):
         "env = mine.walk()\n"
         "_, state = env.reset(jax.random.key(0), env.params)\n"
         "print(pictures.rasterise(env.draw(state, env.params), 120).shape)\n"
+        "for build in (mine.build, mine.build_with_critic):\n"
+        "    graph = build(env, mine.CriticConfig(gamma=0.75))\n"
+        "    learner = graph.start_learner(jax.random.key(0))\n"
+        "    outputs = graph.outputs.distribution(learner.weights, (), jax.numpy.zeros(2), ())\n"
+        "    print(dict(graph.hyperparameters), learner.hyperparameters, outputs.logits.tolist())\n"
         "try: rollmill.fusion.register_rule('softsign', mine.softsign_rule)\n"
         "except rollmill.core.errors.UsageError as error: print(error)",
     )
@@ -88,6 +93,12 @@ def printed(folder):
 
 def test_the_environment_draws_itself(printed):
     assert "(20, 120, 3)" in printed
+
+
+def test_the_algorithm_has_outputs_and_holds_its_numbers(printed):
+    numbers = "{'learning_rate': 0.05, 'gamma': 0.75}"
+    held = "{'gamma': Array(0.75, dtype=float32), 'learning_rate': Array(0.05, dtype=float32)}"
+    assert printed.count(f"{numbers} {held} [0.0, 0.0]") == 2
 
 
 @pytest.mark.slow
