@@ -178,7 +178,10 @@ def test_commands_for_own_algorithms_find_their_modules_and_are_understood(tmp_p
     monkeypatch.delenv("PYTHONPATH", raising=False)
     Path("racing.py").write_text(RACING)
     run = recorded(Path("runs/a"), algorithm="own-ppo", environment="Race-v0", summary={"status": "stopped"})
-    run.write_config({**run.read_config(), "imports": ["racing"]})
+    config = run.read_config()
+    options = {"laps": 3, "track": "wet", "name": "3"}
+    config["graph"]["environment_options"] = options
+    run.write_config({**config, "imports": ["racing"]})
     request = TrainingRequest("own-ppo", "Race-v0", imports=("racing",))
     SweepDirectory.create(Path("runs/s"), SweepSpec(request, (listed_axis("seed", [0, 1]),), 2, ((0,), (1,))))
     answers = Answers(Path("runs"))
@@ -188,7 +191,10 @@ def test_commands_for_own_algorithms_find_their_modules_and_are_understood(tmp_p
     assert of_run == [
         *(own.format(f"{name} runs/a") for name in ("resume", "evaluate", "render")),
         "rollmill plot runs/a",
-        own.format("profile own-ppo Race-v0 --output runs/a/profile"),
+        own.format(
+            "profile own-ppo Race-v0 --env-option laps=3 --env-option track=wet --env-option 'name=\"3\"' "
+            "--output runs/a/profile"
+        ),
     ]
     assert of_sweep == [own.format("sweep --resume runs/s"), "rollmill plot runs/s"]
     assert "racing" not in sys.modules  # the board runs no code of a run
@@ -196,7 +202,9 @@ def test_commands_for_own_algorithms_find_their_modules_and_are_understood(tmp_p
     with restored(ALGORITHMS, ENVIRONMENTS):
         for line in (*of_run, *of_sweep):
             name, *words = shlex.split(line.partition("rollmill ")[2])
-            PARSERS[name](words)
+            parsed = PARSERS[name](words)
+            if name == "profile":
+                assert parsed.request.environment_options == options
     del sys.modules["racing"]
 
 

@@ -12,11 +12,12 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.folder import Folder
 from rollmill.core.shell import command
 from rollmill.core.text import compact, number
+from rollmill.envs.options import option_text
 from rollmill.overview.entries import Entry
 from rollmill.overview.table import steps_text
 from rollmill.pages.page import escaped, folded, table, tiles
 from rollmill.planning.plan import Plan
-from rollmill.plotting.groups import SeedCurve, setting_text
+from rollmill.plotting.groups import SeedCurve, object_in, setting_text
 from rollmill.record.metric_curves import metric_names
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.status import RETURNS
@@ -187,10 +188,20 @@ def _commands(entry: Entry, run: RunDirectory) -> str:
         if entry.state in ("stopped", "killed", "failed"):
             lines.insert(0, run.command("doctor" if entry.state == "failed" else "resume"))
         if entry.algorithm and entry.environment:
-            named = (entry.algorithm, entry.environment, "--output", entry.path / "profile")
-            lines.append(command("profile", *named, imports=run.imports()))
+            named = (entry.algorithm, entry.environment, *_environment_options(run))
+            output = ("--output", entry.path / "profile")
+            lines.append(command("profile", *named, *output, imports=run.imports()))
     made = "".join(f"<li><code>{escape(line)}</code></li>" for line in lines)
     return folded("commands", [f'<ul class="commands">{made}</ul>'])
+
+
+def _environment_options(run: RunDirectory) -> list[str]:
+    """Returns the words of a command that give the environment the options of a run, or none if it is damaged."""
+    try:
+        options = object_in(object_in(run.read_config(), "graph"), "environment_options")
+    except RollmillError:
+        return []
+    return [word for name, value in options.items() for word in ("--env-option", option_text(name, value))]
 
 
 def _resume_sweep(entry: Entry) -> list[str]:

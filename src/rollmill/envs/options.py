@@ -94,6 +94,16 @@ def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
     return options
 
 
+def option_text(name: str, value: Any) -> str:
+    """Returns `KEY=VALUE` for an option, from which `parse_options` reads the same value."""
+    if isinstance(value, str) and value not in NOT_JSON:
+        try:
+            json.loads(value)
+        except ValueError:
+            return f"{name}={value}"
+    return f"{name}={json.dumps(value)}"
+
+
 def _value(flag: str, option: str, text: str) -> Any:
     if text in NOT_JSON:
         json_form = NOT_JSON[text]
