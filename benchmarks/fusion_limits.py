@@ -43,7 +43,7 @@ from rollmill.fusion import (
 
 STEPS, ROLLOUTS, ENVS, MAX_STEPS = 128, 2, 4_096, 200
 SIZES = {"Bodies": (4, 8, 12, 16, 20), "Held": (64, 128, 256, 384), "Substeps": (50, 200, 400, 800)}
-MODEL = ("operations", "live", "instructions", "products", "guarded", "looped")
+MODEL = ("operations", "live", "instructions", "products", "guarded")
 PUSHES = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)
 TIME_STEP, SOFTENING = 0.02, 0.05
 

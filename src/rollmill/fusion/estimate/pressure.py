@@ -32,8 +32,6 @@ class Pressure(NamedTuple):
     """Number of matrix products with rows, which take longest to compile."""
     guarded_instructions: int
     """Number of instructions behind branches. A block takes a branch only if one of its environments needs it."""
-    looped_instructions: int = 0
-    """Number of instructions in loop bodies, as part of `num_instructions`."""
 
 
 def estimate_pressure(program: Program) -> Pressure:
@@ -41,10 +39,7 @@ def estimate_pressure(program: Program) -> Pressure:
     nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
     guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
-    looped = sum(_instructions(node) for node in nodes if node.op == "loop" and node not in guarded)
-    return Pressure(
-        count_nodes(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare, looped
-    )
+    return Pressure(count_nodes(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare)
 
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
