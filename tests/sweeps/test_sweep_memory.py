@@ -89,6 +89,11 @@ def sweep_of(monkeypatch, tmp_path):
     return run
 
 
+def test_a_sweep_of_one_trial_says_so(sweep_of):
+    code, said = sweep_of(Processes({}, fits=1), trials=1)
+    assert code == 0 and said[0].startswith("1 trial, 0 of them finished; 1 at a time")
+
+
 def test_trials_without_memory_run_again_with_fewer_beside_them(sweep_of):
     processes = Processes({}, fits=1)
     code, said = sweep_of(processes)

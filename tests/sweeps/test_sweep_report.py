@@ -70,6 +70,12 @@ def lines_of(text):
     return [path for path in drawn.iter("path") if path.get("class", "").startswith("line")]
 
 
+def test_a_sweep_of_one_trial_says_so(tmp_path):
+    sweep = made_sweep(tmp_path / "sweep", 1, 10)
+    write_report(sweep, sweep.rows("final_return"), "final_return")
+    assert "ppo on CartPole-v1: 1 trial<" in (sweep.root / "report.html").read_text()
+
+
 def test_a_report_of_many_long_trials_is_small(tmp_path):
     sweep = made_sweep(tmp_path / "sweep", 200, 2000)
     rows = sweep.rows("final_return")

@@ -11,7 +11,7 @@ from rollmill.board.curves import CurveCache, small_chart
 from rollmill.core.errors import RollmillError
 from rollmill.core.folder import Folder
 from rollmill.core.shell import command
-from rollmill.core.text import compact, number
+from rollmill.core.text import compact, counted, number
 from rollmill.envs.options import option_text
 from rollmill.overview.entries import Entry
 from rollmill.overview.table import steps_text
@@ -59,7 +59,7 @@ def file_url(path: str) -> str:
 def _headline(entry: Entry) -> str:
     on = f"{entry.algorithm or '?'} on {entry.environment or '?'}"
     seeds = f", {entry.num_seeds} seeds" if (entry.num_seeds or 1) > 1 else ""
-    trials = "" if entry.trials is None else f", {entry.finished_trials} of {entry.trials} trials"
+    trials = "" if entry.trials is None else f", {entry.finished_trials} of {counted(entry.trials, 'trial')}"
     note = f" ({entry.note})" if entry.note else ""
     return f"{entry.state}: {on}{seeds}{trials}{note}"
 

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
+from rollmill.core.text import counted
 from rollmill.overview.discovery import find_entries
 from rollmill.overview.entries import State
 from rollmill.overview.table import SortKey, check_settings, ordered, selected, table
@@ -78,6 +79,9 @@ def _note_hidden(folder: Path, *, found: int, fitting: int, shown: int) -> None:
     if not found:
         print(f"note: {folder} contains no runs.", file=sys.stderr)
     elif not fitting:
-        print(f"note: none of the {found} runs and sweeps in {folder} matches.", file=sys.stderr)
+        print(
+            f"note: none of the {counted(found, 'run or sweep', 'runs and sweeps')} in {folder} matches.",
+            file=sys.stderr,
+        )
     elif shown < fitting:
         print(f"note: {fitting - shown} more are not shown. hint: raise --limit {shown}.", file=sys.stderr)

@@ -26,6 +26,11 @@ def format_bytes(count: int | float) -> str:
     return f"{size:.0f} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
 
 
+def counted(number_of: int, one: str, many: str | None = None) -> str:
+    """Formats a number together with its noun, in the singular or the plural, by default `one` with an s."""
+    return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
+
+
 def check_is_text(option: str, value: str | Path) -> None:
     """Raises a `UsageError` if a string cannot be encoded as UTF-8, which JSON files require."""
     try:

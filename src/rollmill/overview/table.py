@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError, suggestion
-from rollmill.core.text import compact, one_line, truncate
+from rollmill.core.text import compact, counted, one_line, truncate
 from rollmill.overview.entries import Entry
 from rollmill.plotting.groups import setting_text
 
@@ -98,7 +98,9 @@ def table(entries: Sequence[Entry], *, folder: Path, show: Sequence[str] = (), n
 
 
 def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> list[str]:
-    trials = "" if entry.trials is None else f"  sweep, {entry.finished_trials} of {entry.trials} trials"
+    trials = (
+        "" if entry.trials is None else f"  sweep, {entry.finished_trials} of {counted(entry.trials, 'trial')}"
+    )
     note = f"  ({one_line(truncate(entry.note, 80))})" if entry.note else ""
     name = entry.path.name if entry.path == folder else str(entry.path.relative_to(folder))
     cells = [

@@ -2,7 +2,7 @@
 
 import math
 
-from rollmill.core.text import compact, number, one_line
+from rollmill.core.text import compact, counted, number, one_line
 from rollmill.profiling.breakdown import device_kinds, whole_time, working_processes
 from rollmill.profiling.results import MemoryUse, Profile
 
@@ -57,11 +57,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == round(value, 0) else number(value)
 
 
-def counted(number_of: int, one: str, many: str) -> str:
-    """Formats a number together with its noun, in the singular or the plural."""
-    return f"{number_of:,} {one if number_of == 1 else many}"
-
-
 def size_of(amount: int | float) -> str:
     """Formats a number of bytes with a suitable unit."""
     for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
@@ -90,7 +85,7 @@ def titled(profile: Profile) -> str:
 def machine_text(profile: Profile) -> str:
     """Returns a line with the device, the cores and the placement of a profiled run."""
     machine, training = profile.machine, profile.training
-    cores = counted(machine.cores, "core", "cores")
+    cores = counted(machine.cores, "core")
     return one_line(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
 
 

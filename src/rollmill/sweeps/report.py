@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import StorageError
 from rollmill.core.folder import Folder
-from rollmill.core.text import compact, number
+from rollmill.core.text import compact, counted, number
 from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import BarPart, asset, bar_row, escaped, legend, page, section, table
@@ -52,7 +52,9 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
     each = min(MAX_OF_CURVE, max(MIN_OF_CURVE, MAX_POINTS // max(1, len(shown))))
     curves = [_curve_of_row(sweep, trials[row["trial"]], row, each) for row in shown]
     count = (
-        f"{len(trials)} of {spec.num_trials} trials" if len(trials) < spec.num_trials else f"{len(trials)} trials"
+        f"{len(trials)} of {spec.num_trials} trials"
+        if len(trials) < spec.num_trials
+        else counted(len(trials), "trial")
     )
     title = f"{spec.request.algorithm} on {spec.request.environment}: {count}"
     text = report(title, curves, shown, options=spec.options_varied, metric=metric, all_rows=rows)

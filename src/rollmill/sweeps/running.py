@@ -9,6 +9,7 @@ from typing import Any
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.interruption import CHECKPOINT_REQUEST
 from rollmill.core.machine import GpuSharing
+from rollmill.core.text import counted
 from rollmill.gpus.machine_parts import MachinePart, MachineParts, divide_machine
 from rollmill.processes.logs import last_line
 from rollmill.processes.restarts import LossCounter, end_all
@@ -92,7 +93,7 @@ def run_sweep(
                 with divide_machine(at_once, open_trials, sharing, enough=enough) as parts:
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
-                    say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
+                    say(f"{counted(total, 'trial')}, {ended}; {len(parts)} at a time, {parts.note}")
                     _run_all(sweep, schedule, parts, early, stop, say, results, imports, shares=shares)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []
@@ -253,11 +254,11 @@ def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str)
 
 def _memory_told(schedule: _Schedule) -> str:
     """Returns a sentence on how many trials ran out of memory, and how many of them did so even on their own."""
-    counted = schedule.without_memory
-    lost = sum(name in counted for name in schedule.failed)
-    ended = "1 trial" if len(counted) == 1 else f"{len(counted)} trials"
-    times = f"{ended} ran out of GPU memory, {sum(counted.values())} times in total"
-    return f"{times}. Next to fewer trials, {'all' if not lost else f'all but {lost}'} of them completed."
+    times = schedule.without_memory
+    lost = sum(name in times for name in schedule.failed)
+    ended, total = counted(len(times), "trial"), counted(sum(times.values()), "time")
+    ran = f"{ended} ran out of GPU memory, {total} in total"
+    return f"{ran}. Next to fewer trials, {'all' if not lost else f'all but {lost}'} of them completed."
 
 
 def _short(value: Any) -> str:

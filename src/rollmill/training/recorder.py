@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 from rollmill.algorithms.hyperparameters import SCHEDULES, scheduled_in
 from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.core.errors import UsageError
+from rollmill.core.text import counted
 from rollmill.dataflow import COMPUTED, Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.hooks import (
@@ -367,7 +368,7 @@ class Recorder:
         self._display.note(
             f"evaluated after {iteration * self._loops.batch_size:,} steps: mean return "
             f"{found['evaluation/return']:.5g}{' over all agents' if each else ''}{each} in "
-            f"{found['evaluation/episodes']} episodes"
+            f"{counted(found['evaluation/episodes'], 'episode')}"
         )
         self._hooks.emit(PolicyEvaluated(**self._at(iteration), seconds=row["seconds"], row=row, best=best))
 

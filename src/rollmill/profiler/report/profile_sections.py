@@ -6,7 +6,7 @@ from math import fsum
 from rich.padding import Padding
 from rich.text import Text
 
-from rollmill.core.text import number, one_line
+from rollmill.core.text import counted, number, one_line
 from rollmill.pages.page import BarPart, bar_row, escaped, folded, folded_table, legend, ratio, table
 from rollmill.profiler.report.sections import MIN_SHOWN, Section, paragraph
 from rollmill.profiling.breakdown import (
@@ -27,7 +27,6 @@ from rollmill.profiling.text import (
     NOTHING_TO_ADVISE,
     correction_text,
     count,
-    counted,
     device_kinds_text,
     duration,
     is_correction_tested,
@@ -392,8 +391,8 @@ def profiler_section(profile: Profile) -> Section:
         (one.kind, count(one.events), number(one.nanoseconds), milliseconds(one.seconds))
         for one in sorted(profile.book_keeping, key=lambda one: -one.seconds)
     ]
-    iterations = counted(iteration.iterations, "iteration", "iterations")
-    windows = counted(iteration.windows, "profiled window", "profiled windows")
+    iterations = counted(iteration.iterations, "iteration")
+    windows = counted(iteration.windows, "profiled window")
     return Section(
         "What the profiler itself cost",
         "The duration of an iteration without the profiler, with it, and with its cost taken out again. The "
@@ -405,7 +404,7 @@ def profiler_section(profile: Profile) -> Section:
             table(("event", "an iteration", "ns each", "ms"), rows[:MAX_LINES]) if rows else "",
         ],
         "Cost of the profiler" if rows else "",
-        f"{iterations} in {counted(iteration.windows, 'window', 'windows')}",
+        f"{iterations} in {counted(iteration.windows, 'window')}",
         ("event", "an iteration", "ns each", "ms an iteration") if rows else (),
         rows,
     )
