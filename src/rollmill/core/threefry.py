@@ -1,11 +1,13 @@
-"""Computes Threefry-2x32 without loops, for programs on CPUs. The results equal the random bits of JAX.
+"""Computes Threefry-2x32 without loops of XLA, for programs on CPUs. The results equal the random bits of JAX.
 
 Threefry comes from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). On a CPU, JAX compiles it
 to a loop of five iterations. Training draws many small arrays, and for each array the loop runs about forty tiny
-operations. Without the loop, there is one fused operation.
+operations. Here, programs call machine code, which is compiled only once. If there is none, they contain one fused
+operation without a loop for each array, which takes longer to compile.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -28,6 +30,15 @@ PARITY = 0x1BD11BDA
 
 TURNS = 5
 """Number of groups of four rounds in Threefry."""
+
+THREEFRY_CALL = "rollmill_threefry"
+"""Name under which XLA knows the machine code."""
+
+TYPED_CALL = 4
+"""Version of the interface by which XLA calls it (`CustomCallApiVersion.API_VERSION_TYPED_FFI`)."""
+
+MAX_CODED = 2**16
+"""Maximum number of words that machine code computes, on one core. XLA divides more among several cores."""
 
 
 def threefry(ctx: mlir.LoweringRuleContext, *words: ir.Value) -> list[ir.Value]:
@@ -109,16 +120,59 @@ def small_programs() -> Iterator[None]:
         _is_rolled.reset(before)
 
 
-def unroll_threefry() -> None:
-    """Makes CPU programs lowered from now on draw random bits without loops, except inside `small_programs` and in
-    exported programs that leave sizes open.
+def unroll_threefry(register_code: Callable[[], bool] = lambda: False) -> None:
+    """Makes CPU programs lowered from now on draw random bits by machine code, or else without loops.
+
+    Exported programs contain no machine code, and those that leave sizes open contain loops. Without machine code,
+    programs lowered inside `small_programs` contain loops as well.
+
+    Args:
+        register_code: registers machine code with XLA under the name `THREEFRY_CALL`, unless it is registered.
+            Returns False if there is none.
     """
     # a jitted function is traced only once for equal shapes
     rolled = mlir.lower_fun(jax.jit(rolled_threefry, inline=True), multiple_results=True)
 
     def lowered(ctx: mlir.LoweringRuleContext, *words: ir.Value) -> Any:
-        (first, _) = ctx.avals_out
-        has_sizes = all(isinstance(size, int) for size in first.shape)
+        shape = ctx.avals_out[0].shape
+        has_sizes = all(isinstance(size, int) for size in shape)
+        if has_sizes and math.prod(shape) <= MAX_CODED and _is_local(ctx) and register_code():
+            return _call(shape, words)
         return (threefry if has_sizes and not _is_rolled.get() else rolled)(ctx, *words)
 
     mlir.register_lowering(threefry2x32_p, lowered, platform="cpu")
+
+
+def _is_local(ctx: mlir.LoweringRuleContext) -> bool:
+    """Returns whether a program runs only in this process, and no compiler divides its arrays among devices."""
+    module, axes = ctx.module_context, ctx.module_context.axis_context
+    if isinstance(axes, mlir.SPMDAxisContext):
+        is_whole = axes.manual_axes == frozenset(axes.mesh.axis_names)
+    else:
+        is_whole = getattr(axes, "num_devices", None) == 1
+    return is_whole and not module.lowering_parameters.for_export
+
+
+def _call(shape: tuple[int, ...], words: Sequence[ir.Value]) -> list[ir.Value]:
+    """Lowers to a call of the machine code, whose two keys are scalars or have the shape of the result."""
+    keys = words[:2]
+    if any(_shape(key) for key in keys):
+        keys = [_broadcast(key, shape) for key in keys]
+    operands = [*keys, *(_broadcast(count, shape) for count in words[2:])]
+    result = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(32))
+    call = stablehlo.CustomCallOp(
+        [result, result],
+        operands,
+        call_target_name=ir.StringAttr.get(THREEFRY_CALL),
+        backend_config=ir.DictAttr.get({}),
+        api_version=mlir.i32_attr(TYPED_CALL),
+        operand_layouts=ir.ArrayAttr.get([_row_major(_shape(operand)) for operand in operands]),
+        result_layouts=ir.ArrayAttr.get([_row_major(shape)] * 2),
+    )
+    return list(call.results)
+
+
+def _row_major(shape: tuple[int, ...]) -> Any:
+    """Returns the layout of an array in which the last axis changes fastest."""
+    axes = np.arange(len(shape))[::-1].copy()
+    return ir.DenseIntElementsAttr.get(axes, type=ir.IndexType.get())  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -10,6 +10,7 @@ from rollmill.core.convolutions import Convolve, order_convolutions
 from rollmill.core.errors import CannotFuse
 from rollmill.core.flat_descent import register_descent_code
 from rollmill.core.threefry import unroll_threefry
+from rollmill.programs.threefry_code import register_threefry
 
 
 def own_convolution(lhs: Any, rhs: Any, params: dict[str, Any]) -> Convolve | None:
@@ -32,6 +33,6 @@ def own_descent(operands: Sequence[Any], jaxpr: core.ClosedJaxpr, count: int) ->
         return None
 
 
-unroll_threefry()  # called before this package compiles anything
+unroll_threefry(register_threefry)  # called before this package compiles anything
 order_convolutions(own_convolution)
 register_descent_code(own_descent)

@@ -51,6 +51,7 @@ MAKERS = sorted(
         "programs/iteration_programs.py",
         "programs/kernels.py",
         "programs/packed_metrics.py",
+        "programs/threefry_code.py",
     )
     for file in PACKAGE.glob(pattern)
 )

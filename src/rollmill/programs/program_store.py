@@ -26,9 +26,10 @@ from jaxlib import xla_client
 
 from rollmill.core.installation import cache_root, read_verified, write_verified
 from rollmill.core.machine import identify_processor, installed_version, usable_cores
-from rollmill.core.threefry import small_programs
+from rollmill.core.threefry import THREEFRY_CALL, small_programs
 from rollmill.programs.cache import WITH_NAMES
 from rollmill.programs.compiler_options import CompilerOptions
+from rollmill.programs.threefry_code import register_threefry
 
 FOLDER = "programs"
 MAX_BYTES = 2**28
@@ -51,8 +52,11 @@ MIN_COMPILE_SECONDS = 0.3
 KERNEL_CALL = "triton_kernel_call_ffi"
 """Name of the foreign call that launches a GPU kernel. The program itself contains the kernel."""
 
-OWN_CALLS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi", KERNEL_CALL}
-"""Names of foreign calls that a stored program may contain, because JAX registers them by itself."""
+OWN_CALLS = {
+    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "cu_threefry2x32_ffi"),
+    *(KERNEL_CALL, THREEFRY_CALL),
+}
+"""Names of foreign calls that a stored program may contain, because they are registered before it is loaded."""
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 """Event with which JAX reports that a program was loaded from its cache."""
@@ -105,7 +109,7 @@ class ProgramStore:
             packed = read_verified(file, MAX_BYTES)
             if packed is None:
                 return None
-            _know_kernels(self.device)
+            _register_calls(self.device)
             taken, returned = jax.tree.structure((tuple(make.arguments), {})), jax.tree.structure(make.result())
             here = {"backend": self.device.client, "execution_devices": [self.device]}
             return deserialize_and_load(zlib.decompress(packed), taken, returned, **here)
@@ -170,12 +174,14 @@ class StorableProgram(NamedTuple):
             return jax.jit(program, **self.settings).trace(*self.arguments).lower()
 
 
-def _know_kernels(device: Any) -> None:
-    """Registers the GPU kernel calls in JAX, as compiling kernels does."""
+def _register_calls(device: Any) -> None:
+    """Registers the functions that stored programs call on a device, as lowering or compiling them does."""
     if device.platform == "gpu":
         from jaxlib import gpu_triton
 
         assert gpu_triton is not None
+    else:
+        register_threefry()
 
 
 @contextlib.contextmanager

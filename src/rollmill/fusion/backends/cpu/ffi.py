@@ -4,16 +4,16 @@ The foreign function interface of XLA is stable (xla/ffi/api/c_api.h, version 0)
 it.
 """
 
-import ctypes
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array
 from llvmlite import ir
 
+from rollmill.core.foreign_calls import register_call
 from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter, Value, byte, read, variable
 from rollmill.fusion.backends.cpu.sharing import SharedPrograms
 from rollmill.fusion.backends.cpu.target import function_address, processor
@@ -104,15 +104,9 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
     with _registering:
         if name not in _registered:
             address = function_address(text, HANDLER, written_out=kernel.written_out)
-            jax.ffi.register_ffi_target(name, _capsule(address), platform="cpu")
+            register_call(name, address)
             _registered.add(name)
     return name
-
-
-def _capsule(address: int) -> Any:
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    return make(address, None, None)
 
 
 # --- what XLA calls ------------------------------------------------------------------------------------------
