@@ -44,6 +44,54 @@ def test_an_entry_that_is_half_written_is_compiled_once_more(tmp_path, monkeypat
     subprocess.run([sys.executable, "-c", HALF_WRITTEN], check=True, timeout=120)
 
 
+TWICE = """
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.programs import program_store
+from rollmill.programs.cache import cache_directory, enable_compilation_cache, kept_out_of_cache
+from rollmill.programs.program_store import ProgramStore, StorableProgram
+
+enable_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+program_store.MIN_COMPILE_SECONDS = 0.0
+matrix = jax.ShapeDtypeStruct((3, 3), np.float32)
+
+
+def compiled(name, function, store):
+    make = StorableProgram(name, function, [matrix], lambda: matrix, {})
+    store = ProgramStore(store, jax.devices()[0])
+    store.compile(make, make.lower(store.name))
+    assert store.has(make) == (name == "stored")
+
+
+with kept_out_of_cache():
+    thread = threading.Thread(target=compiled, args=("other_thread", jnp.sin, None))
+    thread.start()
+    thread.join()
+compiled("stored", jnp.cos, "name")
+compiled("refused", jnp.linalg.cholesky, "name")
+compiled("nameless", jnp.tan, None)
+folder = jax.config.jax_compilation_cache_dir
+print(*sorted(file.name.split("-")[0] for file in type(cache_directory())(folder).glob("jit_*-cache")))
+"""
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own folder", "configured folder"])
+def test_a_program_that_is_stored_is_not_stored_by_jax_as_well(is_own, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    if not is_own:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "configured"))
+    done = subprocess.run([sys.executable, "-c", TWICE], check=True, timeout=120, capture_output=True, text=True)
+    expected = ["jit_nameless", "jit_other_thread", "jit_refused_name"]
+    assert done.stdout.split() == sorted(expected + ["jit_stored_name"] * (not is_own))
+
+
 RENAMED = """
 import os
 
@@ -104,10 +152,12 @@ from collections import Counter
 import jax
 
 import rollmill
+from rollmill.programs import program_store
 from rollmill.programs.cache import enable_compilation_cache
 
 enable_compilation_cache()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+program_store.MIN_COMPILE_SECONDS = 0.0
 events = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
 
@@ -118,7 +168,7 @@ def compiled(seed, iterations, gravity, **numbers):
     sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 32 * iterations}
     network = rollmill.NetworkConfig(hidden_sizes=(4,))
     rollmill.train(rollmill.ppo(env, network=network, **sizes, **numbers), seed=seed, quiet=True)
-    return events["compile_requests_use_cache"], events["cache_misses"]
+    return events["compile_requests_use_cache"], events["compile_requests_use_cache"] - events["cache_hits"]
 
 
 asked, missed = compiled(0, 2, 12, vf_coef="linear:1:0.5")

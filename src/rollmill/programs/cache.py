@@ -2,13 +2,15 @@
 of compiled.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import jax
+from jax._src.config import persistent_cache_min_compile_time_secs  # holds for one thread, unlike the public one
 
 from rollmill.core.installation import cache_root
 
@@ -40,6 +42,18 @@ def enable_compilation_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def kept_out_of_cache() -> Iterator[None]:
+    """Context manager in which programs that this thread compiles are not written to the JAX cache.
+
+    Serialising a program twice takes time, so programs that Rollmill stores itself are compiled in this context.
+    A JAX cache in another folder, which the user may share with other hosts, still receives them.
+    """
+    is_own = jax.config.values["jax_compilation_cache_dir"] == str(cache_directory())
+    with persistent_cache_min_compile_time_secs(math.inf) if is_own else nullcontext():
+        yield
 
 
 @contextmanager

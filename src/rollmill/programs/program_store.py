@@ -27,7 +27,7 @@ from jaxlib import xla_client
 from rollmill.core.installation import cache_root, read_verified, write_verified
 from rollmill.core.machine import identify_processor, installed_version, usable_cores
 from rollmill.core.threefry import THREEFRY_CALL, small_programs
-from rollmill.programs.cache import WITH_NAMES
+from rollmill.programs.cache import WITH_NAMES, kept_out_of_cache
 from rollmill.programs.compiler_options import CompilerOptions
 from rollmill.programs.threefry_code import register_threefry
 
@@ -120,13 +120,14 @@ class ProgramStore:
         self, file: Path | None, make: "StorableProgram", lowered: jax.stages.Lowered
     ) -> jax.stages.Compiled:
         """Compiles a program, and stores it unless it depends on more than the store's name, or compiles fast."""
+        others = set() if file is None else unknown_calls(lowered)
         began = time.perf_counter()
-        with _cache_hits() as hits:
+        with _cache_hits() as hits, kept_out_of_cache() if file and not others else contextlib.nullcontext():
             compiled = lowered.compile(dict(make.options))
         is_short = time.perf_counter() - began < MIN_COMPILE_SECONDS
         if file is None or hits or is_short:
             return compiled
-        if others := unknown_calls(lowered):
+        if others:
             self.refusal = f"it calls {', '.join(sorted(others))}"
             return compiled
         with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
