@@ -1,12 +1,16 @@
-"""Kernels are compiled in processes side by side, and found in Triton's cache when they are called."""
+"""Kernels are compiled in processes side by side, whose results the caller takes over."""
 
+import os
+import signal
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import psutil
 import pytest
 
-from rollmill.fusion.backends.triton import parallel_compile as ahead
+from rollmill.fusion.backends.triton import compile, parallel_compile as ahead
 from rollmill.fusion.backends.triton.compile import Kernel, compilation_of, compiled
 from wordings import raises
 
@@ -27,58 +31,95 @@ def kernel(expression):
 
 
 @pytest.fixture
-def hits(tmp_path, monkeypatch):
-    """Whether each kernel that is compiled here was in the cache."""
-    from triton import knobs
-
-    found = []
+def compiled_here(tmp_path, monkeypatch):
+    """Names of the kernels that this process compiles."""
+    names = []
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr(knobs.compilation, "listener", lambda **fields: found.append(fields["cache_hit"]))
     monkeypatch.setattr(ahead, "usable_cores", lambda: 2)
-    return found
+    by_triton = compile.compile_file
+
+    def compile_file(compilation):
+        names.append(Path(compilation.file).stem)
+        return by_triton(compilation)
+
+    monkeypatch.setattr(compile, "compile_file", compile_file)
+    return names
 
 
 def compile_all(kernels):
-    with ahead.compiling_side_by_side([compilation_of(each, [STRUCT], 90) for each in kernels]) as wait:
+    with ahead.KernelCompilers().compiling([compilation_of(each, [STRUCT], 90) for each in kernels]) as wait:
         wait()
 
 
-def test_what_was_compiled_ahead_is_found(hits):
+def name_of(kernel):
+    return Path(compilation_of(kernel, [STRUCT], 90).file).stem
+
+
+def test_what_was_compiled_ahead_is_not_compiled_here(compiled_here):
     kernels = [kernel(f"tl.load(x + place) * {factor}") for factor in (2.0, 3.0, 5.0)]
     compile_all(kernels)
-    for each in kernels:
-        assert ".target sm_90" in compiled(each, [STRUCT], 90).asm["ptx"]
-    compiled(kernel("tl.load(x + place) * 7.0"), [STRUCT], 90)
-    assert hits == [True, True, True, False]
+    codes = [compile._code(each, [STRUCT], 90) for each in kernels]
+    assert not compiled_here
+    later = kernel("tl.load(x + place) * 7.0")
+    assert ".target sm_90" in compile._code(later, [STRUCT], 90).ptx
+    assert compiled_here == [name_of(later)]
+    # the same code as by a compilation in this process
+    assert codes == [compile.code_of(compiled(each, [STRUCT], 90)) for each in kernels]
 
 
-def test_an_error_is_raised_where_the_kernel_is_needed_and_stops_no_other(hits):
+def test_an_error_is_raised_where_the_kernel_is_needed_and_stops_no_other(compiled_here):
     wrong, right = kernel("not_there(x)"), kernel("tl.load(x + place) * 11.0")
     compile_all([wrong, right])
     with raises("triton-cannot-compile-kernel"):
-        compiled(wrong, [STRUCT], 90)
-    compiled(right, [STRUCT], 90)
-    assert hits == [True]
+        compile._code(wrong, [STRUCT], 90)
+    compile._code(right, [STRUCT], 90)
+    assert compiled_here == [name_of(wrong)]
 
 
-def test_without_an_interpreter_kernels_are_compiled_here(hits, monkeypatch):
+def test_searches_share_processes_that_end_with_the_last(compiled_here):
+    compilers = ahead.KernelCompilers()
+    first, second = (compilation_of(kernel(f"tl.load(x + place) * {n}"), [STRUCT], 90) for n in (19.0, 23.0))
+    with compilers.running() as process:
+        for each in (first, second):
+            with compilers.compiling([each]) as wait:
+                wait()
+        pid = process._process.pid
+        members = [each.pid for each in psutil.Process(pid).children()]
+        assert len(members) == 2
+    assert not psutil.pid_exists(pid)
+    psutil.wait_procs([psutil.Process(each) for each in members if psutil.pid_exists(each)], timeout=5)
+    assert not any(map(psutil.pid_exists, members))
+
+
+def test_a_killed_process_leaves_the_kernels_to_this_process(compiled_here):
+    wanted = kernel("tl.load(x + place) * 29.0")
+    compilers = ahead.KernelCompilers()
+    with compilers.running() as process:
+        os.kill(process._process.pid, signal.SIGKILL)
+        with compilers.compiling([compilation_of(wanted, [STRUCT], 90)] * 2) as wait:
+            wait()
+    assert compile._code(wanted, [STRUCT], 90).ptx
+    assert compiled_here == [name_of(wanted)]
+
+
+def test_without_an_interpreter_kernels_are_compiled_here(compiled_here, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/not/there")
-    compile_all([kernel("tl.load(x + place) * 13.0")] * 2)
-    compiled(kernel("tl.load(x + place) * 13.0"), [STRUCT], 90)
-    assert hits == [False]
+    wanted = kernel("tl.load(x + place) * 13.0")
+    compile_all([wanted] * 2)
+    compile._code(wanted, [STRUCT], 90)
+    assert compiled_here == [name_of(wanted)]
 
 
-def test_processes_end_where_the_work_is_interrupted(hits, monkeypatch):
+def test_processes_end_where_the_work_is_interrupted(compiled_here, monkeypatch):
     started, begin = [], ahead.start_python
 
-    def then_interrupted(*arguments, **named):
-        if started:
-            raise KeyboardInterrupt
+    def note(*arguments, **named):
         started.append(begin(*arguments, **named))
         return started[0]
 
-    monkeypatch.setattr(ahead, "start_python", then_interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compile_all([kernel("tl.load(x + place) * 17.0")] * 2)
+    monkeypatch.setattr(ahead, "start_python", note)
+    compilations = [compilation_of(kernel("tl.load(x + place) * 17.0"), [STRUCT], 90)] * 2
+    with pytest.raises(KeyboardInterrupt), ahead.KernelCompilers().compiling(compilations):
+        raise KeyboardInterrupt
     assert started[0].returncode == -9

@@ -8,7 +8,7 @@ operation without a loop for each array, which takes longer to compile.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax._src import config  # JAX has no public context manager for this setting
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
@@ -111,11 +112,17 @@ _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
 
 
 @contextmanager
-def small_programs() -> Iterator[None]:
-    """Context manager in which random numbers are compiled to loops, for CPU programs that run only once."""
+def small_programs(platform: str = "cpu") -> Iterator[None]:
+    """Context manager for programs that run only once.
+
+    Random numbers are drawn by loops on a CPU, and by JAX's own kernel on a GPU, where XLA would take about two
+    seconds to fuse the operations of all draws at the start of a training.
+    """
+    calls_kernel = getattr(config, "threefry_gpu_kernel_lowering", None) if platform == "gpu" else None
     before = _is_rolled.set(True)
     try:
-        yield
+        with nullcontext() if calls_kernel is None else calls_kernel(True):
+            yield
     finally:
         _is_rolled.reset(before)
 

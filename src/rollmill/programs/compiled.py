@@ -220,7 +220,8 @@ def lower(
         begin = lambda: begun.wait()(*start_inputs(graph, at_once, lanes))
         iterated = lambda step: seconds_of_iteration(begin, lambda state: step(state, *mean.operands)[0])
         stores: list[ProgramStore] = []
-        maker = StepMaker(request, step_with, mesh, begun.wait, announce, iterated, stores)
+        begin_one = begin if mesh.size == len(at_once) == 1 else None
+        maker = StepMaker(request, step_with, mesh, begun.wait, announce, iterated, stores, begin_one)
         kernels, compiled_step = maker.make()
         compiled_start = begun.wait()
     start_with = lambda *inputs: state.empty.added_to(compiled_start(*inputs))
@@ -404,7 +405,7 @@ def state_bytes(state: PyTree[jax.ShapeDtypeStruct], *, devices: int) -> float:
 def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
     """Creates the initial training state on the default device."""
     options = start_options(tree_bytes(state_shapes(graph)))
-    with small_programs():
+    with small_programs(jax.default_backend()):
         return jax.jit(partial(_start, graph), compiler_options=options)(*start_inputs(graph, seeds))
 
 
@@ -414,7 +415,7 @@ def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iterat
     if "steps_done" in parameters:
         parameters["steps_done"] = np.float32(iteration * graph.loops.num_steps)
     start = jax.jit(partial(start_collector, graph), compiler_options=start_options())
-    with small_programs():
+    with small_programs(jax.default_backend()):
         return start(key, index, parameters)
 
 
@@ -444,7 +445,7 @@ def begin_learner(graph: Graph, key: Key) -> Learner:
     run.
     """
     start = jax.jit(partial(start_learner, graph), compiler_options=start_options())
-    with small_programs():
+    with small_programs(jax.default_backend()):
         return start(key, hyperparameters_of(graph))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from rollmill.core.errors import CannotFuse, FusionError, UsageError
 from rollmill.core.machine import Numerics
+from rollmill.core.threefry import small_programs
 from rollmill.core.types import Key
 from rollmill.dataflow import Batch, Collector, Graph, Learner, State, Weights, init_state, shuffled_rows
 from rollmill.fusion import (
@@ -35,6 +36,7 @@ from rollmill.fusion import (
     num_kernel_rows,
     rollout_search,
 )
+from rollmill.programs.compiler_options import start_options
 from rollmill.programs.kernels import (
     Fusion,
     Implementation,
@@ -60,12 +62,15 @@ def choose_fused(
     launches: Launches | None,
     num_seeds: int,
     tuner: Tuner,
+    begin: Callable[[], State] | None = None,
 ) -> KernelChoice:
     """Chooses kernels for a graph, or returns `plain` if the graph has none. See `choose_kernels` for the
     arguments.
     """
     backend = backend_for(place.device, numerics)
-    chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds)
+    chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds, begin)
+    if launches is None:
+        tuner.keep_running(backend.compilers())
     choice = _choose(chooser, plain)
     is_whole = not (tuner.was_late or (tuner.budget and tuner.budget.refused))
     choice = choice._replace(is_whole=is_whole, saved=chooser.saved_in_iteration() if chooser.saved else None)
@@ -160,6 +165,8 @@ class _Chooser:
     launches: Launches | None
     tuner: Tuner
     num_seeds: int
+    begin: Callable[[], State] | None
+    """Returns the state with which a single seed begins on this device, or None if it is not available."""
     saved: dict[KernelPart, float] = field(default_factory=dict)
     """Seconds that a kernel saves in an iteration, as it was timed."""
 
@@ -311,7 +318,7 @@ class _Chooser:
         search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.place.device, step=step)
 
         def prepare() -> Callable[[], tuple[Learner, Batch, Array]]:
-            epoch = self.tuner.compile(self._epoch, self._example_shapes)
+            epoch = self.tuner.compile_once(self._epoch, self._example_shapes)
             return lambda: epoch.result()(self._example)
 
         return self._start_search(search, prepare)
@@ -370,8 +377,12 @@ class _Chooser:
 
     @cached_property
     def _example(self) -> State:
+        """A state with the environments of one device, and without replay memory."""
         with jax.default_device(self.place.device):
-            return jax.jit(self._start)()
+            if self.begin is not None and self.graph.replay is None and self._share == self.graph.loops.num_envs:
+                return jax.device_put(self.begin(), self.place.device)
+            with small_programs(self.place.device.platform):
+                return jax.jit(self._start, compiler_options=start_options())()
 
     @cached_property
     def _example_shapes(self) -> State:

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from rollmill.core.errors import CannotFuse
-from rollmill.dataflow import iteration_digest
+from rollmill.dataflow import State, iteration_digest
 from rollmill.programs.compile_lock import compiling_once
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import (
@@ -84,6 +84,8 @@ class StepMaker(NamedTuple):
     """Returns the seconds that an iteration takes with a compiled program."""
     stores: list[ProgramStore]
     """Collects the stores that were searched for the program."""
+    begin: Callable[[], State] | None = None
+    """Returns the first state of the run, if it has a single seed and device."""
 
     def make(self) -> tuple[KernelChoice, jax.stages.Compiled]:
         """Chooses the kernels of an iteration and compiles its program, or loads both if they are stored."""
@@ -141,7 +143,7 @@ class StepMaker(NamedTuple):
             self.before_timing()
         # Processes of a mesh compile in the same order. All but the first wait for the kernels that the first has
         # chosen.
-        kernels = request.choose(self.before_timing if alone else lambda: None, budget)
+        kernels = request.choose(self.before_timing if alone else lambda: None, budget, self.begin)
         self.announce(kernels)
         return kernels
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rollmill.core.machine import Numerics
-from rollmill.dataflow import Graph
+from rollmill.dataflow import Graph, State
 from rollmill.programs.kernels import (
     MIN_STEPS_TO_TUNE,
     PARTS,
@@ -36,6 +36,7 @@ def choose_kernels(
     shares: int | None = None,
     before_timing: Callable[[], object] = lambda: None,
     budget: SearchBudget | None = None,
+    begin: Callable[[], State] | None = None,
 ) -> KernelChoice:
     """Chooses how rollouts and gradients of a graph are computed: by kernels or by XLA.
 
@@ -46,7 +47,8 @@ def choose_kernels(
     If `launches` from the beginning of the run are given, nothing is timed on devices of the same kind. `parts`
     are the parts of an iteration to choose kernels for, and XLA computes the others. The environments are divided
     into `shares` equal parts, by default one per device. `before_timing` is called before anything is timed. A
-    search stays within `budget`, and ends at its limit with the fastest kernels so far.
+    search stays within `budget`, and ends at its limit with the fastest kernels so far. If the run has a program
+    that creates its first state on a single device, `begin` calls it, so that no other has to be compiled.
 
     Raises a `UsageError` if a requested kernel is not possible.
     """
@@ -67,7 +69,7 @@ def choose_kernels(
 
     place = KernelPlace(device, shares or len(devices), parts)
     with Tuner(device, before_timing, budget) as tuner:
-        return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, tuner)
+        return choose_fused(graph, plain, fusion, numerics, unroll, place, launches, num_seeds, tuner, begin)
 
 
 class KernelRequest(NamedTuple):
@@ -88,10 +90,15 @@ class KernelRequest(NamedTuple):
         """Number of seeds that one call of the program trains."""
         return self.num_seeds // self.turns
 
-    def choose(self, before_timing: Callable[[], object], budget: SearchBudget | None = None) -> KernelChoice:
+    def choose(
+        self,
+        before_timing: Callable[[], object],
+        budget: SearchBudget | None = None,
+        begin: Callable[[], State] | None = None,
+    ) -> KernelChoice:
         """Chooses the kernels for this request, within `budget`. See `choose_kernels`."""
         choice = {name: value for name, value in self._asdict().items() if name != "turns"}
-        return choose_kernels(**choice, before_timing=before_timing, budget=budget)
+        return choose_kernels(**choice, before_timing=before_timing, budget=budget, begin=begin)
 
 
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Any:

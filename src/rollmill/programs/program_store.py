@@ -171,7 +171,7 @@ class StorableProgram(NamedTuple):
             return self.function(*args)
 
         program.__name__ = self.part if name is None else f"{self.part}_{name}"
-        with small_programs() if self.runs_once else contextlib.nullcontext():
+        with small_programs(jax.default_backend()) if self.runs_once else contextlib.nullcontext():
             return jax.jit(program, **self.settings).trace(*self.arguments).lower()
 
 

@@ -7,13 +7,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 
 from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
+from rollmill.core.threefry import small_programs
 from rollmill.fusion import LaunchSearch, TunedLaunch, compile_candidates, find_fastest_launch
+from rollmill.programs.compiler_options import start_options
 from rollmill.programs.search_cost import SearchBudget
 
 T = TypeVar("T")
@@ -67,9 +70,22 @@ class Tuner:
         # end.
         self._pool.shutdown(wait=not ends_at_once, cancel_futures=True)
 
+    def keep_running(self, compilers: AbstractContextManager[object]) -> None:
+        """Keeps processes that compile kernels running until the end of all searches."""
+        self._kernels.enter_context(compilers)
+
     def compile(self, function: Callable[..., Any], *shapes: Any) -> Future[Callable[..., Any]]:
         """Compiles a function for arguments of these shapes in the background."""
         return self._submit(lambda: jax.jit(function).lower(*shapes).compile())
+
+    def compile_once(self, function: Callable[..., Any], *shapes: Any) -> Future[Callable[..., Any]]:
+        """Compiles a function that is called only once in the background."""
+
+        def compile_fast() -> Callable[..., Any]:
+            with small_programs(self._device.platform):
+                return jax.jit(function).lower(*shapes).compile(start_options())
+
+        return self._submit(compile_fast)
 
     def start(self, search: LaunchSearch, prepare: Callable[[], Arguments]) -> Callable[[], TunedLaunch]:
         """Starts to compile a search's candidates. Returns a function that waits, times them and returns the

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 from rollmill.core.errors import UsageError
@@ -73,6 +73,8 @@ class Backend(NamedTuple):
     descend: Callable[..., Callable[..., Any] | None] = lambda launch, lanes=1: None
     """`(launch, lanes=1)`: the function that steps the optimiser by a kernel (`kernels.minibatch_loop`), by the
     launch of the gradients. None where XLA computes the steps."""
+    compilers: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Context manager that starts the processes of `compile_ahead` early, since they take about a second."""
     tolerance: float = 1e-3
     """Error that the rounding of products may cause in verified kernels, relative to the largest number of an
     array."""

@@ -16,7 +16,7 @@ from rollmill.core.errors import CannotFuse, CheckpointError
 from rollmill.core.installation import cache_root
 from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton import memory, operations
-from rollmill.fusion.backends.triton.compile_file import Compilation, compile_file
+from rollmill.fusion.backends.triton.compile_file import Compilation, KernelCode, code_of, compile_file
 from rollmill.fusion.cache import write_exactly
 
 HEADER = f"""\
@@ -133,21 +133,15 @@ def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     from jaxlib import gpu_triton
 
     capability = capability_here()
-    built = compiled(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
-    _check_shared_memory(built.metadata.name, built.metadata.shared, capability)
+    built = _code(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
+    _check_shared_memory(built.name, built.shared_bytes, capability)
     code = gpu_triton.TritonKernel(
-        built.metadata.name,
-        kernel.num_warps,
-        1,
-        built.metadata.shared,
-        built.asm["ptx"],
-        str(built.asm["ttir"]),
-        capability,
+        built.name, kernel.num_warps, 1, built.shared_bytes, built.ptx, built.ttir, capability
     )
     pointers = [gpu_triton.create_array_parameter(0, bytes_) for bytes_ in _alignments(kernel, len(arrays))]
     launch = gpu_triton.TritonKernelCall(code, kernel.programs, kernel.lanes, 1, pointers)
     # The handler of jaxlib expects a compressed protocol buffer.
-    opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
+    opaque = zlib.compress(launch.to_proto(built.name, b""))
     call_it = jax.ffi.ffi_call(
         "triton_kernel_call_ffi", list(kernel.outputs), input_output_aliases=dict(kernel.aliases) or None
     )
@@ -164,6 +158,18 @@ def _check_shared_memory(name: str, needed: int, capability: int) -> None:
             if name == GRADIENTS_KERNEL
             else "use a smaller network",
         )
+
+
+def remember(compilation: Compilation, code: KernelCode) -> None:
+    """Keeps the code of a kernel that another process has compiled for this process."""
+    while len(_compiled_elsewhere) >= MAX_REMEMBERED:
+        del _compiled_elsewhere[next(iter(_compiled_elsewhere))]
+    _compiled_elsewhere[compilation] = code
+
+
+def _code(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> KernelCode:
+    compilation = compilation_of(kernel, arrays, capability)
+    return _compiled_elsewhere.get(compilation) or code_of(_compiled(compilation))
 
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
@@ -215,6 +221,11 @@ def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Shared memory that a block may use, by compute capability, as listed in the CUDA programming guide."""
+
+MAX_REMEMBERED = 256
+"""Maximum number of kernels from other processes that are kept."""
+
+_compiled_elsewhere: dict[Compilation, KernelCode] = {}
 
 ALIGNED = 16
 """Minimum alignment of XLA buffers in bytes."""

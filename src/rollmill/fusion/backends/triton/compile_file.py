@@ -1,16 +1,24 @@
 """Compiles the Triton kernel in a file. Run as a script, it compiles the kernels described on standard input.
 
-It imports neither Rollmill nor JAX, so the processes that compile kernels start in a second or two.
+It imports neither Rollmill nor JAX, so the script begins to compile after a second or two.
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import json
+import multiprocessing
+import signal
 import sys
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+PR_SET_PDEATHSIG = 1
+_printing = threading.Lock()
 
 
 class Compilation(NamedTuple):
@@ -27,9 +35,9 @@ class Compilation(NamedTuple):
     """Compute capability of the GPU, such as 90 for 9.0."""
 
     @classmethod
-    def from_json(cls, text: str) -> "Compilation":
-        """Parses a compilation from a JSON list of its fields."""
-        file, pointers, constants, options, capability = json.loads(text)
+    def from_fields(cls, fields: Any) -> "Compilation":
+        """Returns the compilation that was written as JSON."""
+        file, pointers, constants, options, capability = fields
         pairs = lambda items: tuple(tuple(item) for item in items)
         return cls(file, pairs(pointers), pairs(constants), pairs(options), capability)
 
@@ -59,13 +67,53 @@ def _module(file: str) -> ModuleType:
     return module
 
 
+class KernelCode(NamedTuple):
+    """A compiled kernel, as jaxlib launches it."""
+
+    name: str
+    shared_bytes: int
+    """Shared memory of a block, in bytes."""
+    ptx: str
+    ttir: str
+    """Triton's intermediate code."""
+
+
+def code_of(built: Any) -> KernelCode:
+    """Returns the code of a kernel that Triton has compiled."""
+    return KernelCode(built.metadata.name, built.metadata.shared, built.asm["ptx"], str(built.asm["ttir"]))
+
+
 def main() -> None:
-    """Compiles a kernel for each line of standard input. Errors are ignored, because calling the kernel raises
-    them again.
+    """Compiles the kernel of each line `[number, compilation]` of standard input, several at the same time.
+
+    The only argument is the number of processes, which are copies of this process and do not import Triton again.
+    Prints `[number, code]` when a kernel is compiled, or `[number, null]` after an error, which the caller raises
+    when it compiles the kernel itself.
     """
-    for line in sys.stdin:
-        with contextlib.suppress(Exception):
-            compile_file(Compilation.from_json(line))
+    with contextlib.suppress(ImportError):
+        import triton.compiler
+
+        assert triton.compiler is not None
+    copies = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(int(sys.argv[1]), mp_context=copies, initializer=_end_with_parent) as pool:
+        for line in sys.stdin:
+            number, fields = json.loads(line)
+            pool.submit(_compiled, fields).add_done_callback(functools.partial(_print, number))
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _compiled(fields: Any) -> KernelCode:
+    return code_of(compile_file(Compilation.from_fields(fields)))
+
+
+def _print(number: int, future: "Future[KernelCode]") -> None:
+    code = None if future.cancelled() or future.exception() else future.result()
+    with _printing:
+        print(json.dumps([number, code]), flush=True)
 
 
 if __name__ == "__main__":

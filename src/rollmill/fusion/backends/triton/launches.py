@@ -15,7 +15,7 @@ from rollmill.fusion.backends.triton.gradients import (
     gradient_operations,
     run_gradients_kernel,
 )
-from rollmill.fusion.backends.triton.parallel_compile import compiling_side_by_side
+from rollmill.fusion.backends.triton.parallel_compile import KernelCompilers
 from rollmill.fusion.backends.triton.reloading import MAX_MATRIX_BYTES
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
@@ -92,6 +92,7 @@ def triton_backend(numerics: Numerics) -> Backend:
     """Returns the Triton backend, with matrix products in the precision `numerics`."""
     rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
     gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
+    compilers = KernelCompilers()
     return Backend(
         package="triton",
         device_name=lambda device: device.device_kind,
@@ -109,7 +110,7 @@ def triton_backend(numerics: Numerics) -> Backend:
             share=lambda launch, lanes: launch,
             text=partial(_text, rollouts),
             describe=_describe_rollouts,
-            compile_ahead=partial(_compile_ahead, rollouts),
+            compile_ahead=partial(_compile_ahead, compilers, rollouts),
             is_unverified=lambda launch: bool(Launch(*launch).tile),
         ),
         gradients=KernelKind(
@@ -120,10 +121,11 @@ def triton_backend(numerics: Numerics) -> Backend:
             share=_shared_programs,
             text=partial(_text, gradients),
             describe=_describe_gradients,
-            compile_ahead=partial(_compile_ahead, gradients),
+            compile_ahead=partial(_compile_ahead, compilers, gradients),
             is_unverified=lambda launch: bool(GradientLaunch(*launch).tile),
         ),
         descend=_descend,
+        compilers=compilers.running,
         tolerance=TOLERANCES[numerics],
     )
 
@@ -208,9 +210,11 @@ def _text(kernel_of: KernelOf, launch: AnyLaunch, *task: Any) -> str:
     return f"{kernel.source}{kernel.constants}"
 
 
-def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
+def _compile_ahead(
+    compilers: KernelCompilers, kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: Any
+) -> CompilingAhead:
     capability = capability_here()
-    return compiling_side_by_side([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
+    return compilers.compiling([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
 
 
 def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | None] | None:

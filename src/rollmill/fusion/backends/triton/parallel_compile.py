@@ -1,70 +1,118 @@
 """Compiles several Triton kernels in parallel, in separate processes.
 
 The front end of Triton is Python code that holds the GIL, so threads would mostly compile one kernel after the
-other. The processes fill the Triton cache, where `compile.call` finds the kernels.
+other. This process never imports Triton, which takes longer than a second, if all of its kernels come from there.
 """
 
 import contextlib
+import itertools
 import json
+import os
+import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 
 from rollmill.core.child_processes import start_python
 from rollmill.core.machine import usable_cores
 from rollmill.fusion.backends.triton import compile_file
-from rollmill.fusion.backends.triton.compile_file import Compilation
+from rollmill.fusion.backends.triton.compile import remember
+from rollmill.fusion.backends.triton.compile_file import Compilation, KernelCode
 
 
-@contextlib.contextmanager
-def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
-    """Compiles kernels into the Triton cache in the background.
+class KernelCompilers:
+    """Processes that compile kernels. They are started by the first use, and are killed at the end of the last."""
 
-    Yields a function that waits until all are compiled. On exit, compilations that are still running are
-    cancelled. If a kernel does not compile here, its caller compiles it again and raises the error.
-    """
-    count = min(usable_cores(), len(compilations))
-    with contextlib.ExitStack() as stack:
-        # Distributed in turn, so that the large kernels do not all go to one process.
-        shares = [compilations[n::count] for n in range(count)] if count > 1 else []
-        lines = ["".join(json.dumps(each) + "\n" for each in share) for share in shares]
-        waits = [stack.enter_context(_compiling(share)) for share in lines]
+    def __init__(self) -> None:
+        self._process: _CompilingProcess | None = None
+        self._users = 0
 
-        def wait() -> None:
-            if waits:
-                _import_compiler()
-            for wait_for_process in waits:
-                wait_for_process()
+    @contextlib.contextmanager
+    def running(self) -> Iterator["_CompilingProcess | None"]:
+        """Keeps the processes running. Yields None if none can be started, or this process has a single core."""
+        self._users += 1
+        try:
+            if self._process is None and usable_cores() > 1:
+                with contextlib.suppress(OSError):
+                    self._process = _CompilingProcess(usable_cores())
+            yield self._process
+        finally:
+            self._users -= 1
+            if self._users == 0 and self._process is not None:
+                self._process.kill()
+                self._process = None
 
-        yield wait
+    @contextlib.contextmanager
+    def compiling(self, compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
+        """Compiles kernels in the background.
+
+        Yields a function that waits until all are compiled. On exit, compilations that are still running are
+        cancelled if nobody else uses the processes. If a kernel does not compile here, its caller compiles it
+        again and raises the error.
+        """
+        with self.running() as process:
+            results = [process.compile(each) for each in compilations] if process is not None else []
+
+            def wait() -> None:
+                for compilation, result in zip(compilations, results, strict=False):
+                    if (code := result.result()) is not None:
+                        remember(compilation, code)
+
+            yield wait
 
 
-def _import_compiler() -> None:
-    """Imports Triton, which takes about a second, while the processes compile. The caller needs it afterwards."""
-    with contextlib.suppress(ImportError):
-        import triton.compiler
+class _CompilingProcess:
+    """A process that compiles kernels, with `cores` copies of itself."""
 
-        assert triton.compiler is not None
-
-
-@contextlib.contextmanager
-def _compiling(lines: str) -> Iterator[Callable[[], object]]:
-    """Runs a compiling process. Yields a function that waits for it, and kills it at the end."""
-    try:
-        process = start_python(
+    def __init__(self, cores: int) -> None:
+        self._numbers, self._results = itertools.count(), dict[int, Future[KernelCode | None]]()
+        self._has_ended, self._lock = False, threading.Lock()
+        self._process = start_python(
             compile_file.__file__,
+            str(cores),
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,
         )
-    except OSError:
-        yield lambda: None
-        return
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(OSError), process.stdin:
-            process.stdin.write(lines)
-        yield process.wait
-    finally:
-        process.kill()
-        process.wait()
+        self._reader = threading.Thread(target=self._read, daemon=True, name="rollmill-kernels")
+        self._reader.start()
+
+    def compile(self, compilation: Compilation) -> "Future[KernelCode | None]":
+        """Begins to compile a kernel. The result is None if it does not compile."""
+        result: Future[KernelCode | None] = Future()
+        with self._lock:
+            if self._has_ended:
+                result.set_result(None)
+                return result
+            number = next(self._numbers)
+            self._results[number] = result
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # the reading thread notices that the process has ended
+            self._process.stdin.write(json.dumps([number, compilation]) + "\n")
+            self._process.stdin.flush()
+        return result
+
+    def kill(self) -> None:
+        """Kills the process and its copies."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                if line.endswith("\n"):  # the last line may be incomplete
+                    number, fields = json.loads(line)
+                    self._results.pop(number).set_result(fields and KernelCode(*fields))
+        with self._lock:
+            self._has_ended = True
+        for result in self._results.values():
+            result.set_result(None)
