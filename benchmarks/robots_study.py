@@ -12,10 +12,12 @@ Every instance has `--envs` environments, and every task three parts, with the n
 Beside the instances stands one process with the environments of most of them, `wide`. `planner` is PPO with as
 many environments, by the plan that `rollmill plan` finds in what is left of the limit, if that is enough. A task's
 processes compile side by side, and each waits until it is measured: workers for a line, trainings stopped by a
-signal. Figures are environment steps a second over `--seconds`, and the activity and the memory of the whole GPU
-meanwhile; the memory counts waiting processes, too. Writes results/robots-study-DEVICE.json after each figure.
+signal. A mesh runs alone after them, since kernels of a stopped mesh would wait for each other on the GPU. Figures
+are environment steps a second over `--seconds`, and the activity and the memory of the whole GPU meanwhile; the
+memory counts waiting processes, too. Writes results/robots-study-DEVICE.json after each figure.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -118,19 +120,26 @@ def network_words(network: Any) -> list[str]:
     return ["--network.hidden-sizes", *sizes, *options]
 
 
+def sharing_words() -> list[str]:
+    """Returns the options of a training whose processes share the GPU."""
+    return words("--hang-seconds 1000", **({"gpu_sharing": "mps"} if visible_gpus() else {}))
+
+
+def synchronous(task: str, chosen: Any, count: int, place: str) -> list[str]:
+    """Returns the command of PPO with a number of instances."""
+    sizes = words("", recipe=TASKS[task].recipe, num_envs=count * chosen.envs)
+    spread = [*words("", learners=count, place=place), *sharing_words()] if count > 1 else []
+    return ["ppo", f"robots:{task}", "--fusion", chosen.fusion, *sizes, *spread]
+
+
 def trainings_of(task: str, chosen: Any) -> dict[str, list[str]]:
     """Returns the command of each training by its name."""
     recipe = TASKS[task].recipe
     network, most = RECIPES[recipe]().config.network, max(chosen.counts)
-    shared = words("--hang-seconds 1000", **({"gpu_sharing": "mps"} if visible_gpus() else {}))
-    common = [f"robots:{task}", "--fusion", chosen.fusion]
+    common, shared = [f"robots:{task}", "--fusion", chosen.fusion], sharing_words()
     found = {}
     for count in chosen.counts:
-        ppo = [*common, *words("", recipe=recipe, num_envs=count * chosen.envs)]
-        for place in ("processes", "mesh") if count > 1 else ("",):
-            spread = [*words("", learners=count, place=place), *shared] if place else []
-            kind = "mesh" if place == "mesh" else "synchronous"
-            found[f"{kind} {count}"] = ["ppo", *ppo, *spread]
+        found[f"synchronous {count}"] = synchronous(task, chosen, count, "processes" if count > 1 else "program")
         actors = words("--distribution single-learner-coarse --asynchronous", actors=count)
         impala = [*common, *words("", num_envs=count * chosen.envs, num_steps=16), *network_words(network)]
         found[f"asynchronous {count}"] = ["impala", *impala, *actors, *shared]
@@ -216,6 +225,17 @@ def measure_task(task: str, chosen: Any, gpu: Gpu, ends: float, keep: Keep) -> N
             training.end()
 
 
+def measure_mesh(task: str, chosen: Any, gpu: Gpu, count: int, keep: Keep) -> None:
+    """Measures PPO in a mesh of several processes."""
+    with tempfile.TemporaryDirectory() as name:
+        training = Training(Path(name), "mesh", synchronous(task, chosen, count, "mesh"))
+        try:
+            standing_of({"mesh": training}, time.monotonic() + chosen.ready)
+            keep(task, f"mesh {count}", measured(gpu, partial(training.steps_per_second, chosen.seconds)))
+        finally:
+            training.end()
+
+
 def measure_plan(task: str, chosen: Any, gpu: Gpu, budget: float, keep: Keep) -> None:
     """Searches for a plan of PPO with the most environments, and measures it."""
     recipe, envs = TASKS[task].recipe, max(chosen.counts) * chosen.envs
@@ -270,6 +290,9 @@ def main() -> None:
         for task in chosen.tasks:
             if time.monotonic() < ends:
                 measure_task(task, chosen, gpu, ends, keep)
+        for task, count in itertools.product(chosen.tasks, [count for count in chosen.counts if count > 1]):
+            if time.monotonic() < ends:
+                measure_mesh(task, chosen, gpu, count, keep)
         for task in chosen.tasks:
             budget = min(chosen.budget, ends - time.monotonic() - PLAN_SECONDS / 2)
             if budget > PLAN_SECONDS / 2:

@@ -592,6 +592,7 @@ TRAININGS = {
     "synchronous": "PPO, {} learner{}",
     "mesh": "PPO, {} learner{} in a mesh",
     "asynchronous": "IMPALA, 1 learner and {} actor{}",
+    "planner": "PPO, the planner's choice",
 }
 
 
@@ -603,7 +604,7 @@ def robots_training() -> str:
             kind, _, count = name.partition(" ")
             if kind == "serving":
                 continue
-            alone = kind.replace("mesh", "synchronous")
+            alone = "asynchronous" if kind == "asynchronous" else "synchronous"
             rate, one = row["steps_per_second"], sides[f"{alone} 1"]["steps_per_second"]
             side = TRAININGS[kind].format(count, "s" * (count != "1"))
             side = "PPO, 1 process, all robots" if count == "wide" else side
