@@ -26,10 +26,14 @@ SCALE = 1.0
 
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
-    """Returns the folder of stored programs, which is empty. No other test has compiled the same programs."""
+    """Returns the folder of stored programs, which is empty. No other test has compiled the same programs.
+
+    Programs are loaded from it each time.
+    """
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TF_ONLY_HERE", str(tmp_path))
     monkeypatch.setattr(program_store, "MIN_COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr(program_store, "MAX_RECENT", 0)
     return tmp_path / program_store.FOLDER
 
 
@@ -103,6 +107,46 @@ def test_a_damaged_program_is_compiled_again(stored, lowerings):
     lowerings.clear()
     assert doubled_twice(ProgramStore("name", jax.devices()[0])) == 6
     assert lowerings.total() == 0
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Lists the parts of programs that are loaded from files."""
+    parts, load = [], ProgramStore._loaded
+    monkeypatch.setattr(
+        ProgramStore, "_loaded", lambda self, file, make: parts.append(make.part) or load(self, file, make)
+    )
+    return parts
+
+
+def test_a_process_neither_lowers_nor_loads_again_what_it_has_compiled(stored, lowerings, loads, monkeypatch):
+    monkeypatch.setattr(program_store, "MAX_RECENT", 2)
+    compiled = lower(graph_of(**SIZES), seeds=(3,))
+    lowerings.clear()
+    again = lower(graph_of(**SIZES, learning_rate=0.5), seeds=(3,))  # the same programs
+    assert of_training(lowerings) == loads == []
+    assert any(not np.array_equal(a, b) for a, b in zip(leaves_after(compiled), leaves_after(again), strict=True))
+    same = lower(graph_of(**SIZES), seeds=(3,))
+    jax.tree.map(np.testing.assert_array_equal, leaves_after(compiled), leaves_after(same))
+    for file in stored.iterdir():
+        file.touch()  # another process may have replaced it
+    lower(graph_of(**SIZES), seeds=(3,))
+    assert of_training(lowerings) == [] and sorted(loads) == ["start", "step"]
+
+
+def test_the_programs_used_last_are_kept_for_arguments_of_their_structure(stored, loads, monkeypatch):
+    monkeypatch.setattr(program_store, "MAX_RECENT", 2)
+    number, device = jax.ShapeDtypeStruct((), jnp.float32), jax.devices()[0]
+    tree = StorableProgram("step", lambda x: {"x": 4 * x["x"]}, [{"x": number}], lambda: {"x": number}, {})
+    for name in ("a", "b", "a", "c", "a"):
+        assert doubled_twice(ProgramStore(name, device)) == 6
+    assert loads == []
+    doubled_twice(ProgramStore("b", device))
+    assert loads == ["step"]
+    assert program_store.RECENT.find(ProgramStore("b", device)._file(tree), tree) is None
+    monkeypatch.setattr(program_store.RECENT, "programs", type(program_store.RECENT.programs)())
+    doubled_twice(ProgramStore("b", device))
+    assert loads == ["step", "step"]
 
 
 def test_a_program_that_calls_other_code_says_so_and_is_not_stored(stored):

@@ -15,7 +15,9 @@ import re
 import threading
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +51,9 @@ ones.
 MIN_COMPILE_SECONDS = 0.3
 """Programs that compile faster than this are not stored, as in the JAX cache."""
 
+MAX_RECENT = 8
+"""Number of stored programs that a process keeps in memory. Their code takes a few megabytes each."""
+
 KERNEL_CALL = "triton_kernel_call_ffi"
 """Name of the foreign call that launches a GPU kernel. The program itself contains the kernel."""
 
@@ -77,6 +82,42 @@ GPU_PACKAGES = (
 """Packages that compile programs for GPUs, and the libraries that these programs call."""
 
 
+@dataclass
+class RecentPrograms:
+    """Programs that this process has compiled or loaded, for later trainings with the same program.
+
+    Loading a small program takes half a second of processor time. On GPUs, programs are not kept, because they
+    hold memory of the device.
+    """
+
+    programs: OrderedDict[Path, tuple[object, jax.stages.Compiled]] = field(default_factory=OrderedDict)
+    """Programs by their file, with the state of the file. The one used last comes last."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def find(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
+        """Returns the program of an unchanged file, or None if it is not kept or has other types of arguments."""
+        with self.lock:
+            state, program = self.programs.get(file, (None, None))
+            if program is None or state != _state(file):
+                return None
+            self.programs.move_to_end(file)
+        try:
+            return program if (program.in_tree, program.out_tree) == make.structures() else None
+        except ValueError:  # arrays in a structure have no single truth value
+            return None
+
+    def keep(self, file: Path, program: jax.stages.Compiled) -> None:
+        """Keeps the program of a file, instead of the one that was not used for the longest time."""
+        with self.lock:
+            self.programs[file] = (_state(file), program)
+            self.programs.move_to_end(file)
+            while len(self.programs) > MAX_RECENT:
+                self.programs.popitem(last=False)
+
+
+RECENT = RecentPrograms()
+
+
 class ProgramStore:
     """The entry of the program store for one program.
 
@@ -98,7 +139,13 @@ class ProgramStore:
     def load(self, make: "StorableProgram") -> jax.stages.Compiled | None:
         """Returns the stored program, or None if it is not stored or cannot be loaded on this device."""
         file = self._file(make)
-        return self._loaded(file, make) if file is not None and _is_there(file) else None
+        if file is None or not _is_there(file):
+            return None
+        if (recent := RECENT.find(file, make)) is not None:
+            return recent
+        if (loaded := self._loaded(file, make)) is not None:
+            self._keep(file, loaded)
+        return loaded
 
     def compile(self, make: "StorableProgram", lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compiles a lowered program and stores it. May be called in any thread."""
@@ -110,9 +157,8 @@ class ProgramStore:
             if packed is None:
                 return None
             _register_calls(self.device)
-            taken, returned = jax.tree.structure((tuple(make.arguments), {})), jax.tree.structure(make.result())
             here = {"backend": self.device.client, "execution_devices": [self.device]}
-            return deserialize_and_load(zlib.decompress(packed), taken, returned, **here)
+            return deserialize_and_load(zlib.decompress(packed), *make.structures(), **here)
         except Exception:  # a program of another version may raise anything, and is compiled again
             return None
 
@@ -132,7 +178,12 @@ class ProgramStore:
             return compiled
         with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
             write_verified(file, zlib.compress(serialize(compiled)[0], level=1))
+            self._keep(file, compiled)
         return compiled
+
+    def _keep(self, file: Path, program: jax.stages.Compiled) -> None:
+        if self.device.platform == "cpu":
+            RECENT.keep(file, program)
 
     def _file(self, make: "StorableProgram") -> Path | None:
         if self.name is None:
@@ -158,6 +209,10 @@ class StorableProgram(NamedTuple):
     """Arguments of `jax.jit`."""
     runs_once: bool = False
     """True if the program runs only once, so that fast compilation matters more than a fast program."""
+
+    def structures(self) -> tuple[Any, Any]:
+        """Returns the structures of the program's arguments and of its result."""
+        return jax.tree.structure((tuple(self.arguments), {})), jax.tree.structure(self.result())
 
     def lower(self, name: str | None) -> jax.stages.Lowered:
         """Traces and lowers the program.
@@ -199,6 +254,15 @@ def _cache_hits() -> Iterator[list[str]]:
         yield hits
     finally:
         jax.monitoring.unregister_event_listener(hear)
+
+
+def _state(file: Path) -> object:
+    """Returns a value that changes with the content of a file, or None if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _is_there(file: Path) -> bool:
