@@ -42,7 +42,7 @@ def prepare() -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if os.environ.get("ROLLMILL_TYPE_CHECKS", "1") != "0":  # they double the time of tests that train
-        install_import_hook("rollmill", "beartype.beartype")
+        install_import_hook("rollmill", "type_checker.check_when_called")
 
     from rollmill.programs.cache import enable_compilation_cache
 
