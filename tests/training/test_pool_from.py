@@ -8,7 +8,8 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import RollmillError
-from rollmill.policies.policies import restore_run
+from rollmill.policies.policies import restore_newest, restore_run
+from rollmill.runs import reopening
 from rollmill.training import initial_weights as starting
 from wordings import raises
 
@@ -64,6 +65,15 @@ def test_a_frozen_role_plays_by_checkpoints_of_another_run_and_the_other_learns(
     assert same(learner.pool.networks, {"runner": stacked}) and int(learner.pool.kept["runner"]) == 3
     assert bool(learner.weights.opponents.playing["runner"])
     assert any(same(learner.weights.opponents.networks["runner"], their) for their in theirs)
+
+
+def test_checkpoints_of_one_run_share_its_graph(source, monkeypatch):
+    built, build = [], reopening.rebuild_graph
+    counted = lambda *given, **named: built.append(build(*given, **named)) or built[-1]
+    monkeypatch.setattr(reopening, "rebuild_graph", counted)
+    found = restore_newest(source, count=3)
+    assert [each.restored.iteration for each in found] == [2, 3, 4]
+    assert len(built) == 1 and all(each.graph is built[0] for each in found)
 
 
 def test_weights_and_pool_may_come_from_the_same_run(source):

@@ -28,6 +28,7 @@ from rollmill.programs.evaluation.recording import record_episodes, record_on_ho
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.transitions import check_recording, write_transitions
+from rollmill.runs.options import RunOptions
 from rollmill.runs.reopening import reopen
 from rollmill.runs.saved_run import check_identity
 from rollmill.runs.specification import import_modules
@@ -123,6 +124,10 @@ def restore_run(
     """
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
+    return _restored(run, graph, options, checkpoint)
+
+
+def _restored(run: RunDirectory, graph: Graph, options: RunOptions, checkpoint: str | int) -> RestoredRun:
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _iteration(run, checkpoints, checkpoint)
         check = lambda iteration, metadata: check_identity(run, metadata, iteration)
@@ -145,7 +150,8 @@ def restore_newest(run_dir: str | Path, *, count: int, imports: Sequence[str] = 
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         newest = checkpoints.iterations()[-count:]
     chosen: list[str | int] = [*newest] or [NEWEST]  # raises the error if there is no checkpoint
-    return [restore_run(run_dir, checkpoint=iteration, imports=imports) for iteration in chosen]
+    graph, options = reopen(run, imports=imports)
+    return [_restored(run, graph, options, iteration) for iteration in chosen]
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
