@@ -20,6 +20,9 @@ from rollmill.fusion.backends.triton import compile_file
 from rollmill.fusion.backends.triton.compile import remember
 from rollmill.fusion.backends.triton.compile_file import Compilation, KernelCode
 
+MAX_COPIES = 16
+"""Maximum number of processes that compile kernels. A run has about as many candidates."""
+
 
 class KernelCompilers:
     """Processes that compile kernels. They are started by the first use, and are killed at the end of the last."""
@@ -35,7 +38,7 @@ class KernelCompilers:
         try:
             if self._process is None and usable_cores() > 1:
                 with contextlib.suppress(OSError):
-                    self._process = _CompilingProcess(usable_cores())
+                    self._process = _CompilingProcess(min(usable_cores(), MAX_COPIES))
             yield self._process
         finally:
             self._users -= 1
@@ -63,14 +66,14 @@ class KernelCompilers:
 
 
 class _CompilingProcess:
-    """A process that compiles kernels, with `cores` copies of itself."""
+    """A process that compiles kernels in copies of itself."""
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, copies: int) -> None:
         self._numbers, self._results = itertools.count(), dict[int, Future[KernelCode | None]]()
         self._has_ended, self._lock = False, threading.Lock()
         self._process = start_python(
             compile_file.__file__,
-            str(cores),
+            str(copies),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
