@@ -165,7 +165,7 @@ class _Chooser:
     launches: Launches | None
     tuner: Tuner
     num_seeds: int
-    begin: Callable[[], State] | None
+    begin: Callable[[], State] | None = None
     """Returns the state with which a single seed begins on this device, or None if it is not available."""
     saved: dict[KernelPart, float] = field(default_factory=dict)
     """Seconds that a kernel saves in an iteration, as it was timed."""
