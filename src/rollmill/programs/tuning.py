@@ -16,7 +16,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
 from rollmill.core.threefry import small_programs
 from rollmill.fusion import LaunchSearch, TunedLaunch, compile_candidates, find_fastest_launch
-from rollmill.programs.compiler_options import start_options
+from rollmill.programs.compiler_options import program_options
 from rollmill.programs.search_cost import SearchBudget
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Tuner:
 
         def compile_fast() -> Callable[..., Any]:
             with small_programs(self._device.platform):
-                return jax.jit(function).lower(*shapes).compile(start_options())
+                return jax.jit(function).lower(*shapes).compile(program_options())
 
         return self._submit(compile_fast)
 
