@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ SUFFIXES = (".html", ".png")
 
 
 def plot(
-    *runs: str | Path,
+    *runs: str | PathLike[str],
     output: str | Path | None = None,
     metric: str | None = None,
     x: str = "both",
@@ -138,7 +139,7 @@ def _returns_of(run: RunDirectory) -> list[SeedCurve]:
     ]
 
 
-def _opened(runs: Sequence[str | Path]) -> _NamedRuns:
+def _opened(runs: Sequence[str | PathLike[str]]) -> _NamedRuns:
     if not runs:
         raise UsageError("expected at least one directory of a run or a sweep.")
     found: dict[str, tuple[RunDirectory, bool]] = {}

@@ -1,6 +1,7 @@
 """Matches in two-player games: a run against another run, an earlier checkpoint, or a fixed opponent."""
 
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from rollmill.programs.matches import Game, MatchResult, Player, play_match
 
 
 def match(
-    run_dir: str | Path,
-    against: str | Path,
+    run_dir: str | PathLike[str],
+    against: str | PathLike[str],
     *,
     games: int = 100,
     opening_plies: int = 0,
@@ -84,7 +85,7 @@ def match(
     )
 
 
-def load_opponent(against: str | Path, **options: Any) -> LoadedRun | str:
+def load_opponent(against: str | PathLike[str], **options: Any) -> LoadedRun | str:
     """Loads the opponent of a match: the weights of a run, or the name of a fixed opponent. Takes the options of
     `load_weights`.
     """

@@ -1,6 +1,7 @@
 """Loads trained policies from runs, and evaluates them on environments."""
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ NEWEST, BEST = "last", "best"
 
 
 def load(
-    run_dir: str | Path,
+    run_dir: str | PathLike[str],
     *,
     checkpoint: str | int = "last",
     seed: int | None = None,
@@ -69,7 +70,7 @@ def load(
 
 
 def load_weights(
-    run_dir: str | Path,
+    run_dir: str | PathLike[str],
     *,
     checkpoint: str | int = "last",
     seed: int | None = None,
@@ -111,7 +112,7 @@ class RestoredRun(NamedTuple):
 
 
 def restore_run(
-    run_dir: str | Path,
+    run_dir: str | PathLike[str],
     *,
     checkpoint: str | int = "last",
     algorithm: Graph | None = None,
@@ -141,7 +142,7 @@ def _restored(run: RunDirectory, graph: Graph, options: RunOptions, checkpoint: 
     return RestoredRun(run, graph, options.seeds, restored)
 
 
-def restore_newest(run_dir: str | Path, *, count: int, imports: Sequence[str] = ()) -> list[RestoredRun]:
+def restore_newest(run_dir: str | PathLike[str], *, count: int, imports: Sequence[str] = ()) -> list[RestoredRun]:
     """Loads the newest checkpoints of a run, at most `count`, oldest first.
 
     Raises a `CheckpointError` if the directory is not a run, has no checkpoint, or contains a damaged one.
@@ -180,7 +181,7 @@ def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
 
 
 def evaluate(
-    run_dir: str | Path | Rule,
+    run_dir: str | PathLike[str] | Rule,
     *,
     env: Environment | HostEnvironment | GymnasiumObject | str | None = None,
     env_options: Options = NO_OPTIONS,
@@ -193,7 +194,7 @@ def evaluate(
     imports: Sequence[str] = (),
     trust: bool = False,
     record: str | Path | None = None,
-    against: str | Path | Rule | None = None,
+    against: str | PathLike[str] | Rule | None = None,
     against_checkpoint: str | int = "last",
     roles: Sequence[str] = (),
 ) -> EvaluationEpisodes:
@@ -258,7 +259,7 @@ def _given(**arguments: tuple[Any, Any]) -> list[str]:
 
 
 def evaluate_rule(
-    policy: str | Path | Rule,
+    policy: str | PathLike[str] | Rule,
     *,
     env: Environment | HostEnvironment | GymnasiumObject | str | None,
     env_options: Options = NO_OPTIONS,

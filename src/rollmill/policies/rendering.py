@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -85,7 +85,7 @@ class _Played(NamedTuple):
 
 
 def render(
-    run_dir: str | Path,
+    run_dir: str | PathLike[str],
     *,
     env: AnyEnvironment | None = None,
     env_options: Options = NO_OPTIONS,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,7 +30,7 @@ RANDOM = "random"
 _FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 
 
-def names_rule(policy: str | Path) -> bool:
+def names_rule(policy: str | PathLike[str]) -> bool:
     """Returns whether a string specifies a function policy, as `random` or `MODULE:FUNCTION`.
 
     A string that is also the path of an existing file or directory does not.
@@ -38,12 +39,12 @@ def names_rule(policy: str | Path) -> bool:
     return (text == RANDOM or _FUNCTION.fullmatch(text) is not None) and not Path(policy).exists()
 
 
-def shown_rule(policy: str | Path | Rule) -> str:
+def shown_rule(policy: str | PathLike[str] | Rule) -> str:
     """Formats a function policy for messages: the name of the function, or the string that specifies it."""
     return getattr(policy, "__name__", str(policy))
 
 
-def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
+def refuse_for_rule(policy: str | PathLike[str] | Rule, names: Sequence[str]) -> None:
     """Raises a `UsageError` if arguments that only apply to runs were given for a function policy.
 
     `names` are the given arguments, as the user writes them.
@@ -54,7 +55,7 @@ def refuse_for_rule(policy: str | Path | Rule, names: Sequence[str]) -> None:
         )
 
 
-def find_rule(policy: str | Path | Rule, env: Environment | HostEnvironment) -> Rule:
+def find_rule(policy: str | PathLike[str] | Rule, env: Environment | HostEnvironment) -> Rule:
     """Finds the function of a policy that is given as a function, as `MODULE:FUNCTION`, or as `random`, which
     samples legal actions.
 

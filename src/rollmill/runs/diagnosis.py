@@ -1,7 +1,7 @@
 """Examines runs: checks whether files are intact, and finds the step at which a value became non-finite."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from os import PathLike
 from typing import NamedTuple
 
 from rollmill.core.errors import CheckpointError, RollmillError
@@ -26,7 +26,11 @@ class Examination(NamedTuple):
 
 
 def replay(
-    run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), trust: bool = False
+    run_dir: str | PathLike[str],
+    *,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
 ) -> Replayed:
     """Recomputes the step at which a run failed, operation by operation, to find the line that produced a
     non-finite value.
@@ -51,7 +55,7 @@ def replay(
     return replay_fault(graph, run.fault)
 
 
-def kept_fault(run_dir: str | Path) -> bool:
+def kept_fault(run_dir: str | PathLike[str]) -> bool:
     """Returns whether a run contains a fault to replay, or the message of a fault that cannot be replayed.
 
     Raises:
@@ -61,7 +65,7 @@ def kept_fault(run_dir: str | Path) -> bool:
     return has_fault(folder) or has_message(folder)
 
 
-def examine(run_dir: str | Path) -> Examination:
+def examine(run_dir: str | PathLike[str]) -> Examination:
     """Checks the files of a run without importing, compiling or changing anything.
 
     Raises:

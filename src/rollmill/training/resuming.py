@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
+from os import PathLike
 from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import CheckpointError, UsageError
@@ -39,7 +39,7 @@ from rollmill.training.recorder import Run, open_checkpoints
 
 @handling_early_notices()
 def resume(
-    run_dir: str | Path,
+    run_dir: str | PathLike[str],
     *,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
