@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import psutil
 import pytest
 
+from rollmill.core.process_tree import descendants_of
 from rollmill.fusion.backends.triton import compile, parallel_compile as ahead
 from rollmill.fusion.backends.triton.compile import Kernel, compilation_of, compiled
 from wordings import raises
@@ -84,12 +85,19 @@ def test_searches_share_processes_that_end_with_the_last(compiled_here):
         for each in (first, second):
             with compilers.compiling([each]) as wait:
                 wait()
-        pid = process._process.pid
-        members = [each.pid for each in psutil.Process(pid).children()]
-        assert len(members) == 2
-    assert not psutil.pid_exists(pid)
-    psutil.wait_procs([psutil.Process(each) for each in members if psutil.pid_exists(each)], timeout=5)
-    assert not any(map(psutil.pid_exists, members))
+        family = [pid for pid, _ in descendants_of(process._process.pid)]
+        assert len(family) == 3  # the process and two copies
+    deadline = time.monotonic() + 5
+    while any(map(is_running, family)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_killed_process_leaves_the_kernels_to_this_process(compiled_here):
