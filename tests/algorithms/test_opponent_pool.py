@@ -84,8 +84,12 @@ def test_a_kind_that_plays_by_earlier_weights_learns_nothing_and_the_others_do()
 
     def learn(learner):
         prepared, batch = graph.prepare(learner, steps, reduce=identity, replicas=1)
-        gradients = jax.tree.map(jnp.ones_like, learner.weights.networks)
-        return graph.update(prepared, gradients), jax.tree.map(jnp.mean, batch.samples.weight)
+        share = jax.tree.map(jnp.mean, batch.samples.weight)
+        gradients = {
+            name: jax.tree.map(partial(jnp.full_like, fill_value=share[name]), network)
+            for name, network in learner.weights.networks.items()
+        }
+        return graph.update(prepared, gradients), share
 
     learner, program, idle = graph.start_learner(jax.random.key(3)), quickly(learn), []
     for _ in range(8):
@@ -97,6 +101,19 @@ def test_a_kind_that_plays_by_earlier_weights_learns_nothing_and_the_others_do()
         assert all(share in (0, 1) for share in weight.values())
         learner = after
     assert idle[0] == [] and {tuple(names) for names in idle[1:]} == {("keeper",), ("walker",)}
+
+
+def test_a_training_changes_the_weights_of_the_kinds_that_play_by_the_newest():
+    program = lower(graph_with(pool_size=2, pool_every=1, pool_share=1.0))
+    state, idle = program.start(), []
+    for _ in range(6):
+        before = jax.device_get(state.learner.weights)
+        state, _ = program.advance(state)
+        after = jax.device_get(state.learner.weights)
+        same = jax.tree.map(np.array_equal, before.networks, after.networks)
+        idle.append([name for name, leaves in same.items() if all(jax.tree.leaves(leaves))])
+        assert idle[-1] == [name for name, plays in before.opponents.playing.items() if plays]
+    assert any(idle)
 
 
 def test_only_the_policy_of_a_training_acts_by_earlier_weights():

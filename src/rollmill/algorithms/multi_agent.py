@@ -542,21 +542,26 @@ def update(
         step = partial(descend, optimiser, hyperparameters=now, share=share)
         step = jax.vmap(step) if group.independent else step
         stepped, optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
-        networks[name] = _unless_idle(learner, group, weights.networks[name], stepped)
+        networks[name] = _unless_idle(learner, group, gradients[name], weights.networks[name], stepped)
     updated = replace(weights, networks=networks)
     progress = None if learner.progress is None else advanced(learner.progress, share)
     return replace(learner, weights=updated, optimisers=optimisers, progress=progress)
 
 
 def _unless_idle(
-    learner: AgentLearner, group: ParameterSet, before: PyTree[Array], after: PyTree[Array]
+    learner: AgentLearner,
+    group: ParameterSet,
+    gradients: PyTree[Array],
+    before: PyTree[Array],
+    after: PyTree[Array],
 ) -> PyTree[Array]:
     """Returns the weights before a step if all agents of the set acted with earlier weights, else after it.
 
-    The gradients of such a set are zero, but the momentum of Adam would still change its weights.
+    The gradients of such a set are exactly zero, but the momentum of Adam would still change its weights. The
+    gradients tell this even where the update is separate from the pool.
     """
     played = learner.pool.played if learner.pool is not None else {}
     if not all(name in played for name in group.names):
         return after
-    idle = jnp.all(jnp.stack([played[name] for name in group.names]))
+    idle = jnp.all(jnp.stack([jnp.all(leaf == 0) for leaf in jax.tree.leaves(gradients)]))
     return jax.tree.map(lambda old, new: jnp.where(idle, old, new), before, after)
