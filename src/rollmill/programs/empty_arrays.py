@@ -21,23 +21,18 @@ class EmptyArrays(NamedTuple):
     """The structure of the tree."""
     arrays: dict[int, Array]
     """The leaves without elements on all devices, by their number among the leaves of the tree."""
-    shapes: dict[int, jax.ShapeDtypeStruct]
-    """Shapes and dtypes of the same leaves on a single device."""
 
     @classmethod
     def of(cls, tree: PyTree[jax.ShapeDtypeStruct], shardings: PyTree[NamedSharding]) -> "EmptyArrays":
         """Finds the leaves without elements. On a single device they are like all others, and none is returned."""
         leaves, structure = jax.tree.flatten(tree)
         arrays: dict[int, Array] = {}
-        shapes: dict[int, jax.ShapeDtypeStruct] = {}
         for number, (leaf, sharding) in enumerate(zip(leaves, jax.tree.leaves(shardings), strict=True)):
             if leaf.size or sharding.num_devices == 1:
                 continue
-            part = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
-            make = lambda _, part=part: np.zeros(part.shape, part.dtype)
-            arrays[number] = jax.make_array_from_callback(leaf.shape, sharding, make)
-            shapes[number] = part
-        return cls(structure, arrays, shapes)
+            part = np.zeros(sharding.shard_shape(leaf.shape), leaf.dtype)
+            arrays[number] = jax.make_array_from_callback(leaf.shape, sharding, lambda _, part=part: part)
+        return cls(structure, arrays)
 
     def removed_from(self, tree: PyTree[Any]) -> PyTree[Any]:
         """Returns the tree with None in place of its leaves without elements."""
@@ -52,9 +47,8 @@ class EmptyArrays(NamedTuple):
 
     def added_to_part(self, tree: PyTree[Any]) -> PyTree[Any]:
         """Returns a single device's part of the tree with its leaves without elements."""
-        if not self.arrays:
-            return tree
-        return self._completed(tree, {n: jnp.zeros(part.shape, part.dtype) for n, part in self.shapes.items()})
+        part = lambda whole: jnp.zeros(whole.sharding.shard_shape(whole.shape), whole.dtype)
+        return self._completed(tree, jax.tree.map(part, self.arrays)) if self.arrays else tree
 
     def _completed(self, tree: PyTree[Any], arrays: dict[int, Array]) -> PyTree[Any]:
         others = iter(jax.tree.leaves(tree))
@@ -62,5 +56,5 @@ class EmptyArrays(NamedTuple):
         return jax.tree.unflatten(self.structure, [arrays[n] if n in arrays else next(others) for n in numbers])
 
 
-NO_EMPTY_ARRAYS = EmptyArrays(None, {}, {})
-"""Of a tree whose leaves all have elements."""
+NO_EMPTY_ARRAYS = EmptyArrays(None, {})
+"""Removes nothing from a tree, and adds nothing to it."""

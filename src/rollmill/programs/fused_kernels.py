@@ -69,8 +69,6 @@ def choose_fused(
     """
     backend = backend_for(place.device, numerics)
     chooser = _Chooser(graph, fusion, backend, unroll, place, launches, tuner, num_seeds, begin)
-    if launches is None:
-        tuner.keep_running(backend.compilers())
     choice = _choose(chooser, plain)
     is_whole = not (tuner.was_late or (tuner.budget and tuner.budget.refused))
     choice = choice._replace(is_whole=is_whole, saved=chooser.saved_in_iteration() if chooser.saved else None)
@@ -125,6 +123,8 @@ def _choose(choice: "_Chooser", plain: KernelChoice) -> KernelChoice:
         if fusion != "auto":
             raise impossible_fusion(fusion, reason, "rollouts") from reason
         return plain.with_note(f"nothing is fused: {reason}")
+    if choice.launches is None:
+        choice.tuner.keep_running(choice.backend.compilers())
     rollouts = choice.implementation("rollouts", plain.rollouts)
     if "gradients" not in choice.parts:
         return plain._replace(rollouts=rollouts)

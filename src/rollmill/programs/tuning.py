@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -70,7 +69,7 @@ class Tuner:
         # end.
         self._pool.shutdown(wait=not ends_at_once, cancel_futures=True)
 
-    def keep_running(self, compilers: AbstractContextManager[object]) -> None:
+    def keep_running(self, compilers: contextlib.AbstractContextManager[object]) -> None:
         """Keeps processes that compile kernels running until the end of all searches."""
         self._kernels.enter_context(compilers)
 

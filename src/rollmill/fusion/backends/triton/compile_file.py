@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # as in core/process_tree.py, which this script cannot import
 _printing = threading.Lock()
 
 
@@ -102,6 +102,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
+    """Lets the system kill this copy if the original process is killed. It would wait for work forever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

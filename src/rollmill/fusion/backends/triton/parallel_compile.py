@@ -21,7 +21,7 @@ from rollmill.fusion.backends.triton.compile import remember
 from rollmill.fusion.backends.triton.compile_file import Compilation, KernelCode
 
 MAX_COPIES = 16
-"""Maximum number of processes that compile kernels. A run has about as many candidates."""
+"""Maximum number of processes that compile kernels, since a search rarely has more than 16 candidates."""
 
 
 class KernelCompilers:
