@@ -77,6 +77,33 @@ def test_a_clone_imitates_actions_and_values_what_it_saw(recording):
     jax.tree.map(np.testing.assert_array_equal, again, cloned.learner)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"gamma": 0.9}, {"gamma": "linear:0.9:0.99"}, {"gamma": 0.9, "normalize_rewards": True}],
+    ids=str,
+)
+def test_values_are_discounted_by_the_factor_of_the_training(recording, settings):
+    shown = demonstrations(rollmill.ppo("MountainCar-v0", **SIZES, **settings), recording[1])
+    np.testing.assert_allclose(shown.target.min(), -1 / (1 - 0.9), rtol=1e-2)
+
+
+def test_a_clone_values_rewards_as_the_training_normalises_them(recording):
+    rows = dict(np.load(recording[1]))
+    ends, sums, total = rows["terminated"] | rows["truncated"], [], 0.0
+    for reward, end in zip(rows["reward"], ends, strict=True):
+        sums.append(total := reward + 0.9 * total)
+        total *= not end
+    deviation = np.std(sums)
+    graph = rollmill.ppo("MountainCar-v0", **SIZES, normalize_rewards=True, gamma=0.9)
+    learner = clone(graph, recording[1], seed=0, updates=300).learner
+    np.testing.assert_allclose(np.sqrt(learner.returns.variance), deviation, rtol=1e-3)
+    expected = discounted(rows["reward"], ends, 0.9) / deviation
+    np.testing.assert_allclose(learner.weights.values.mean, expected.mean(), rtol=1e-3)
+    outputs: Any = graph.outputs
+    value = jax.jit(jax.vmap(lambda row: outputs.value(learner.weights, (), row)))(rows["observation"])
+    assert np.mean((value - expected) ** 2) < 0.5 * np.var(expected)
+
+
 def test_a_training_begins_with_the_clone_in_every_seed(recording, tmp_path):
     graph = rollmill.ppo("MountainCar-v0", **SIZES, learning_rate=0.0)
     options = {"clone": recording[1], "clone_updates": 10, "num_seeds": 2, "quiet": True, "tensorboard": False}

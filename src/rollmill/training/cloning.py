@@ -2,7 +2,8 @@
 
 For discrete actions, the loss is the negative log-probability of the recorded action. For continuous actions, it
 is the squared error of the most likely action, which does not train the standard deviation. The critic learns the
-returns of the recorded episodes. Running statistics of observations and values are initialised from the recording.
+returns of the recorded episodes. Running statistics of observations, rewards and values are initialised from the
+recording.
 
 Shape letter: `N` transitions.
 """
@@ -24,7 +25,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import Key
 from rollmill.dataflow import Graph
-from rollmill.envs import update_statistics
+from rollmill.envs import scale, update_statistics
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiled import begin_learner
@@ -47,6 +48,8 @@ class Demonstrations(NamedTuple):
     """Legal actions of each transition, or `()` if all actions are legal."""
     target: Float[Array, " N"]
     """Discounted return from each transition to the end of its episode."""
+    so_far: Float[Array, " N"]
+    """Discounted sum of the rewards of each episode up to each transition, by which rewards are normalised."""
 
 
 class Cloned(NamedTuple):
@@ -73,9 +76,13 @@ def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
     _check(graph, jax.eval_shape(graph.start_learner, key))
     digest, shown = sha256_of_file(file), demonstrations(graph, file)
     learner = begin_learner(graph, key)  # compiled last: a refusal does not wait for it
+    if learner.returns is not None:  # the critic values normalised rewards
+        returns = update_statistics(learner.returns, shown.so_far)
+        learner = eqx.tree_at(lambda learner: learner.returns, learner, returns)
+        shown = shown._replace(target=scale(returns, shown.target))
     weights = _with_statistics(learner.weights, shown)
     _check_legal(graph, file, weights, shown)
-    learn = jax.jit(partial(_learned, graph, learner.returns is None))
+    learn = jax.jit(partial(_learned, graph))
     network = learn(weights, shown, jax.random.fold_in(key, 1), jnp.int32(updates))
     weights = eqx.tree_at(lambda weights: weights.network, weights, network)
     agreement = float(jax.jit(partial(_agreement, graph))(weights, shown))
@@ -127,10 +134,11 @@ def demonstrations(graph: Graph, file: Path) -> Demonstrations:
         raise UsageError(
             f"{file}: the action of transition {place} is {wrong}, which is not in {graph.action_space}."
         )
-    target = discounted(
-        rows["reward"], rows["terminated"] | rows["truncated"], graph.hyperparameters.get("gamma", 1.0)
-    )
-    parts = (rows["observation"], rows["action"], rows.get("action_mask", ()), target)
+    # With normalised rewards, gamma is part of the programs. A schedule has its first value in `hyperparameters`.
+    gamma = graph.hyperparameters.get("gamma") or graph.settings.get("config", {}).get("gamma", 1.0)
+    ends = rows["terminated"] | rows["truncated"]
+    sums = discounted(rows["reward"], ends, gamma), accumulated(rows["reward"], ends, gamma)
+    parts = (rows["observation"], rows["action"], rows.get("action_mask", ()), *sums)
     return Demonstrations(*jax.tree.map(jnp.asarray, parts))
 
 
@@ -142,6 +150,17 @@ def discounted(
     for place in range(len(reward) - 1, -1, -1):
         after = float(reward[place]) + gamma * after * (not ends[place])
         result[place] = after
+    return result
+
+
+def accumulated(
+    reward: Float[np.ndarray, " N"], ends: Bool[np.ndarray, " N"], gamma: float
+) -> Float[np.ndarray, " N"]:
+    """Returns `R = gamma R + r` after each transition, as `envs.record_discounted_returns` does."""
+    result, before = np.empty(len(reward), np.float32), 0.0
+    for place in range(len(reward)):
+        result[place] = before = float(reward[place]) + gamma * before
+        before *= not ends[place]
     return result
 
 
@@ -160,7 +179,6 @@ def _with_statistics(weights: PolicyWeights, shown: Demonstrations) -> PolicyWei
 
 def _learned(
     graph: Graph,
-    with_critic: bool,
     weights: PolicyWeights,
     shown: Demonstrations,
     key: Key,
@@ -174,8 +192,6 @@ def _learned(
     def loss(network: PyTree[Array], batch: Demonstrations) -> Float[Array, ""]:
         now = eqx.tree_at(lambda weights: weights.network, weights, network)
         errors = jax.vmap(partial(_error, graph, now))(batch)
-        if not with_critic:  # the critic values normalised rewards, but the recording contains unscaled rewards
-            return jnp.mean(errors)
         value = jax.vmap(lambda seen: value_of(now, (), seen))(batch.observation)
         return jnp.mean(errors) + 0.5 * jnp.mean(jnp.square((value - batch.target) / scale))
 
