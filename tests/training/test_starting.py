@@ -5,8 +5,10 @@ import shutil
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import rollmill
 from rollmill.core.errors import RollmillError
@@ -75,6 +77,35 @@ def test_statistics_of_observations_that_are_left_out_are_told(monkeypatch, tmp_
     assert "weights.observations are left out" in left_out and "normalize_observations=True" in left_out
     assert told(True, True).endswith("after iteration 2")
     assert "weights.observations.mean" in told(None, True)  # of that run there are none
+
+
+def test_statistics_of_a_dictionary_are_taken_as_a_whole_or_not_at_all(monkeypatch, tmp_path):
+    def graph(size):
+        parts = {name: spaces.Box(-np.inf, np.inf, (n,)) for name, n in (("goal", 2), ("joints", size))}
+        env = rollmill.make("DictGoal-v0")._replace(
+            observation_space=spaces.Dict(parts),
+            reset=lambda key, params: ({"goal": jnp.zeros(2), "joints": jnp.zeros(size)}, jnp.int32(0)),
+            step=lambda key, state, action, params: rollmill.Timestep(
+                {"goal": jnp.zeros(2), "joints": jnp.zeros(size)}, state, jnp.float32(0), state > 1, state > 1, {}
+            ),
+        )
+        return rollmill.ppo(env, **SIZES, normalize_observations=True)
+
+    def given(theirs, ours):
+        learner = jax.eval_shape(lambda: start_learner(graph(theirs), jax.random.key(0)))
+        found = SimpleNamespace(
+            state=SimpleNamespace(learner=jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), learner)),
+            iteration=2,
+        )
+        restored = SimpleNamespace(root=tmp_path), graph(theirs), (0,), found
+        monkeypatch.setattr(policies, "restore_run", lambda *_, **__: restored)
+        return starting.given_weights(graph(ours), rollmill.RunOptions(start_from=str(tmp_path)), ())
+
+    names = [f"weights.observations.{name}" for name in ("count", "mean.goal", "mean.joints", "variance.goal")]
+    same, other = given(3, 3), given(3, 4)
+    assert set(names) <= set(same.arrays) and not same.source["lacking"]
+    assert set(names) <= set(other.source["lacking"]) and not set(names) & set(other.arrays)
+    assert "weights.values.count" in other.arrays  # the critic's targets have the same shape
 
 
 def test_a_run_of_a_stranger_is_not_resumed_from_a_store_that_it_names(plain, tmp_path, monkeypatch):

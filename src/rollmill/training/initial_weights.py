@@ -21,6 +21,7 @@ from jaxtyping import Array, PyTree
 from rollmill.core.errors import UsageError
 from rollmill.core.types import is_key
 from rollmill.dataflow import Graph, State, start_learner
+from rollmill.envs import RunningStatistics
 from rollmill.programs.compiled import begin_learner, start_state, state_shapes
 from rollmill.runs.options import RunOptions
 
@@ -113,9 +114,10 @@ def _started(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenWeig
 
     run, other, seeds, found = restore_run(start_from, imports=imports)
     theirs = _weights_of(_of_first_seed(found.state.learner, seeds))
-    ours = _weights_of(jax.eval_shape(lambda: start_learner(graph, jax.random.key(0))))
-    unfit = {_holder(place) for place, leaf in ours.items() if not _fits(leaf, theirs.get(place))}
-    arrays = {place: np.asarray(theirs[place]) for place in ours if _holder(place) not in unfit}
+    learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))
+    ours, holders = _weights_of(learner), _holders(learner)
+    unfit = {holders[place] for place, leaf in ours.items() if not _fits(leaf, theirs.get(place))}
+    arrays = {place: np.asarray(theirs[place]) for place in ours if holders[place] not in unfit}
     if not any(array.ndim for array in arrays.values()):
         raise UsageError(
             f"start_from={start_from}: {_name(other)} has no weights with the same names and shapes as "
@@ -269,9 +271,15 @@ def _name(graph: Graph) -> str:
     return f"{graph.settings['algorithm']} on {graph.settings['environment']}"
 
 
-def _holder(place: str) -> str:
-    """Returns the layer, or the statistics, that an array belongs to."""
-    return place.rpartition(".")[0]
+def _holders(learner: PyTree) -> dict[str, str]:
+    """Returns, for the path of each array, the path of the layer or of the statistics that it belongs to."""
+    is_statistics = lambda node: isinstance(node, RunningStatistics)
+    holders: dict[str, str] = {}
+    for path, node in jax.tree.leaves_with_path(learner, is_leaf=is_statistics):
+        for inner, _ in jax.tree.leaves_with_path(node):
+            place = _place((*path, *inner))
+            holders[place] = _place(path) if is_statistics(node) else place.rpartition(".")[0]
+    return holders
 
 
 def _fits(ours: Any, theirs: Any) -> bool:
