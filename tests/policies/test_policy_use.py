@@ -10,7 +10,7 @@ import rollmill
 from rollmill.algorithms import clip_to_space
 from rollmill.core.spaces import struct
 from rollmill.policies.action_distribution import ActionDistribution
-from rollmill.policies.policies import load_weights
+from rollmill.policies.policies import evaluate_run, load_weights
 from rollmill.policies.policy import Policy
 from small_ppo import small_ppo
 from wordings import raises
@@ -369,3 +369,13 @@ def test_weights_are_those_of_the_checkpoint(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, policy.weights, expected)
     action = graph.greedy(expected, jax.random.key(0), (), jnp.ones(4), ()).action
     assert policy.action(np.ones(4)) == clip_to_space(graph.action_space, action)
+
+
+def test_an_environment_with_other_categories_is_refused():
+    policy = untrained(rollmill.ppo("gymnasium:FrozenLake-v1", network=TINY, **SMALL))
+    played = evaluate_run(
+        policy.loaded, env="gymnasium:FrozenLake-v1", env_options={"is_slippery": False}, episodes=1
+    )
+    assert played.returns.shape == (1,)
+    with raises("has-other-than-policy-trained", "Discrete(64)", "Discrete(16)"):
+        evaluate_run(policy.loaded, env="gymnasium:FrozenLake8x8-v1", episodes=1)

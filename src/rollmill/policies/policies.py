@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.algorithms import clip_to_space, environment_functions
@@ -19,6 +20,7 @@ from rollmill.core.types import NO_OPTIONS, Environment, GymnasiumObject, HostEn
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
 from rollmill.envs.host import start_for_evaluation
+from rollmill.networks.observations import leaves
 from rollmill.policies.policy import LoadedRun, Policy
 from rollmill.policies.rules import Rule, find_rule, graph_of_rule, names_rule, refuse_for_rule, shown_rule
 from rollmill.programs.compiled import held_leaves, state_shapes
@@ -387,14 +389,23 @@ def on_environment(graph: Graph, env: Environment) -> Graph:
 
 
 def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
-    """Raises a `UsageError` if the environment has other observation or action spaces than the policy."""
+    """Raises a `UsageError` if the environment has other observation or action spaces than the policy.
+
+    The bounds of observations may differ, but not their categories, which networks encode as one-hot vectors.
+    """
     pairs = {
         "observations": (graph.observation_space, env.observation_space),
         "actions": (graph.action_space, env.action_space),
     }
     for name, (own, other) in pairs.items():
-        same = own == other if name == "actions" else struct(own) == struct(other)
+        same = own == other if name == "actions" else _same_observations(own, other)
         if not same:
             raise UsageError(
                 f"{env.name} and the policy's training environment have different {name}: {other}, expected {own}."
             )
+
+
+def _same_observations(own: spaces.Space, other: spaces.Space) -> bool:
+    """Returns whether observations of two spaces have the same shapes, dtypes and encodings."""
+    encodings = lambda space: {leaf.path: leaf for leaf in leaves(space)}
+    return struct(own) == struct(other) and encodings(own) == encodings(other)
