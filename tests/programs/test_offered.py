@@ -105,6 +105,14 @@ def test_disabled_resets_are_those_of_a_mask():
     assert observation["count"].tolist() == [[2], [1]]
 
 
+def test_parameters_with_a_distribution_are_drawn_for_each_episode():
+    env = rollmill.to_gymnasium("Pendulum-v1", num_envs=8, gravity="uniform:1:20")
+    before, _ = env.reset(seed=0)
+    after, *_ = env.step(np.zeros((8, 1), np.float32))
+    found = (after[:, 2] - before[:, 2]) / (0.05 * 1.5 * before[:, 1])  # the pendulum's acceleration by its angle
+    assert found.min() >= 0.99 and found.max() <= 20.01 and found.std() > 1
+
+
 def test_masks_are_in_the_infos():
     env = rollmill.to_gymnasium("Probe-ActionMask-v0")
     _, info = env.reset(seed=0)

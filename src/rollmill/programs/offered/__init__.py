@@ -8,6 +8,7 @@ from rollmill.core.schema import coerce
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment
 from rollmill.envs import as_environment
 from rollmill.envs.adapters import import_extra
+from rollmill.envs.numbers import drawing
 from rollmill.programs.offered.single import SingleEnvironment
 from rollmill.programs.offered.vector import VectorEnvironment
 
@@ -103,14 +104,14 @@ def to_pettingzoo(
 
 
 def _compiled(env: Environment | str, options: Mapping[str, Any]) -> Environment:
-    """Returns the environment, if it is made of JAX functions."""
+    """Returns the environment, if it is made of JAX functions. Parameters with a distribution are drawn."""
     made = as_environment(env, options or NO_OPTIONS)
     if isinstance(made, HostEnvironment):
         raise UsageError(
             f"{made.name} is stepped by Python on the host. hint: create it with gymnasium.make, or with the "
             "library that provides it."
         )
-    return made
+    return drawing(made)
 
 
 def _single_agent(env: Environment | str, options: Mapping[str, Any]) -> Environment:
