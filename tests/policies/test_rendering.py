@@ -5,6 +5,7 @@ import os
 import gymnasium
 import numpy as np
 import pytest
+from untrained import SMALL, TINY, untrained
 
 import rollmill
 from rollmill.cli.main import main
@@ -37,6 +38,20 @@ class Ramp(gymnasium.Env):
         return np.full((20, 30, 3), 10 * self.time, np.uint8)
 
 
+class Walk(Ramp):
+    """A walk with random steps and a random length, which depends on the actions."""
+
+    def reset(self, *, seed=None, options=None):
+        gymnasium.Env.reset(self, seed=seed)
+        self.time = 0
+        return self.np_random.normal(size=4).astype(np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        reward, ends = self.np_random.normal() + float(action), bool(self.np_random.random() < 0.2)
+        return self.np_random.normal(size=4).astype(np.float32), reward, ends, False, {}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return rollmill.train(small_ppo(4), run_dir=tmp_path_factory.mktemp("runs") / "cart", quiet=True).directory
@@ -51,6 +66,46 @@ def test_the_episodes_are_those_of_an_evaluation_and_end_with_their_last_state(r
     assert [frame.episode_return for frame in last.values()] == played.returns.tolist()
     assert [frame.step for frame in last.values()] == played.lengths.tolist()
     assert len(frames) == played.lengths.sum() + 3
+
+
+def last_returns(frames):
+    last = {frame.episode: frame for frame in frames}
+    return [last[episode].episode_return for episode in sorted(last)]
+
+
+def test_random_numbers_are_those_of_an_evaluation():
+    env = rollmill.make("CartPole-v1", transforms=["sticky-actions:0.5"])
+    loaded = untrained(rollmill.ppo(env, network=TINY, **SMALL)).loaded
+    play = {"episodes": 3, "seed": 5, "stochastic": True}
+    frames = render_run(loaded, env=env, draw=lambda state, params: np.zeros((8, 8, 3), np.uint8), **play)
+    assert last_returns(frames) == evaluate_run(loaded, **play).returns.tolist()
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_episodes_on_the_host_are_those_of_an_evaluation(stochastic):
+    env = rollmill.from_gymnasium(lambda: Walk(render_mode="rgb_array"))
+    loaded = untrained(rollmill.ppo(env, network=TINY, **SMALL)).loaded
+    play = {"env": env, "episodes": 10, "seed": 5, "stochastic": stochastic}  # two copies play two episodes
+    rendered, played = last_returns(render_run(loaded, **play)), evaluate_run(loaded, **play)
+    np.testing.assert_array_equal(np.sort(rendered), np.sort(played.returns))
+
+
+def test_an_episode_is_drawn_with_its_own_parameters():
+    env = rollmill.make("CartPole-v1", pole_half_length="uniform:0.3:2", gravity="linear:1:20")
+    loaded = untrained(rollmill.ppo(env, network=TINY, **SMALL)).loaded
+    seen = []
+
+    def draw(state, params):
+        seen.append((float(params.pole_half_length), float(params.gravity)))
+        return np.zeros((8, 8, 3), np.uint8)
+
+    episodes = [frame.episode for frame in render_run(loaded, env=env, draw=draw, episodes=3, max_steps=3)]
+    lengths = {
+        episode: {pair[0] for pair, of in zip(seen, episodes, strict=True) if of == episode}
+        for episode in range(3)
+    }
+    assert all(len(each) == 1 for each in lengths.values()) and len(set.union(*lengths.values())) == 3
+    assert all(0.3 <= length <= 2 and gravity == 20 for length, gravity in seen)
 
 
 @pytest.mark.slow

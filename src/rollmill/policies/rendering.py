@@ -19,6 +19,7 @@ from rollmill.core.types import (
     Environment,
     GymnasiumObject,
     HostEnvironment,
+    HostVector,
     Options,
     Params,
     State,
@@ -27,10 +28,12 @@ from rollmill.core.types import (
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
-from rollmill.envs.host import Film, film_environment
+from rollmill.envs.host import EVALUATION, Film, film_environment
 from rollmill.pictures import Legend, Picture, add_caption, collect_frames, rasterise, resize
 from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
-from rollmill.programs.evaluation.episodes import check_seed, start_memories
+from rollmill.programs.evaluation.compiled import most_at_once
+from rollmill.programs.evaluation.episodes import CHUNK, check_seed, start_memories
+from rollmill.programs.evaluation.host_environments import quotas
 from rollmill.runs.specification import import_modules
 
 Draw: TypeAlias = Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]]
@@ -74,6 +77,8 @@ class _Watched(eqx.Module):
 
     inner: State
     ended: Bool[Array, ""]
+    params: Params
+    """Parameters of this episode, or None if all episodes have the environment's own."""
 
 
 class _Played(NamedTuple):
@@ -262,17 +267,20 @@ def _frames(
     seed: int,
 ) -> Iterator[Frame]:
     """Yields the frames of the same episodes as an evaluation with this seed."""
+    batch = 1 if episodes == 1 else min(episodes, most_at_once(on_environment(graph, env)))
     graph = on_environment(graph, _never_reset(env))
     begin, step = jax.jit(partial(_begin, graph)), jax.jit(partial(_step, graph))
-    start_key, run_key = jax.random.split(jax.random.key(seed))
-    start_keys, run_keys = jax.random.split(start_key, episodes), jax.random.split(run_key, episodes)
     show = partial(_picture, env, draw, size)
     for episode in range(episodes):
-        now = begin(start_keys[episode], jnp.int32(episode % graph.loops.num_envs))
+        # All keys are derived as in `programs.evaluation.compiled`, which plays batches in chunks of steps.
+        row, first = episode % batch, episode - episode % batch
+        key = jax.random.key(seed)
+        start_key, run_key = jax.random.split(jax.random.fold_in(key, first) if first else key)
+        now = begin(jax.random.split(start_key, batch)[row], jnp.int32(first % graph.loops.num_envs + row))
         picture, fps, legend = show(now)
         yield Frame(picture, episode, 0, 0.0, fps, "", legend)
         for t in range(max_steps):
-            now, action = step(weights, run_keys[episode], now, jnp.int32(t))
+            now, action = step(weights, run_key, now, jnp.int32(t))
             picture, fps, legend = show(now)
             yield Frame(picture, episode, t + 1, float(now.episode_return), fps, action_text(action), legend)
             if bool(now.watched.ended):
@@ -281,27 +289,30 @@ def _frames(
 
 def _never_reset(env: Environment) -> Environment:
     """Returns the environment, whose end only its state tells: an auto-reset around it has nothing to do."""
+    kept = lambda params: params if env.inputs else None
 
     def reset(key: Any, params: Params) -> tuple[Any, _Watched]:
         observation, inner = env.reset(key, params)
-        return observation, _Watched(inner, jnp.zeros((), bool))
+        return observation, _Watched(inner, jnp.zeros((), bool), kept(params))
 
     def step(key: Any, state: _Watched, action: Any, params: Params) -> Timestep:
         timestep = env.step(key, state.inner, action, params)
         ended, never = jnp.asarray(timestep.terminated | timestep.truncated), jnp.zeros((), bool)
-        return timestep._replace(state=_Watched(timestep.state, ended), terminated=never, truncated=never)
+        watched = _Watched(timestep.state, ended, kept(params))
+        return timestep._replace(state=watched, terminated=never, truncated=never)
 
     return wrap(env, reset, step)
 
 
 def _begin(graph: Graph, key: Any, index: Array) -> _Played:
-    state, observation = graph.start_environment(key, index)
+    state, observation = graph.start_environment(key, index % graph.loops.num_envs)
     collector = Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
     return _Played(collector, _watched(state), jnp.float32(0))
 
 
-def _step(graph: Graph, weights: Any, key: Any, now: _Played, t: Array) -> tuple[_Played, Any]:
-    collector, step = step_one(graph, weights, now.collector, key, t)
+def _step(graph: Graph, weights: Any, run_key: Any, now: _Played, t: Array) -> tuple[_Played, Any]:
+    key = jax.random.fold_in(jax.random.fold_in(run_key, t // CHUNK), now.collector.index)
+    collector, step = step_one(graph, weights, now.collector, key, t % CHUNK)
     return _Played(collector, _watched(collector.environment), step.info["episode_return"]), step.action
 
 
@@ -325,7 +336,7 @@ def action_text(action: Any) -> str:
 def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Picture, float, Legend]:
     """Returns the pixels of a state, the frames a second that suit them, and their legend."""
     with attribute_to_user_code(f"{env.name}: draw"):
-        drawn = draw(now.watched.inner, env.params)
+        drawn = draw(now.watched.inner, now.watched.params if env.inputs else env.params)
     if isinstance(drawn, Drawing):
         return rasterise(drawn, size), float(drawn.fps), tuple(drawn.legend)
     pixels = np.asarray(drawn)
@@ -343,35 +354,66 @@ def _picture(env: Environment, draw: Draw, size: int, now: _Played) -> tuple[Pic
 def _frames_on_host(
     graph: Graph, weights: Any, env: HostEnvironment, *, episodes: int, max_steps: int, seed: int
 ) -> Iterator[Frame]:
-    film = Film([], [])
-    decide = jax.jit(jax.vmap(graph.policy, in_axes=(None, 0, 0, 0, 0)))
-    vector = film_environment(env, film).start([0], seed=seed)
-    try:
-        key = jax.random.key(seed)
-        now = vector.reset()
-        for episode in range(episodes):
-            memory, total = start_memories(graph.start_memory, 1), 0.0
-            yield _seen(env, film, episode, 0, total, "")
+    """Yields the frames of the same episodes as `evaluate_on_host` with this seed, copy after copy."""
+    film, quota = Film([], []), quotas(episodes)
+    decide = partial(jax.jit(jax.vmap(graph.policy, in_axes=(None, 0, 0, 0, 0))), weights)
+    start_memory = partial(start_memories, graph.start_memory, 1)
+    filmed = film_environment(env, film)
+    for copy, last in enumerate(np.cumsum(quota).tolist()):
+        vector = filmed.start([copy], seed=seed, generation=EVALUATION)
+        numbers = range(last - int(quota[copy]), last)
+        playing = _Copy(env, film, vector, decide, start_memory, _step_keys(seed, copy, quota.size))
+        try:
+            yield from _frames_of_copy(playing, numbers, max_steps)
+        finally:
+            vector.close()
+        film.frames.clear()
+
+
+class _Copy(NamedTuple):
+    """A copy of a host environment that a policy plays in front of a camera."""
+
+    env: HostEnvironment
+    film: Film
+    vector: HostVector
+    decide: Callable[..., Any]
+    """Chooses actions, given keys, memories, observations and action masks."""
+    start_memory: Callable[[], Any]
+    step_keys: Iterator[Any]
+
+
+def _step_keys(seed: int, copy: int, num_copies: int) -> Iterator[Any]:
+    """Yields the policy's random key for each step of one copy, as in an evaluation, with an axis of length 1."""
+    key = jax.random.key(seed)
+    while True:
+        key, step_key = jax.random.split(key)
+        yield jax.random.split(step_key, num_copies)[copy, None]
+
+
+def _frames_of_copy(playing: _Copy, numbers: range, max_steps: int) -> Iterator[Frame]:
+    """Yields the frames of consecutive episodes in one copy, which have these numbers."""
+    env, film, vector = playing.env, playing.film, playing.vector
+    now = vector.reset()
+    for episode in numbers:
+        memory, total = playing.start_memory(), 0.0
+        yield _seen(env, film, episode, 0, total, "")
+        film.frames.clear()
+        for t in range(max_steps):
+            mask = now.info.get("action_mask", ())
+            decision = playing.decide(next(playing.step_keys), memory, now.observation, mask)
+            action = jax.device_get(decision.action)
+            now, memory = vector.step(action), decision.memory
+            for failure in vector.drain_failures():
+                raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
+            total = float(now.info["episode_return"][0])
+            yield _seen(env, film, episode, t + 1, total, action_text(action))
+            if bool((now.terminated | now.truncated)[0]):
+                del film.frames[:1]  # the remaining frame is the first picture of the next episode
+                break
             film.frames.clear()
-            for t in range(max_steps):
-                key, step_key = jax.random.split(key)
-                mask = now.info.get("action_mask", ())
-                decision = decide(weights, jax.random.split(step_key, 1), memory, now.observation, mask)
-                action = jax.device_get(decision.action)
-                now, memory = vector.step(action), decision.memory
-                for failure in vector.drain_failures():
-                    raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
-                total = float(now.info["episode_return"][0])
-                yield _seen(env, film, episode, t + 1, total, action_text(action))
-                if bool((now.terminated | now.truncated)[0]):
-                    del film.frames[:1]  # the remaining frame is the first picture of the next episode
-                    break
-                film.frames.clear()
-            else:
-                film.frames.clear()
-                now = vector.reset() if episode + 1 < episodes else now
-    finally:
-        vector.close()
+        else:
+            film.frames.clear()
+            now = vector.reset() if episode != numbers[-1] else now
 
 
 def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: float, action: str) -> Frame:

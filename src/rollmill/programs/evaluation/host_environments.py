@@ -67,8 +67,8 @@ def evaluator_on_host(
     If `keep` is given, it is called with each step of all copies.
     """
     episodes, seed = check_numbers(episodes, seed)
-    num_envs = min(episodes, MAX_COPIES)
-    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    quota = quotas(episodes)
+    num_envs = quota.size
     decide_all = jax.vmap(graph.deployed_policy(stochastic=stochastic), in_axes=(None, 0, 0, 0, 0))
     decide = jax.jit(decide_all, compiler_options=program_options())
 
@@ -83,6 +83,12 @@ def evaluator_on_host(
             vector.close()
 
     return play
+
+
+def quotas(episodes: int) -> Int[np.ndarray, " B"]:
+    """Returns the number of episodes that each copy of the environment plays."""
+    num_envs = min(episodes, MAX_COPIES)
+    return np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
 
 
 def _play_on_host(
