@@ -167,6 +167,8 @@ def test_bad_files_are_explained(tmp_path, name, content, message):
             'network.layer-norm = "true"',
             ("expected-number", "True or False", "hint: remove the quotes: layer-norm = true"),
         ),
+        ("num-envs = 8\nnum_envs = 4", ("and-are-same-option-hint", "wrong.toml: num-envs and num_envs")),
+        ('config = "other.toml"', ("cannot-name-another-file-because", "wrong.toml: config")),
         ('num_envs = "many"', ("expected-number", "wrong.toml: num_envs", "'many'", "an integer")),
         ("num_envs = 1.5", ("expected-number", "wrong.toml: num_envs", "1.5", "an integer")),
         ("num_envs = 0", ("must-be-at-least-1", "wrong.toml: num_envs", "0")),
@@ -192,6 +194,19 @@ def test_numbers_of_a_file_are_read_as_in_python(tmp_path):
         "checkpoint_seconds": float("inf"),
     }
     assert read_request(json.loads(json.dumps(request.to_json())), where="here").options == request.options
+
+
+def test_strings_of_environment_options_stay_strings(tmp_path):
+    file = tmp_path / "strings.toml"
+    file.write_text('env-option = {level = "4", switch = "true", course = "linear:1:2", size = 4, on = true}\n')
+    request = parsed("ppo", "CartPole-v1", "--config", file)
+    assert request.environment_options == {
+        "level": "4",
+        "switch": "true",
+        "course": "linear:1:2",
+        "size": 4,
+        "on": True,
+    }
 
 
 def test_a_third_name_is_refused(file):

@@ -5,7 +5,6 @@ precedence.
 """
 
 import contextlib
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.folder import read_named
 from rollmill.core.json_data import check_limits, parse_object, short_json
 from rollmill.core.options import Option
+from rollmill.envs.options import option_text
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.earlier_versions import with_added
 from rollmill.runs.options import RunOptions
@@ -27,6 +27,7 @@ OPTION = "--config"
 MAX_BYTES = 2**20
 POSITIONAL = ("algorithm", "environment")
 CONFIG = "config.json"
+CONFIG_KEY = OPTION.removeprefix("--")
 REPEATED = ("env-option", "transform", "import")
 """Options that are given once for each value."""
 MISNAMED = {
@@ -127,9 +128,19 @@ class ConfigFile:
         """
         known = {option.name: option for option in options}
         entries = [entry for entry in _entries(self.content) if strict or entry.name in known]
+        keys: dict[str, str] = {}
         for entry in entries:
             if entry.name not in known:
                 raise UsageError(f"{self.path}: unknown option {entry.key}. {_suggestion(entry, known)}")
+            if (other := keys.setdefault(entry.name, entry.key)) != entry.key:
+                raise UsageError(
+                    f"{self.path}: {other} and {entry.key} are the same option. hint: leave one of them out."
+                )
+        if strict and CONFIG_KEY in keys:
+            raise UsageError(
+                f"{self.path}: {CONFIG_KEY} cannot name another file, because a run reads one file of options. "
+                "hint: copy the options of the other file into this file."
+            )
         given = {entry.name: self._value(entry, known[entry.name]) for entry in entries}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -234,5 +245,5 @@ def _hint(entry: _FileEntry, option: Option) -> str:
 def _texts(value: Any) -> list[str]:
     """Returns the values of a repeatable option."""
     if isinstance(value, Mapping):
-        return [f"{key}={part if isinstance(part, str) else json.dumps(part)}" for key, part in value.items()]
+        return [option_text(key, part) for key, part in value.items()]
     return [str(part) for part in (value if isinstance(value, list) else [value])]
