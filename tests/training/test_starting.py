@@ -61,6 +61,13 @@ def test_hyperparameters_and_an_adapted_rate_are_not_taken():
     assert any(place.startswith("weights") for place in places)
 
 
+def test_returns_of_kinds_begin_anew():
+    graph = rollmill.ippo("TagGridWorld-Small-v0", **SIZES, normalize_observations=True, total_timesteps=TOTAL)
+    learner = jax.eval_shape(lambda: start_learner(graph, jax.random.key(0)))
+    tops = {place.partition(".")[0] for place in starting._weights_of(learner)}
+    assert set(learner.returns) == {"runner", "tagger"} and tops == {"weights", "targets"}
+
+
 def test_statistics_of_observations_that_are_left_out_are_told(monkeypatch, tmp_path):
     def graph(normalize_observations):
         return rollmill.ppo("CartPole-v1", **SIZES, normalize_observations=normalize_observations)
