@@ -77,7 +77,7 @@ def test_checkpoints_of_one_run_share_its_graph(source, monkeypatch):
 
 
 def test_weights_and_pool_may_come_from_the_same_run(source):
-    options = rollmill.RunOptions(start_from=source, pool_from=source)
+    options = rollmill.RunOptions(start_from=str(source), pool_from=source)
     given = starting.given_weights(graph_of(**AGAINST), options, ())
     said = str(given)
     assert "the pool of opponents begins with the weights of" in said and said.endswith("iteration 2, 3, 4")

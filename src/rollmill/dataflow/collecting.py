@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from rollmill.core.operations import traced
@@ -20,7 +21,7 @@ START, COLLECT, LEARN = 0, 1, 2
 """Uses for which random keys are derived: starting environments, collecting a rollout, and learning."""
 
 
-def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
+def iteration_key(key: Key, iteration: Int[Array | np.ndarray, ""] | int, use: int) -> Key:
     """Derives the random key of one loop of an iteration from the root key."""
     return jax.random.fold_in(jax.random.fold_in(key, use), iteration)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias,
 import equinox as eqx
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key as KeyArray, PyTree
 
 from rollmill.core.field_help import with_tuple_help
 from rollmill.core.types import Action, Environment, Key, Memory, Observation, StartHost, Timestep
@@ -110,13 +110,16 @@ class Collector(eqx.Module):
 
 
 class State(eqx.Module):
-    """The complete training state. Checkpoints hold it, and the next iteration depends on nothing else."""
+    """The complete training state. Checkpoints hold it, and the next iteration depends on nothing else.
+
+    The states of several seeds or trials are one state, whose leaves have a leading axis `S`.
+    """
 
     collector: Collector
     learner: Learner
-    key: Key
-    iteration: Int[Array, "*S"]
-    rings: PyTree[Array] = ()
+    key: KeyArray[Array, "*S"]
+    iteration: Int[Array | np.ndarray, "*S"]
+    rings: PyTree[Array | np.ndarray] = ()
     """Contents of the graph's experience store, or `()` for a graph without one."""
 
 
