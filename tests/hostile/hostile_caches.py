@@ -39,7 +39,7 @@ def use_launch(file: Path) -> None:
     """Reads the fastest launch of a kernel."""
     search = LaunchSearch(file, [(1, 2)], *[None] * 4)
     found = search.stored_result()
-    assert found is None or (found.launch == (1, 2) and (found.gain is None or found.gain > 0))
+    assert found is None or (found.launch == (1, 2) and (found.speedup is None or found.speedup > 0))
     _write(file, {"launch": [1, 2], "seconds": 1.0, "unfused_seconds": 2.0})
 
 
