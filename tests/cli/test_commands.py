@@ -94,7 +94,7 @@ def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     assert summary["final_return"] == pytest.approx(mean)
     assert rollmill("evaluate", "seeds", "--episodes", 4, "--train-seed", 6).returncode == 0
     wrong = rollmill("evaluate", "seeds", "--train-seed", 4)
-    assert wrong.returncode == 2 and "seed=4 was not trained in seeds; there: 5, 6, 7" in wrong.stderr
+    assert wrong.returncode == 2 and "seed=4 was not trained in seeds, which has the seeds 5, 6, 7" in wrong.stderr
 
 
 @pytest.mark.slow
