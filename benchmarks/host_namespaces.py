@@ -105,6 +105,8 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
 
 
 class SlowLink(NamedTuple):

@@ -72,8 +72,9 @@ class Told:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        for line in self.process.stdout:
-            self.lines.append((time.monotonic(), line.strip()))
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append((time.monotonic(), line.strip()))
 
     def iteration(self) -> int:
         """Returns the last iteration of the log; 0 before the first."""
