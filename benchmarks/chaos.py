@@ -36,6 +36,8 @@ ORPHAN_SECONDS = 30.0
 """Time for workers to end after their coordinator, on a machine that is busy with other work."""
 MARK = "ROLLMILL_CHAOS"
 """Environment variable whose value marks the processes of one training."""
+SAID = {"replaced": "was replaced", "begun again": "all workers restart"}
+"""Words of a training's notices, whose lines are counted."""
 MAX_FAILURES = 50
 """Failures of a worker in a row: kills follow each other faster than failures of a healthy environment."""
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))"
@@ -198,8 +200,7 @@ def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number:
         "place": place,
         "killed": killed,
         "resumed": len(trainings) - 1,
-        "replaced": sum("was replaced" in line for each in trainings for line in each.lines),
-        "begun again": sum("all workers begin again" in line for each in trainings for line in each.lines),
+        **{name: sum(words in line for each in trainings for line in each.lines) for name, words in SAID.items()},
         "seconds": time.monotonic() - began,
         "faults": faults,
     }

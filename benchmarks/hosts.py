@@ -50,12 +50,12 @@ PATIENT = ("--hang-seconds", 60, "--max-failures", 1000)
 PATIENCE_SECONDS = 150.0
 FIRST_SECONDS = 400.0
 SAID = {
-    "silence": "nothing is heard",
-    "heard": "is heard again",
+    "silence": "has not responded for",
+    "heard": "responds again after",
     "lost": "was lost",
     "placed": "was placed",
     "replaced": "was replaced",
-    "again": "begin again",
+    "again": "all workers restart",
 }
 """Words that mark the lines with times worth keeping."""
 

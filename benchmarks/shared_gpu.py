@@ -53,6 +53,13 @@ TRAININGS = {
 """Options beyond the algorithm's own set the length of each and its fusion."""
 SHORT = "ppo CartPole-v1 --num-envs 64 --num-steps 64 --fusion off"
 LONG = "ppo CartPole-v1 --num-envs 1024 --num-steps 64 --total-timesteps 100000000000"
+SAID = {
+    "how": "at a time",
+    "for_want_of_memory": "ran out of GPU memory",
+    "resumed": "It is being resumed",
+    "failures": "failed with",
+}
+"""Words of a sweep's lines that are kept or counted."""
 TARGETS = """
 import re, sys
 from rollmill.training.request import prepare_request
@@ -235,10 +242,10 @@ def sweep(trials: int, folder: Path, *, steps: int = 2_000_000, first_seed: int 
         **ended,
         "trials": trials,
         "statuses": dict(collections.Counter(row["status"] for row in rows)),
-        "how": next((line for line in said if "at a time" in line), ""),
-        "for_want_of_memory": [line[:300] for line in said if "want of" in line][-6:],
-        "resumed": sum("it is resumed" in line for line in said),
-        "failures": [line[:400] for line in said if "failed with" in line][:6],
+        "how": next((line for line in said if SAID["how"] in line), ""),
+        "for_want_of_memory": [line[:300] for line in said if SAID["for_want_of_memory"] in line][-6:],
+        "resumed": sum(SAID["resumed"] in line for line in said),
+        "failures": [line[:400] for line in said if SAID["failures"] in line][:6],
         "most_gib": memory.peak,
     }
 

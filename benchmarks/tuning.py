@@ -24,7 +24,7 @@ from typing import Any
 
 from measure import HERE, Failed, options, platform, write_result
 
-NOTES = ("nothing is fused", "not fused", "one kernel", "finding kernels")
+NOTES = ("nothing is fused", "not fused", "one kernel", "search for kernels")
 """Parts of the notes that tell of kernels."""
 
 
