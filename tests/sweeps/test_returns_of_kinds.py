@@ -1,4 +1,4 @@
-"""Sweeps that compare trials by the return of one kind of agents: ranking, proposals, early stopping, tables."""
+"""Sweeps that compare trials by the return of one kind of agent: ranking, proposals, early stopping, tables."""
 
 import csv
 import json
@@ -140,7 +140,7 @@ def test_a_trial_without_the_kind_is_noted_once(tmp_path):
     assert results.note_on(trials[1]) is None
     assert SweepResults(sweep, PREY).note_on(trials[0]) is None
     alone = end(sweep, 2)
-    assert "one kind of agents" in SweepResults(sweep, PREY).note_on(alone)
+    assert "one kind of agent" in SweepResults(sweep, PREY).note_on(alone)
 
 
 def test_trials_are_stopped_early_by_the_return_of_the_kind(tmp_path):

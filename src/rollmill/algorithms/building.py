@@ -155,8 +155,9 @@ def _first_rate(schedule: Callable[[int], Any]) -> float:
         return float(schedule(0))
     except Exception as error:  # the user's function may raise anything
         raise UsageError(
-            f"the function learning_rate does not return a number for 0 updates ({type(error).__name__}: "
-            f"{error}). hint: use a number, or an Optax schedule such as optax.linear_schedule."
+            "the function learning_rate does not return a number for an update count of 0 "
+            f"({type(error).__name__}: {error}). hint: use a number, or an Optax schedule such as "
+            "optax.linear_schedule."
         ) from error
 
 

@@ -123,12 +123,12 @@ class MAPPOConfig:
     frozen: tuple[str, ...] = ()
     """Names of parameter sets that do not learn. Their weights stay as initialised or loaded."""
     pool_size: Annotated[int, Range(0, finite=False)] = 0
-    """Number of earlier weights that are kept as opponents. In some iterations, one kind of agents acts with
+    """Number of earlier weights that are kept as opponents. In some iterations, one kind of agent acts with
     earlier weights while the others learn. With 0, agents train only against the newest weights."""
     pool_every: Count = 10
     """Number of iterations between two weights that the pool keeps. New weights replace the oldest."""
     pool_share: Fraction = 0.2
-    """Share of the iterations in which one kind of agents, drawn at random, acts with weights from the pool."""
+    """Share of the iterations in which one kind of agent, drawn at random, acts with weights from the pool."""
     pool_roles: tuple[str, ...] = ()
     """Kinds of agents that may act with weights from the pool. Default: all kinds that learn."""
     agent_ids: bool = False

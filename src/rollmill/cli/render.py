@@ -103,7 +103,10 @@ class Tally:
 
 
 def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
-    """Plays frames in a terminal at `fps`. Without a terminal, prints them below each other as plain text."""
+    """Plays frames in the terminal, `fps` of them per second.
+
+    If the output is not a terminal, prints the frames one below another as plain text.
+    """
     if not sys.stdout.isatty():
         for frame in frames:
             print("\n".join([_caption(frame), *plain_lines(frame.picture, 80, 24), ""]))

@@ -80,9 +80,10 @@ def coerced(instance: Instance) -> Instance:
 
 
 def check_fields(instance: Any) -> None:
-    """Converts the fields of a new dataclass instance in place. Call it in `__post_init__`.
+    """Converts the fields of a new dataclass instance to their annotated types, in place.
 
-    The dataclass may be frozen.
+    Call it in `__post_init__`. The dataclass may be frozen. Raises a `UsageError` for a field whose value cannot
+    be converted.
     """
     for name, value in _changes(instance).items():
         object.__setattr__(instance, name, value)

@@ -1,7 +1,7 @@
 """Reads the memory of the GPUs that this process may use: how much is free, and which processes hold the rest.
 
-The data comes from NVML, or from `nvidia-smi` if the NVML package is missing. In a container, the driver may name
-no processes, or no processes of other containers.
+The data comes from NVML, or from `nvidia-smi` if the NVML package is missing. In a container, the driver may list
+no processes at all, or only those of the same container.
 """
 
 import os

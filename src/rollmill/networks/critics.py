@@ -273,6 +273,6 @@ def _refuse(settings: Sequence[str], config: NetworkConfig) -> None:
     changed = [name for name in settings if getattr(config, name) != getattr(default, name)]
     if changed:
         raise UsageError(
-            f"{', '.join(changed)} has no effect on the networks of this algorithm. Actor-critics read it, such "
-            "as those of ppo. hint: leave it out."
+            f"{', '.join(changed)} has no effect on the networks of this algorithm. Only actor-critic networks "
+            "use it, such as the network of ppo. hint: leave it out."
         )

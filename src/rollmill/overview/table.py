@@ -28,7 +28,7 @@ NUMBERS = ("STEPS", "RETURN", "STEPS/S")
 
 
 def _return_of(entry: Entry) -> float:
-    """Returns the mean return: of one kind of agents, if the sweep compares trials by it."""
+    """Returns the mean return: of one kind of agent, if the sweep compares trials by it."""
     lowest = float("-inf")
     return max(entry.returns.values(), default=lowest) if entry.mean_return is None else entry.mean_return
 

@@ -127,7 +127,10 @@ def with_equalities(
 def equality_wrenches(
     structure: Structure, rows: EqualityRows, accelerations: Float[Array, "bodies 6"]
 ) -> Float[Array, "bodies 6"] | None:
-    """Returns the wrenches of equality constraints on bodies with the given accelerations, if there are any."""
+    """Returns the wrenches that equality constraints exert on bodies with the given accelerations.
+
+    Returns None if `rows` contains no constraints.
+    """
     total: Array | None = None
     if (points := rows.points) is not None:
         lacking = points.wanted - between_sides(points.sides, accelerations)

@@ -58,7 +58,7 @@ def environment_with_roles(
     """
     found = environment_of(loaded, env, env_options)
     if len(found.agents) < 2:
-        has = "one kind of agents" if found.agents else "one agent"
+        has = "one kind of agent" if found.agents else "one agent"
         game = isinstance(found, Environment) and found.num_players == 2
         hint = "rollmill.match plays games for two players" if game else "evaluate each run without against"
         raise UsageError(

@@ -59,8 +59,9 @@ def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram)
 
 
 def library_shares(trace: Trace, names: Classifier) -> Shares:
-    """Attributes library kernels to operations, based on their times in a program compiled with
-    `SEPARATE_INSTRUCTIONS`.
+    """Returns the share of each library kernel's time that belongs to each operation.
+
+    The shares are measured in `trace`, which must come from a program compiled with `SEPARATE_INSTRUCTIONS`.
     """
     times: dict[Path, dict[Path, float]] = defaultdict(lambda: defaultdict(float))
     for lane in trace.lanes:

@@ -96,7 +96,7 @@ def sweep(
         together: with `auto`, trials that differ only in seeds and hyperparameters share a program. With `off`,
             each trial is a separate process.
         metric: result by which trials are compared: `final_return`, `best_return`, `env_steps`,
-            `steps_per_second`, `seconds`, or `returns/KIND` for one kind of agents. The largest is the best.
+            `steps_per_second`, `seconds`, or `returns/KIND` for one kind of agent. The largest is the best.
         sweep_dir: directory of the sweep. By default, it is named after algorithm, environment and time, in runs/.
         env_options: options of the environment, for all trials.
         imports: modules that register the environment, the network or the algorithm, in addition to the modules

@@ -91,7 +91,7 @@ def lacking(summary: Mapping[str, Any], metric: str) -> str | None:
         return None
     of_kinds = summary.get(OF_KINDS)
     known = ", ".join(f"{RETURNS}{kind}" for kind in of_kinds) if isinstance(of_kinds, dict) else ""
-    has = f"only {known}" if known else "because no episode ended, or it has one kind of agents"
+    has = f"only {known}" if known else "because no episode ended, or it has one kind of agent"
     return f"has no {metric}, {has}. hint: rollmill sweep --resume SWEEP --metric NAME ranks by another result"
 
 

@@ -192,7 +192,7 @@ def check_return_of(graph: Graph, options: RunOptions) -> None:
     if len(kinds) < 2:
         raise UsageError(
             f"return_of={options.return_of} has no effect, because {graph.settings.get('environment')} has only "
-            "one kind of agents. hint: leave it out."
+            "one kind of agent. hint: leave it out."
         )
     if options.return_of not in kinds:
         raise unknown_name("kind of agents in return_of", options.return_of, kinds)

@@ -279,7 +279,7 @@ def pack_batch(batch: Batch) -> PackedBatch:
 def shuffle_samples(
     graph: Graph, batch: PackedBatch, rows: UInt32[Array, "epochs M N"], reduce: Reduce
 ) -> Shuffled:
-    """Returns the rows of all epochs, with the leaves that the graph's `condition` rescales per minibatch."""
+    """Applies the graph's `condition` to each minibatch of `rows`, and returns `rows` with the rescaled leaves."""
     condition = partial(_conditioned_leaves, graph, batch, reduce=reduce)
     return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
 

@@ -47,7 +47,7 @@ def _read_by_fills(leaf: Leaf) -> set[int]:
 
 
 class StepResults(NamedTuple):
-    """The outputs of a step's program, and the arrays that it read."""
+    """Outputs of one step of a kernel program, and the arrays that the step read."""
 
     outputs: Sequence[Array]
     memories: Sequence[Array]

@@ -92,7 +92,7 @@ def is_at(ctx: Lowering, index: Start, other: Start) -> bool | Node:
     return ctx.apply("eq", node_of(ctx, index), node_of(ctx, other))
 
 
-def held_inside(ctx: Lowering, index: Start, size: int) -> Start:
+def clamp_index(ctx: Lowering, index: Start, size: int) -> Start:
     """Clamps an index, which is an integer or a node, to the bounds of an axis."""
     if isinstance(index, int):
         return min(max(index, 0), size - 1)

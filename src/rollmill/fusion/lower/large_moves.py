@@ -9,7 +9,7 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import select
-from rollmill.fusion.lower.element_index import ElementIndex, divided, held_inside, is_at, node_of, plus, times
+from rollmill.fusion.lower.element_index import ElementIndex, clamp_index, divided, is_at, node_of, plus, times
 from rollmill.fusion.lower.large_arrays import both, computed, element_of, everywhere
 from rollmill.fusion.lower.values import LoweringError, Start, Value
 
@@ -116,7 +116,7 @@ def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, 
         axes = index.axes(at)
 
         def of(number: int) -> Any:
-            own = held_inside(at, plus(at, axes[axis], -firsts[number]), values[number].shape[axis])
+            own = clamp_index(at, plus(at, axes[axis], -firsts[number]), values[number].shape[axis])
             place = ElementIndex(values[number].shape, axes=[*axes[:axis], own, *axes[axis + 1 :]])
             return element_of(at, values[number], place)
 
@@ -143,7 +143,7 @@ def with_padding(
             if between:
                 place, rest = _spread(at, place, between + 1)
                 checks.append(is_at(at, rest, 0))
-            places.append(held_inside(at, place, size))
+            places.append(clamp_index(at, place, size))
             checks.append(is_at(at, places[-1], place))
         if any(check is False for check in checks):
             return fill

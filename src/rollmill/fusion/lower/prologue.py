@@ -125,7 +125,10 @@ class PrologueBuilder:
         return id(array)
 
     def picked(self, value: Uniform) -> Array:
-        """Returns the array of a uniform value. A selection of another array's elements is computed only once."""
+        """Returns the array of a uniform value.
+
+        If the value selects elements of another array, the selection is computed once and then reused.
+        """
         places = value.places
         if places is None:
             return value.array

@@ -186,8 +186,9 @@ def _save(directory: Folder, fault: Fault, state: State) -> None:
 
 
 def find_fault(graph: Graph, state: State) -> Fault:
-    """Finds the first non-finite number of the iteration that starts from `state`, the state of one seed on the
-    host.
+    """Repeats the iteration that starts from `state`, and returns where its first non-finite number appears.
+
+    `state` is the training state of one seed, in host memory.
     """
     iteration = int(state.iteration) + 1
     trajectory = roll_out(graph, state)

@@ -9,7 +9,7 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import check_selects, select, start_of
-from rollmill.fusion.lower.element_index import ElementIndex, held_inside, is_at, plus, times
+from rollmill.fusion.lower.element_index import ElementIndex, clamp_index, is_at, plus, times
 from rollmill.fusion.lower.large_arrays import MAX_WRITES, both, computed, element_of, is_too_large, with_cell
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
@@ -76,7 +76,7 @@ def _with_large_block(
         places, here = [], inside
         for own, start, size in zip(index.axes(at), starts, block.shape, strict=True):
             place = plus(at, own, times(at, start, -1))
-            places.append(held_inside(at, place, size))
+            places.append(clamp_index(at, place, size))
             check = is_at(at, places[-1], place)
             if check is False:
                 return element_of(at, value, index)
