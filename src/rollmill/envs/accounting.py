@@ -23,7 +23,7 @@ class EpisodeState(eqx.Module):
     episode_return: Float[Array, ""]
     episode_length: Int[Array, ""]
     agent_returns: dict[str, Float[Array, ""]]
-    """Return of each kind of agents, empty with a single agent."""
+    """Return of each agent kind. Empty in a single-agent environment."""
 
 
 def record_episodes(env: Environment) -> Environment:

@@ -16,7 +16,7 @@ from rollmill.core.types import Key, State, Timestep
 SYMBOLS = {"ConnectFour-v0": "XO", "TicTacToe-v0": "XO"}
 """Symbols of player 0 and player 1 on boards drawn with characters, by environment."""
 NO_PLAYER = -1
-"""In the place of a player: nobody has won."""
+"""Value used instead of a player if nobody has won."""
 
 
 def move_result(

@@ -114,7 +114,7 @@ def _check_by_running(env: Environment, seed: int, num_steps: int) -> PlayedStep
 
 
 def _check_steps(env: Environment, record: PlayedSteps) -> None:
-    """The checks of what steps return."""
+    """Runs the checks of the values that steps return."""
     check_finite(env, record)
     check_bounds(env, record)
     check_legal_actions(env, record)

@@ -174,7 +174,10 @@ def _return_first_ones(record: PlayedSteps, ending: np.ndarray) -> bool:
 
 
 def _without_clock(record: PlayedSteps) -> PlayedSteps:
-    """The record as if no time limit counted the steps, which an environment that resets itself does not reset."""
+    """Returns the record without the step counter of a time limit.
+
+    An environment that resets itself does not reset this counter, which would hide the auto-reset.
+    """
 
     def without(state: State) -> State:
         inner = state
@@ -249,7 +252,7 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> tupl
 def _until_end(
     env: Environment, key: Key, params: Params, last: CheckedSteps, max_steps: int
 ) -> tuple[CheckedSteps, Int[Array, ""]]:
-    """Returns the step that ends an episode, or the last of `max_steps` further ones, and the number of these."""
+    """Returns the step that ends an episode, or the last of `max_steps` steps, and the number of steps taken."""
 
     def goes_on(so_far: tuple[CheckedSteps, Int[Array, ""]]) -> Bool[Array, ""]:
         taken, number = so_far
@@ -264,7 +267,7 @@ def _until_end(
 
 
 def _random_step(env: Environment, params: Params, state: State, key: Key) -> CheckedSteps:
-    """One step, by a random legal action."""
+    """Takes one step with a random legal action."""
     action_key, step_key = jax.random.split(key)
     mask = () if env.action_mask is None else env.action_mask(state, params)
     action = random_action(action_key, env, mask)
@@ -275,7 +278,7 @@ def _random_step(env: Environment, params: Params, state: State, key: Key) -> Ch
 
 
 def _is_sound(env: Environment, params: Params, taken: CheckedSteps) -> Bool[Array, ""]:
-    """False if one of the checks of a single step would fail for this one."""
+    """Returns False if a check of single steps would fail for this step."""
     central = () if env.central is None else env.central(taken.state, params)
     numbers = jax.tree.leaves((taken.timestep.observation, taken.timestep.reward, central))
     sound = [taken.inside, *(jnp.all(jnp.isfinite(leaf)) for leaf in numbers)]
@@ -299,13 +302,13 @@ def _ends(timestep: Timestep) -> Bool[Array, ""]:
 
 
 def _lifted_step(env: Environment, keys: KeyArray[Array, " T"], states: State, actions: Action) -> Timestep:
-    """Steps from T states at once."""
+    """Takes one step from each of T states at once."""
     lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     return jax.jit(lifted)(keys, states, actions, env.params)  # noqa: TID251, as above
 
 
 def _first_difference(results: Timestep, expected: Timestep) -> str | None:
-    """Path of the first leaf that differs by more than rounding, or None if all are equal."""
+    """Returns the path of the first leaf that differs by more than rounding, or None if all are equal."""
     for (path, right), result in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(results), strict=True
     ):

@@ -30,7 +30,7 @@ ROW_BITS = 8
 """Bits of a row in a word: one for each column, and one that is always 0, so that no line goes around the edge."""
 WORD_BITS = 3 * ROW_BITS
 BOTTOM_LEFT = 0x01_01_01
-"""The squares of column 0 in a word."""
+"""Squares of column 0 in a word."""
 UPWARDS = (ROW_BITS - 1, ROW_BITS, ROW_BITS + 1)
 """Distances in bits to the next square up to the left, up, and up to the right."""
 
@@ -185,7 +185,7 @@ def _along_rows(word: UInt32[Array, ""]) -> UInt32[Array, ""]:
 
 
 def _across_rows(stones: Stones, distance: int) -> UInt32[Array, ""]:
-    """The lower ends of four stones in four rows, each `distance` bits above the last, all in the lower word."""
+    """Returns the lower ends of four stones in four rows, each `distance` bits above the previous stone."""
     four_rows = stones.lower | (stones.upper << WORD_BITS)
     pairs = four_rows & (four_rows >> distance)
     pairs_above = stones.upper & (stones.upper >> distance)

@@ -22,7 +22,7 @@ MAX_PAIRS = 2**18
 
 
 class Nearest(NamedTuple):
-    """Indices and distances of the points nearest to each place, in order of distance."""
+    """Indices and distances of the points nearest to each place, nearest first."""
 
     index: Int[Array, "M K"]
     exists: Bool[Array, "M K"]
@@ -126,6 +126,6 @@ def _come_after(
 
 
 def _first(matches: Bool[Array, "N M"]) -> Int[Array, " M"]:
-    """Index of the first True in each column, or the last row if there is none."""
+    """Returns the index of the first True in each column, or the last row if there is none."""
     row = jax.lax.broadcasted_iota(jnp.int32, matches.shape, 0)
     return jnp.min(jnp.where(matches, row, matches.shape[0] - 1), axis=0)

@@ -165,7 +165,7 @@ def _average(where: Bool[Array, "..."] | None, num_axes: int, values: PyTree) ->
 
 
 def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
-    """Fraction of the values that count, tiny instead of zero if none does."""
+    """Returns the fraction of values that count, or a tiny number instead of zero."""
     return jnp.maximum(jnp.mean(where.astype(jnp.float32)), 1e-12)
 
 
@@ -188,7 +188,7 @@ def merge_moments(
 
 
 def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, ...] | None:
-    """The common leading axes of all leaves, before the axes of one value, or None if no leaf has statistics."""
+    """Returns the leading axes that all leaves share, or None if no leaf has statistics."""
     leaves, structure = jax.tree.flatten(batch)
     means = structure.flatten_up_to(statistics.mean)
     shapes = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}

@@ -20,10 +20,10 @@ from rollmill.envs.options import like
 from rollmill.envs.transforms import vary, wrap
 
 MAX_WHOLE = 2**24
-"""Largest whole number that float32 holds with all smaller ones."""
+"""Largest integer up to which float32 represents every integer exactly."""
 
 UNIFORM = "uniform"
-"""Shape of a number that is drawn for each episode between two ends."""
+"""Name of the distribution for a number drawn uniformly for each episode."""
 
 
 def number_names(params: Params) -> list[str]:
@@ -51,7 +51,7 @@ def with_numbers(env: Environment, numbers: Mapping[str, Any]) -> Environment:
 
 
 def _course(env: Environment, name: str, value: Any) -> NumberSchedule:
-    """Returns the schedule, or the distribution, that an option stands for."""
+    """Returns the schedule or the distribution that an option describes."""
     default = getattr(env.params, name)
     if isinstance(value, str) and ":" in value:
         return _parsed(env, name, value, default)
@@ -112,7 +112,7 @@ class EpisodeParams(eqx.Module):
 
 
 def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | Float[Array, ""]) -> Params:
-    """Returns an environment's parameters after the fraction `done` of the run.
+    """Returns an environment's parameters at the point of the run given by the fraction `done`.
 
     The result is an `EpisodeParams` if some parameters are drawn for each episode.
     """

@@ -191,7 +191,7 @@ def _one_step(
     *,
     observation_space: spaces.Space | None = None,
 ) -> Environment:
-    """An environment that shows `draw(key)`, pays `pay(shown, action)` and terminates."""
+    """Returns an environment that observes `draw(key)`, pays `pay(observation, action)` and terminates."""
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, " n"], ProbeState]:
         return _show(draw(key))

@@ -125,7 +125,7 @@ def check_name(name: str) -> None:
 
 
 def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
-    """Returns the environment of a name, without further transforms."""
+    """Creates the environment with a name, without further transforms."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
@@ -208,7 +208,7 @@ def from_gymnasium(
 
 
 def _parsed(transforms: Sequence[str]) -> list[str]:
-    """Returns names of transforms as runs record them."""
+    """Returns the names of transforms in the form that runs record."""
     if isinstance(transforms, list | tuple) and not transforms:
         return []
     from rollmill.envs.named_transforms import parse_transforms
@@ -225,13 +225,16 @@ def _transformed(env: Environment | HostEnvironment, names: Sequence[str]) -> En
 
 
 def _of_spec(env: gymnasium.Env | VectorEnv, options: Options) -> Environment | HostEnvironment:
-    """Returns the environment of an object's id and options."""
+    """Creates an environment from the id and the options of a Gymnasium environment."""
     name, own_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
     return make(f"gymnasium:{name}", **own_options, **options)
 
 
 def _size_argument(function: Callable[..., Any]) -> str | None:
-    """How a function takes the number of environments: the keyword `num_envs`, "" by position, None not at all."""
+    """Returns how a function takes the number of environments.
+
+    The result is the keyword `num_envs`, "" for a positional argument, or None if there is no such argument.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # functions in C have no signature
@@ -248,7 +251,7 @@ def _call_with_size(function: Callable[..., Any], keyword: str, num_envs: int) -
 
 
 def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasium.Env:
-    """Returns a new environment of a function. `last` holds a weak reference to the one before."""
+    """Calls a function that creates an environment. `last` holds a weak reference to the previous environment."""
     made = factory()
     if not isinstance(made, gymnasium.Env):
         raise UsageError(f"{name} returned {_described(made)}, expected a gymnasium.Env.")

@@ -53,7 +53,7 @@ def strongly_typed(env: Environment) -> Environment:
 
 
 def _struct(space: spaces.Space) -> PyTree:
-    """Types of an observation, or None for an unsupported space, which `check_types` reports."""
+    """Returns the types of an observation, or None for an unsupported space, which `check_types` reports."""
     try:
         return struct(space)
     except UsageError:

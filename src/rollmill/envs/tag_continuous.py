@@ -258,7 +258,7 @@ def step(
 def _move(
     rules: TagContinuousRules, state: TagContinuousState, choices: Int[Array, "A 2"], params: TagContinuousParams
 ) -> tuple[TagContinuousState, Bool[Array, " A"]]:
-    """All agents after one move, with unchanged `in_game`, and flags of those that would have left the square."""
+    """Returns all agents after one move, with unchanged `in_game`, and flags of agents that hit an edge."""
     turned = state.direction + jnp.asarray(params.turns)[choices[:, 1]]
     direction = jnp.where(state.in_game, jnp.mod(turned, 2 * np.pi), 0)
     acceleration = state.acceleration + jnp.asarray(params.accelerations)[choices[:, 0]]
@@ -283,7 +283,7 @@ def _is_tagger(rules: TagContinuousRules) -> Bool[Array, " A"]:
 def _tags(
     rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams
 ) -> tuple[Bool[Array, " R"], Int[Array, " R"]]:
-    """For each runner, a flag that it is tagged, and the index of the nearest tagger."""
+    """Returns whether each runner is tagged, and the index of its nearest tagger."""
     count = rules.num_taggers
     taggers, runners = ((state.x[part], state.y[part]) for part in (slice(count), slice(count, None)))
     nearest_tagger = nearest(runners, taggers, where=state.in_game[:count])
@@ -301,7 +301,7 @@ def _rewards(
     nearest_tagger: Int[Array, " R"],
     params: TagContinuousParams,
 ) -> dict[str, Float[Array, " _"]]:
-    """Reward of each agent."""
+    """Returns the reward of each agent."""
     count = rules.num_taggers
     reward = jnp.where(_is_tagger(rules), params.step_penalty_for_tagger, params.step_reward_for_runner)
     reward = jnp.where(were_in_game, reward + jnp.where(hit, params.edge_hit_penalty, 0), 0)
@@ -376,7 +376,7 @@ def central(
 
 
 def _scaled(state: TagContinuousState, params: TagContinuousParams) -> Float[Array, "5 A"]:
-    """Place, speed, acceleration and direction in the units of observations."""
+    """Returns place, speed, acceleration and direction in the units of observations."""
     diagonal = params.grid_length * np.sqrt(2).item()
     max_speed = params.max_speed + 1e-10
     rows = (

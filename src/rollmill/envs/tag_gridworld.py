@@ -190,7 +190,7 @@ def _walk(
 
 
 def _share_a_cell(rules: TagGridWorldRules, x: Int[Array, " A"], y: Int[Array, " A"]) -> Bool[Array, " R"]:
-    """For each runner, True if a tagger is on its cell."""
+    """Returns, for each runner, whether a tagger is in its cell."""
     same = [p[: rules.num_taggers, None] == p[None, rules.num_taggers :] for p in (x, y)]
     return jnp.any(same[0] & same[1], axis=0)
 
@@ -202,7 +202,7 @@ def _rewards(
     tagged: Bool[Array, " R"],
     params: TagGridWorldParams,
 ) -> dict[str, Float[Array, " _"]]:
-    """Reward of each agent. `free` are the runners that were free before the step."""
+    """Returns the reward of each agent. `free` marks the runners that were free before the step."""
     penalty = jnp.where(hit, jnp.float32(params.wall_hit_penalty), 0)
     cost = jnp.float32(params.step_cost_for_tagger)
     tags = jnp.sum(tagged).astype(jnp.float32)
@@ -258,7 +258,7 @@ def central(
 
 
 def _scaled(state: TagGridWorldState, params: TagGridWorldParams) -> Float[Array, "2 A"]:
-    """Both coordinates divided by `grid_length`."""
+    """Returns both coordinates divided by `grid_length`."""
     length = jnp.asarray(params.grid_length, jnp.float32)
     return jnp.stack([state.x, state.y]).astype(jnp.float32) / length
 

@@ -142,7 +142,7 @@ def record_final_mask(env: Environment) -> Environment:
 
 
 def _reset_always(env: Environment) -> Restart:
-    """Computes the reset in every step: cheap resets cost less than finding out who needs one."""
+    """Computes the reset in every step, because a cheap reset costs less than finding out which copies need it."""
 
     def restart(done: Bool[Array, ""], key: Key, params: Params, now: tuple[Observation, State]) -> Any:
         first_observation, first_state = env.reset(key, params)

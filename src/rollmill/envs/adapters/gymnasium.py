@@ -98,7 +98,7 @@ def recipe_of(env: gymnasium.Env | VectorEnv) -> tuple[str, dict[str, Any]]:
 
 
 def _recipe_of_batch(batch: VectorEnv) -> tuple[str, dict[str, Any]]:
-    """As `recipe_of`. The number of environments is left to the training."""
+    """Does the same as `recipe_of` for a vector environment. The run sets the number of environments."""
     spec = batch.spec
     if spec is None or isinstance(batch, VectorWrapper):
         raise UsageError(

@@ -65,7 +65,7 @@ def make(name: str, **options: Any) -> Environment:
 
 
 def _source(jaxmarl: Any, name: str, options: dict[str, Any]) -> Any:
-    """JaxMARL's environment of an id."""
+    """Returns the JaxMARL environment with an id."""
     options = dict(options)
     default = jaxmarl.make(name)
     known = [*keyword_names(type(default))]
@@ -92,7 +92,10 @@ def _scenario(name: Any) -> Any:
 
 
 def _members(source: Any) -> Members:
-    """The agents of each kind, in JaxMARL's order. Those of one stem but different spaces are kinds of one."""
+    """Returns the agents of each kind, in JaxMARL's order.
+
+    Agents whose names have the same stem but whose spaces differ become separate kinds of one agent each.
+    """
     by_stem: Members = {}
     for agent in source.agents:
         by_stem.setdefault(agent.rpartition("_")[0] or agent, []).append(agent)
@@ -147,12 +150,12 @@ def _step_of(source: Any, members: Members, is_over: Callable[[Any, State], Bool
 
 
 def _never(source: Any, state: State) -> Bool[Array, ""]:
-    """Particle environments end only by their time limit."""
+    """Returns False: particle environments end only at their time limit."""
     return jnp.asarray(False)
 
 
 def _alive(state: State) -> Bool[Array, " A"]:
-    """Returns the units of both armies that live. JaxMARL nests the state if it plays the enemies."""
+    """Returns which units of both armies are alive. JaxMARL nests the state if it controls the enemies."""
     return getattr(state, "state", state).unit_alive
 
 
@@ -162,7 +165,7 @@ def _battle_is_over(source: Any, state: State) -> Bool[Array, ""]:
 
 
 def _battle(env: Environment, source: Any, members: Members) -> Environment:
-    """Adds the units that live, legal actions and the state of the world to a battle."""
+    """Adds the living units, the legal actions and the world state to a battle."""
 
     def action_mask(state: State, params: Params) -> dict[str, Bool[Array, "..."]]:
         with standard_promotion():

@@ -106,7 +106,7 @@ def _source(pgx: ModuleType, name: str, options: dict[str, Any]) -> Any:
 
 
 def _first_state(source: Any, name: str, options: dict[str, Any]) -> Any:
-    """Types of the first Pgx state."""
+    """Returns the types of the first Pgx state."""
     try:
         return jax.eval_shape(source.init, jax.random.key(0))
     except (TypeError, ValueError) as error:  # errors of Pgx about an unsupported option

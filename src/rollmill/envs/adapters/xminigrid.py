@@ -71,7 +71,7 @@ def _chosen(name: str, options: dict[str, Any], params: Any) -> dict[str, Any]:
 
 
 def _encoding(shape: tuple[int, int, int], *, one_hot: bool) -> tuple[Any, spaces.Box]:
-    """Returns the function of an observation that a policy sees, and its space."""
+    """Returns a function that encodes observations for the policy, and the space of its results."""
     constants = import_extra("xminigrid.core.constants", "xminigrid")
     num_tiles, num_colours = constants.NUM_TILES, constants.NUM_COLORS
     if not one_hot:

@@ -14,4 +14,4 @@ GREEN = "#009e73"
 WOOD = "#b07b48"
 SKY, PINK, BROWN, VIOLET = "#56b4e9", "#b84f8f", "#5c4a00", "#3b2270"
 CHANNELS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BROWN, VIOLET)
-"""One for each channel of a picture with several."""
+"""Colours of the channels of an image."""

@@ -72,7 +72,7 @@ def draw_point(position: tuple[float, float], goal: tuple[float, float], *, radi
 
 
 def _squares(rows: int, columns: int) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
-    """Row and column of each square, and its centre."""
+    """Yields the row and the column of each square, and its centre."""
     for row in range(rows):
         for column in range(columns):
             yield (row, column), (column + 0.5, rows - row - 0.5)

@@ -97,9 +97,9 @@ def draw_grid(
 def _place_in_cell(
     x: Num[np.ndarray, " A"], y: Num[np.ndarray, " A"], agent: int
 ) -> tuple[tuple[float, float], float]:
-    """Returns the place of an agent from the middle of its cell, and its share of the cell's side.
+    """Returns an agent's offset from the middle of its cell, and its size as a share of the cell's side.
 
-    Agents of one cell stand in rows, so that each is seen.
+    Agents in the same cell are arranged in rows, so that all are visible.
     """
     together = np.flatnonzero((x == x[agent]) & (y == y[agent])).tolist()
     side = math.ceil(math.sqrt(len(together)))

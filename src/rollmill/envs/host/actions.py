@@ -86,6 +86,6 @@ def replace_illegal_actions(space: spaces.Space, actions: Any, mask: Any, rng: n
 
 
 def _draw_legal(space: spaces.Space, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One random action for each copy, among those legal by `mask`, `[n, ...]`."""
+    """Returns a random action for each copy, `[n, ...]`, among the actions that `mask` allows."""
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     return np.where(mask, rng.random(mask.shape), -1).argmax(axis=-1) + space.start

@@ -23,7 +23,7 @@ MakeBatch = Callable[[int], VectorEnv]
 """`make(n)` returns a new vector environment of `n` rows."""
 
 PROBED = 2
-"""Rows of the vector environment that is made to learn its behaviour: the fewest that show which are reset."""
+"""Rows of the probed vector environment. With two rows, the probe shows which of them a reset affects."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _has_action_mask(batch: VectorEnv, info: Mapping[str, Any]) -> bool:
 
 
 def _check_partial_reset(name: str, probe: BatchVector) -> None:
-    """Checks that a reset of one row leaves the other as it is, unless rows are reset in their last step."""
+    """Checks that resetting one row leaves the other unchanged. Not needed in the mode SAME_STEP."""
     if probe.mode is AutoresetMode.SAME_STEP:
         return
     try:

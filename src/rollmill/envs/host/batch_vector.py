@@ -117,7 +117,7 @@ class BatchVector(RowVector):
     # --- ends of episodes ------------------------------------------------------------------------------
 
     def _take_final(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
-        """Final observations and masks, which a vector environment in the mode SAME_STEP tells in its infos."""
+        """Takes the final observations and masks from the infos of a vector environment in the mode SAME_STEP."""
         final = self._take_as_final(info, out)
         if not done.any():
             return
@@ -137,7 +137,7 @@ class BatchVector(RowVector):
         return final
 
     def _final_of(self, told: Any, i: int) -> Any:
-        """Row `i` of the final observations: of an array of objects, or of a batch as observations are."""
+        """Returns row `i` of the final observations, which are an array of objects or a batch."""
         if told is None or (isinstance(told, np.ndarray) and told.dtype == object and told[i] is None):
             raise ContractError(
                 f"{self._name}: the episode of environment {self._indices[i]} ended, but the infos of that step "
@@ -147,7 +147,7 @@ class BatchVector(RowVector):
         return told[i] if isinstance(told, np.ndarray) else jax.tree.map(lambda leaf: leaf[i], told)
 
     def _begin_next(self, info: Mapping[str, Any], done: Flags, out: HostStep) -> None:
-        """Resets the rows whose episodes ended. What `out` holds so far is final."""
+        """Resets the rows whose episodes ended. Before that, `out` holds the final observations."""
         final = self._take_as_final(info, out)
         if not done.any():
             return

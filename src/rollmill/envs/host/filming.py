@@ -80,7 +80,7 @@ class ParallelCamera:
 
 
 def _look(env: Any, film: Film) -> None:
-    """Puts a picture of the environment on the film, or the reason why there is none."""
+    """Adds a picture of the environment to the film, or the reason why rendering failed."""
     if film.problems:
         return
     mode = getattr(env, "render_mode", None)

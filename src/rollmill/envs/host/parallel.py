@@ -111,7 +111,7 @@ def _space(name: str, space_of: Callable[[Agent], Space], agent: Agent) -> Space
 
 
 def _has_action_mask(name: str, single: Any) -> bool:
-    """Returns whether a reset tells legal actions of an agent whose actions are discrete."""
+    """Returns whether a reset reports the legal actions of an agent with discrete actions."""
     with attribute_to_user_code(f"{name}: reset"):
         _, infos = single.reset(seed=0)
     return any(

@@ -126,7 +126,7 @@ class ParallelVector(OneByOne):
     def _see(
         self, i: int, observations: ByAgent, infos: ByAgent, left: Sequence[Agent], ended: Sequence[Agent] = ()
     ) -> None:
-        """Stores observations and legal actions of agents. Those that ended may have no observation."""
+        """Stores observations and legal actions of agents. Agents that have terminated may lack an observation."""
         for agent in [*left, *(agent for agent in ended if agent in observations)]:
             where = self._columns[agent]
             self._writers[where.kind](self._rows[where.kind], self._row(i, where), observations[agent])
@@ -186,5 +186,5 @@ class ParallelVector(OneByOne):
 
 
 def _rows(kind: AgentKind, batch: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
-    """Leaves `[n, A, ...]` as `[n * A, ...]`, of the same memory."""
+    """Returns views of the leaves `[n, A, ...]`, reshaped to `[n * A, ...]`."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)

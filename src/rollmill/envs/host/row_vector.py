@@ -55,7 +55,7 @@ class RowVector(ABC):
         return []
 
     def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:
-        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        """Raises NonFiniteError if an environment returned NaN or infinity in this step, or in a reset."""
         number = find_non_finite(self._observation_space, observation, reward)
         if number is not None:
             i, step = number.row, 0 if reward is None else self._sums.step_of(number.row) + 1

@@ -132,7 +132,7 @@ class OneByOne(ABC):
         self._copies.close()
 
     def _check_finite(self, step: HostStep | None) -> None:
-        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        """Raises NonFiniteError if an environment returned NaN or infinity in this step, or in a reset."""
         number = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
         if number is not None:
             i, episode_step = number.row, 0 if step is None else self._sums.step_of(number.row) + 1

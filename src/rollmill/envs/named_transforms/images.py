@@ -94,7 +94,7 @@ def _shares(old: int, new: int) -> np.ndarray:
 
 
 def _in_256ths(shares: np.ndarray) -> np.ndarray:
-    """Shares as whole numbers of 256ths that add up to 256. The largest fractions are rounded up."""
+    """Rounds shares to integer multiples of 1/256 that add up to 1. The largest fractions are rounded up."""
     exact = shares.astype(np.float64) * 256
     whole = np.floor(exact)
     missing = np.rint(256 - whole.sum(axis=1)).astype(int)
@@ -105,7 +105,7 @@ def _in_256ths(shares: np.ndarray) -> np.ndarray:
 
 
 def _matmul(xp: Any, left: Any, right: Any) -> Any:
-    """Returns the product in full float32, which GPUs compute only on request."""
+    """Returns a matrix product in full float32, because GPUs use lower precision by default."""
     if xp is jnp:
         return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
     return np.matmul(left, right)

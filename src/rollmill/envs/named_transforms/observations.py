@@ -177,7 +177,7 @@ def _vector(xp: Any, leaf: _Leaf, observation: Any) -> Any:
 
 
 def _categories(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """For each number of the one-hot vector, the element that it is of, and its category."""
+    """Returns, for each element of the one-hot vector, the encoded element of the observation and its category."""
     sizes = np.atleast_1d(space.n if isinstance(space, gymnasium_spaces.Discrete) else space.nvec).reshape(-1)
     starts = np.broadcast_to(np.asarray(space.start).reshape(-1), sizes.shape)
     element = np.repeat(np.arange(sizes.size), sizes)

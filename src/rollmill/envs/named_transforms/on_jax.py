@@ -12,7 +12,7 @@ from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import wrap
 
 DRAW_FOLD = 0x4452_4157
-"""Folded into a step's key, with the number of the transform added, for the draw of a transform."""
+"""Constant that is folded into a step's key, plus the transform's number, for the random draw of a transform."""
 
 
 class TransformedState(eqx.Module):
@@ -52,7 +52,10 @@ def on_environment(env: Environment, transform: Transform, number: int) -> Envir
 
 
 def _repeated(env: Environment, count: int):
-    """A step of `count` steps with one action, which the end of the episode ends. Rewards are summed."""
+    """Returns a step function that repeats the action `count` times, or until the episode ends.
+
+    The rewards are summed.
+    """
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         def again(so_far: Timestep, number: Array) -> tuple[Timestep, None]:

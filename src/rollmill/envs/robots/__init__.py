@@ -52,7 +52,7 @@ SOLVER = ("iterations", "line_search_iterations")
 """Options of the solver, which C MuJoCo does not have."""
 
 ROOM = ("contacts", "rows")
-"""Options that set the sizes of MuJoCo Warp's buffers."""
+"""Options that set the buffer sizes of MuJoCo Warp."""
 
 
 def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | HostEnvironment:

@@ -186,7 +186,7 @@ class _Ant:
 
 
 def _merits(observation: Float[Array, "60"], action: Float[Array, "8"], params: AntParams) -> Float[Array, ""]:
-    """Returns the reward but for progress, from the observation."""
+    """Returns the reward without the progress term, computed from the observation."""
     upright, heading, angles, rates = observation[10], observation[11], observation[12:20], observation[20:28]
     posture = params.up * jnp.where(upright > 0.93, 1.0, 0.0) + params.heading * jnp.minimum(heading / 0.8, 1.0)
     costs = params.action_cost * jnp.sum(action * action) + params.energy_cost * jnp.sum(jnp.abs(action * rates))

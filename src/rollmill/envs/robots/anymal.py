@@ -26,12 +26,12 @@ from rollmill.physics.algebra import quaternion_matrix
 SUBSTEPS = 2
 TIME_STEP = 0.02
 STIFFNESS, DAMPING, STRONGEST = 85.0, 2.0, 80.0
-"""Of the servos (N m/rad, N m s/rad), and their largest torque (N m)."""
+"""Stiffness and damping of the servos (N m/rad, N m s/rad), and their maximum torque (N m)."""
 
 LEGS = {"LF": (1, 1), "LH": (-1, 1), "RF": (1, -1), "RH": (-1, -1)}
 """Sign of each leg's place along x, forwards, and y, to the left."""
 HIP, THIGH, KNEE, LOW = (0.2999, 0.104), (0.0599, 0.08381), (0.0303, -0.285), 0.05
-"""Places (m) of hips on the base, of thighs on hips, of knees on thighs, and the radius of a knee."""
+"""Positions (m) of hips on the base, of thighs on hips and of knees on thighs, and the radius of a knee."""
 BASE = (0.5245, 0.16, 0.09)
 """Half sizes (m) of the box around the base."""
 DEFAULTS = tuple(angle for front, left in LEGS.values() for angle in (0.03 * left, 0.4 * front, -0.8 * front))
@@ -128,11 +128,11 @@ class AnymalParams(eqx.Module):
     torque_cost: Scalar = 2.5e-5
     """Weights of the reward per second."""
     width: Scalar = 0.25
-    """Squared error of a velocity at which its reward is e times smaller."""
+    """Squared velocity error at which the velocity reward drops to 1/e."""
     reset_scale: Scalar = 0.5
-    """Largest share by which first angles differ from those at an action of 0."""
+    """Maximum relative difference between the initial angles and the angles at an action of 0."""
     reset_speed: Scalar = 0.1
-    """Bound of the first rates (rad/s)."""
+    """Bound of the initial angular velocities (rad/s)."""
 
 
 def anymal(

@@ -35,7 +35,7 @@ OUTER = TRAY - 0.1
 LENGTH = OUTER - 2 * LEG
 """Length (m) of each half of a leg."""
 REACH = LENGTH / math.sqrt(2)
-"""How far in and down a knee is from its hip (m)."""
+"""Horizontal and vertical distance of a knee from its hip (m)."""
 HIP = -LEG - 0.5 * THICKNESS
 """Height (m) of the hips from the middle of the tray."""
 HEIGHT = 2 * REACH + 2 * LEG + 0.5 * THICKNESS
@@ -109,14 +109,14 @@ class BallBalanceParams(eqx.Module):
     turn: Scalar = 20.0
     """Speed (rad/s) at which an action of 1 moves where a servo turns to."""
     target_height: Scalar = 0.7
-    """Height (m) of the place on the axis for which the reward is largest."""
+    """Height (m) on the axis at which the reward of the ball is largest."""
     reset_nearest: Scalar = 0.001
     reset_farthest: Scalar = 0.5
-    """Bounds of the ball's first distance (m) from the axis."""
+    """Bounds of the ball's initial distance (m) from the axis."""
     reset_speed: Scalar = 5.0
-    """Bound of its first speed (m/s) towards the axis, for a ball that starts farthest."""
+    """Bound of the ball's initial speed (m/s) towards the axis, for a ball that starts at the maximum distance."""
     fall_speed: Scalar = 5.0
-    """Its first speed downwards (m/s)."""
+    """Initial downward speed of the ball (m/s)."""
     lowest: Scalar = 1.5 * BALL
     """Height of the ball (m) below which an episode ends."""
 

@@ -94,7 +94,7 @@ def robot(
         physics: `jax` for `rollmill.physics`. MuJoCo Warp (`warp`) and C MuJoCo on the host CPU (`mujoco`) support
             more elements.
         contacts: number of contacts per robot, averaged over a batch, that MuJoCo Warp has room for. Default: at
-            least twice as many as robots under random controls have in C MuJoCo.
+            least four times the largest number in C MuJoCo under random controls.
         rows: number of constraint rows per robot that MuJoCo Warp has room for. Default: as for `contacts`.
         name: environment name in messages and runs.
 
@@ -134,7 +134,7 @@ def robot(
 def _check_sizes(
     name: str, structure: Structure, physics: str, max_speed: float, *, contacts: int | None, rows: int | None
 ) -> None:
-    """Raises a `UsageError` for a robot that nothing moves, for a bound of 0, and for sizes that are not used."""
+    """Raises a `UsageError` for a robot without actuators, for a bound of 0, and for sizes that have no effect."""
     for option, size in (("contacts", contacts), ("rows", rows)):
         if physics != "warp" and size is not None:
             raise UsageError(
@@ -147,7 +147,7 @@ def _check_sizes(
 
 
 def _loaded(model: Any, physics: str, iterations: int) -> Model:
-    """Returns a robot, or its outline for other physics."""
+    """Returns a robot's model, or only its structure for another physics engine."""
     if physics not in PHYSICS:
         raise UsageError(
             f"physics={physics!r} must be 'jax' (Rollmill's physics), 'warp' (MuJoCo Warp) or 'mujoco' (C MuJoCo)."
@@ -168,7 +168,7 @@ def _loaded(model: Any, physics: str, iterations: int) -> Model:
 
 
 def _comparing(source: Any, own: Model) -> Callable[[int, int], str]:
-    """Returns a function that compares a robot with C MuJoCo, and tells how they differ."""
+    """Returns a function that compares a robot with C MuJoCo and describes the differences."""
     return lambda steps, seed: str(compare(source, own, steps=steps, seed=seed))
 
 
@@ -210,7 +210,7 @@ class _OwnTask:
         return found["observe"].shape[0]
 
     def reset(self, key: Key, params: RobotParams) -> tuple[Float[Array, " numbers"], RobotState]:
-        """Starts in the model's first pose, with noise."""
+        """Starts in the model's initial pose, with noise."""
         for_angles, for_rates = jax.random.split(key)
         positions = jnp.asarray(self.structure.initial_positions, jnp.float32)
         noise = uniform(for_angles, len(positions), params.reset_angle)

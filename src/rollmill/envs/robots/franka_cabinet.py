@@ -128,7 +128,7 @@ def model_text() -> str:
 
 
 def _arm(index: int) -> str:
-    """Returns a link with all that it carries."""
+    """Returns the MJCF of a link and of everything attached to it."""
     if index == len(_LINKS):
         return _HAND
     place, turn, mass, center = _LINKS[index]
@@ -162,11 +162,11 @@ class FrankaParams(eqx.Module):
     action_cost: Scalar = 0.01
     """Cost of the squared action. This and the five fields above are weights of terms of the reward."""
     beyond: Scalar = 0.04
-    """How far (m) a finger may be beyond the handle before the reward of a step is -1."""
+    """Distance (m) that a finger may pass beyond the handle. At a larger distance, the reward of a step is -1."""
     open: Scalar = 0.39
-    """How far (m) the drawer is open at the end of an episode."""
+    """Opening (m) of the drawer at which an episode ends."""
     reset_noise: Scalar = 0.125
-    """Bound of the noise of the first coordinates."""
+    """Bound of the noise on the initial coordinates."""
 
 
 def franka_cabinet(
@@ -206,11 +206,11 @@ class Grip(NamedTuple):
     to_handle: Float[Array, "3"]
     """Vector from the hand's grasping point to the handle's grasping point (m)."""
     hand: Float[Array, "3 3"]
-    """Rotation of the hand, of which z points ahead and y to the left finger."""
+    """Rotation of the hand. Its z axis points forwards and its y axis to the left finger."""
     handle: Float[Array, "3"]
     left: Float[Array, "3"]
     right: Float[Array, "3"]
-    """Places of the fingers' origins."""
+    """Positions of the fingers' origins."""
 
 
 class _FrankaCabinet:
@@ -254,7 +254,7 @@ class _FrankaCabinet:
         )
 
     def observe(self, robot: physics.RobotState, grip: Grip) -> Float[Array, "23"]:
-        """Returns the arm's coordinates and rates, the way to the handle, and the drawer's place and speed."""
+        """Returns the scaled coordinates and velocities of arm and drawer, and the vector to the handle."""
         q, v = robot.positions[self.order], robot.velocities[self.order]
         scaled = 2.0 * (q[:9] - self.low) / (self.high - self.low) - 1.0
         return jnp.concatenate([scaled, 0.1 * v[:9], grip.to_handle, q[9:], v[9:]])

@@ -251,7 +251,7 @@ class _Humanoid:
     def merits(
         self, observation: Float[Array, "108"], action: Float[Array, "21"], params: HumanoidParams
     ) -> Float[Array, ""]:
-        """Returns the reward but for progress, from the observation."""
+        """Returns the reward without the progress term, computed from the observation."""
         upright, heading, angles, rates = observation[10], observation[11], observation[12:33], observation[33:54]
         posture = params.up * jnp.where(upright > 0.93, 1.0, 0.0) + params.heading * jnp.minimum(
             heading / 0.8, 1.0

@@ -62,7 +62,7 @@ class IngenuityParams(eqx.Module):
     thrust: Scalar = 20.0
     """Thrust (N) of a rotor at an action of 1."""
     lateral: Scalar = 0.2
-    """Largest share of the thrust along each of the other axes."""
+    """Maximum share of the thrust along each of the other axes."""
     upright: Scalar = 5.0
     """Weight of the attitude in the reward."""
     reset_spread: Scalar = 1.5

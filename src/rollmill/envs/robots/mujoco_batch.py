@@ -161,7 +161,7 @@ class _CSteps:
     def advanced(
         self, robots: physics.RobotState, controls: Float[np.ndarray, "E actuators"], steps: int
     ) -> physics.RobotState:
-        """Returns the robots after some steps. If MuJoCo has reset a robot as unstable, its velocities are NaN."""
+        """Returns the robots after `steps` steps, with NaN as velocities if MuJoCo has reset an unstable robot."""
         before = jax.tree.map(np.asarray, robots)
         after = jax.tree.map(np.zeros_like, before)
 

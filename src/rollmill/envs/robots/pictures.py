@@ -17,7 +17,7 @@ from rollmill.physics import RobotState
 
 WIDTH, HEIGHT = 480, 360
 PLATFORMS = ("egl", "osmesa")
-"""Ways to OpenGL without a window, in the order in which they are tried."""
+"""Platforms for OpenGL without a window, in the order in which they are tried."""
 BACKGROUND, GROUND = "#dce6ef", "#b9c4cd"
 COLOURS = ("#c8702a", "#3f6f9f", "#5b8c3e", "#8c5b9c")
 """Colours of the trees of bodies, in the order of their roots."""
@@ -180,7 +180,7 @@ class _Renderer:
 
 
 def _drawn(mujoco: Any, compiled: Any, data: Any, target: np.ndarray, view: ViewAngle) -> Drawing:
-    """Returns the geoms as shapes as seen from far away, the farthest first."""
+    """Returns the geoms as flat shapes in a parallel projection, farthest first."""
     turned, up = math.radians(view.azimuth), math.radians(-view.elevation)
     right = np.array([math.sin(turned), -math.cos(turned), 0.0])
     ahead = np.array([math.cos(turned) * math.cos(up), math.sin(turned) * math.cos(up), -math.sin(up)])

@@ -27,7 +27,7 @@ from rollmill.physics.kinematics import frames, in_world, velocities
 
 JOINTS, ACTIONS, READINGS = 24, 20, 30 + 24
 START, GOAL = (0.0, -0.39, 0.6), (0.0, -0.39, 0.56)
-"""Places of the block at the beginning, and at which it is wanted (m)."""
+"""Initial position and target position of the block (m)."""
 
 
 class HandState(eqx.Module):
@@ -57,11 +57,11 @@ class HandParams(eqx.Module):
     tolerance: Scalar = 0.1
     """Angle to the target (rad) below which it counts as reached."""
     fallen: Scalar = 0.24
-    """Distance (m) at which the block has fallen."""
+    """Distance (m) of the block from its place at which it counts as fallen."""
     reset_place: Scalar = 0.01
-    """Bound of the noise of the block's first place (m)."""
+    """Bound of the noise on the block's initial position (m)."""
     reset_angle: Scalar = 0.2
-    """Noise of the first angles of joints, as a share of their ranges."""
+    """Noise on the initial joint angles, relative to the joints' ranges."""
 
 
 def shadow_hand(
@@ -109,7 +109,7 @@ class _ShadowHand:
         self.tips = [names.index(tip) for tip in TIPS]
 
     def reset(self, key: Key, params: HandParams) -> tuple[Float[Array, "211"], HandState]:
-        """Starts with noise of joints, and the block above the palm in any orientation."""
+        """Starts with noise on the joints, and with the block above the palm in a random orientation."""
         for_joints, for_place, for_block, for_goal = jax.random.split(key, 4)
         shares = 0.5 * (1.0 + uniform(for_joints, JOINTS, 1.0))
         angles = params.reset_angle * (self.low + (self.high - self.low) * shares)
@@ -181,7 +181,7 @@ def _reward(
     action: Float[Array, "20"],
     params: HandParams,
 ) -> Float[Array, ""]:
-    """Returns the reward for a block at its place in the orientation that is wanted."""
+    """Returns the reward for holding the block in place and turning it to the target orientation."""
     turned = params.rotation / (angle + params.rotation_offset)
     costs = params.distance_cost * distance + params.action_cost * jnp.sum(action * action)
     return turned - costs + jnp.where(reached, params.success, 0.0)

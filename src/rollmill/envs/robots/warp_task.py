@@ -31,8 +31,8 @@ def to_warp(
         source: MJCF model of the robot.
         iterations: number of iterations of the constraint solver in every step.
         line_search_iterations: maximum number of points tried along each search direction.
-        contacts: number of contacts per robot that there is room for. Default: three times as many as in
-            rollouts of C MuJoCo.
+        contacts: number of contacts per robot that there is room for. Default: at least four times the
+            largest number in C MuJoCo under random controls.
         rows: number of constraint rows per robot that there is room for. Default: as for `contacts`.
     """
     robots = WarpRobots(
