@@ -21,7 +21,7 @@ replaced(
     "gt",
 )
 replaced("a product with one is one", fold.ABSORBING, "mul", 1, "mul")
-replaced("nothing is equal to itself", fold.OF_ITSELF, "eq", False, "eq")
+replaced("nothing is equal to itself", fold.WITH_EQUAL_OPERANDS, "eq", False, "eq")
 replaced("a number less nothing is nothing", fold.NEUTRAL, "xor", (1, False), "xor")
 replaced(
     "a known branch is the other",
@@ -110,7 +110,7 @@ def _(patch: Patch) -> None:
 
 replaced(
     "machine code: a maximum drops NaN",
-    cpu.OF_FLOATS,
+    cpu.FLOAT_OPERATIONS,
     "max",
     lambda emit, x, y: emit.intrinsic("maxnum", x, y),
     "max",
@@ -119,7 +119,7 @@ replaced(
 )
 replaced(
     "machine code: a minimum drops NaN",
-    cpu.OF_FLOATS,
+    cpu.FLOAT_OPERATIONS,
     "min",
     lambda emit, x, y: emit.intrinsic("minnum", x, y),
     "min",
@@ -128,14 +128,14 @@ replaced(
 )
 replaced(
     "machine code: halves round up",
-    cpu.OF_FLOATS,
+    cpu.FLOAT_OPERATIONS,
     "round_even",
     lambda emit, x: emit.intrinsic("round", x),
     "round",
 )
 replaced(
     "machine code: floor goes towards zero",
-    cpu.OF_FLOATS,
+    cpu.FLOAT_OPERATIONS,
     "floor",
     lambda emit, x: emit.intrinsic("trunc", x),
     "floor",
@@ -149,7 +149,7 @@ replaced(
 )
 replaced(
     "machine code: zeros are not counted",
-    cpu.OF_INTEGERS,
+    cpu.INTEGER_OPERATIONS,
     "clz",
     lambda emit, x: emit.intrinsic("ctpop", x),
     "clz",

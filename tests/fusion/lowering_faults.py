@@ -32,15 +32,15 @@ def node_of(array: Any, at: int = 0) -> ScalarArray:
 
 
 def _first_lane(ctx, now):
-    return [context.settled(node_of(ctx.scalars(now[0])))]
+    return [context.fold_constant(node_of(ctx.scalars(now[0])))]
 
 
 def _last_lane(ctx, now):
-    return [context.settled(node_of(ctx.scalars(now[0]), -1))]
+    return [context.fold_constant(node_of(ctx.scalars(now[0]), -1))]
 
 
 def _all_lanes(ctx, now):
-    return [context.settled(reductions.reduced(ctx, "and", now[0], range(len(now[0].shape))))]
+    return [context.fold_constant(reductions.reduced(ctx, "and", now[0], range(len(now[0].shape))))]
 
 
 replaced("a loop of lanes asks the first lane", control, "_any_lane", _first_lane, "while")

@@ -13,13 +13,19 @@ from kernel_runs import kernel_of
 
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import compiled
-from rollmill.fusion.backends.triton.operations import COMPARISONS, OF_ALL, OF_FLOATS, OF_INTEGERS, TYPES
+from rollmill.fusion.backends.triton.operations import (
+    COMMON_OPERATIONS,
+    COMPARISONS,
+    FLOAT_OPERATIONS,
+    INTEGER_OPERATIONS,
+    TYPES,
+)
 from rollmill.fusion.ir import is_float
 from rollmill.fusion.ir.region import Region
 from wordings import raises
 
 ONE = {"neg", "abs", "sign", "not", "population_count", "clz", "is_finite"}
-OF_ONE_FLOAT = OF_FLOATS.keys() - {"div", "rem", "max", "min", "pow", "atan2"}
+OF_ONE_FLOAT = FLOAT_OPERATIONS.keys() - {"div", "rem", "max", "min", "pow", "atan2"}
 SHORT = ("int8", "uint16")
 OTHERS = ("uint8", "int16", "int32", "uint32", "float16", "bfloat16", "float32", "bool")
 
@@ -30,9 +36,11 @@ def program_of(name):
     """All operations of a type, with second operands that are known and that are not."""
     dtype, region = np.dtype(jax.numpy.dtype(name)), Region()
     x, y, asked = region.input(dtype), region.input(dtype), region.input(np.dtype(bool))
-    own = OF_FLOATS if is_float(dtype) else OF_INTEGERS
+    own = FLOAT_OPERATIONS if is_float(dtype) else INTEGER_OPERATIONS
     logical = {"and", "or", "xor", "not", "eq", "ne", "select"}
-    names = [op for op in (*OF_ALL, *own) if not op.endswith("_by") and (name != "bool" or op in logical)]
+    names = [
+        op for op in (*COMMON_OPERATIONS, *own) if not op.endswith("_by") and (name != "bool" or op in logical)
+    ]
     found = []
     for op in names:
         result = np.dtype(bool) if op in COMPARISONS else dtype
@@ -70,7 +78,7 @@ def test_all_operations_give_their_type(name, monkeypatch, tmp_path):
 
 
 def test_another_type_is_seen(monkeypatch, tmp_path):
-    monkeypatch.setitem(OF_ALL, "add", "{0} + {1} == {0}")
+    monkeypatch.setitem(COMMON_OPERATIONS, "add", "{0} + {1} == {0}")
     region = Region()
     x, y = region.input(np.dtype("float32")), region.input(np.dtype("float32"))
     with raises("triton-cannot-compile-kernel", "add"):

@@ -184,7 +184,7 @@ class AgentPolicy(NamedTuple):
         return jax.lax.map(start, jax.random.split(key, group.size))
 
     def start_memory(self) -> Memory:
-        """Returns the memories of each kind's agents at the start of an episode, `[A]`, or `()` without any."""
+        """Returns the initial memories of each kind's agents, `[A]`, or `()` if the network has no memory."""
 
         def of(kind: AgentKind) -> Memory:
             memory = self.networks[set_of(self.sets, kind.name).name].start_memory()
@@ -396,7 +396,7 @@ class AgentPolicy(NamedTuple):
         return over_agents(set_of(self.sets, kind.name), function, networks, *inputs)
 
     def _with_agent_ids(self, kind: AgentKind, observation: Observation) -> Observation:
-        """Observations of a kind's agents, with a one-hot of each agent's index if `agent_ids`."""
+        """Returns the observations of a kind's agents, with a one-hot of each agent's index if `agent_ids`."""
         return with_agent_ids(set_of(self.sets, kind.name), kind, observation) if self.agent_ids else observation
 
     def _central(self, view: AgentView) -> Float[Array, " features"] | None:

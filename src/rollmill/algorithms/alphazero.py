@@ -111,11 +111,11 @@ UNFUSED = "alphazero searches a tree before each move, and the trees of all game
 class AlphaZeroConfig:
     """Hyperparameters of AlphaZero, named as in the literature."""
 
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = (
+    STATIC_FIELDS: ClassVar[tuple[str, ...]] = (
         *("gamma", "value_scale", "gumbel_scale"),
         *("dirichlet_fraction", "dirichlet_alpha", "temperature"),
     )
-    """Hyperparameters that the search reads, which programs contain."""
+    """Hyperparameters that the search reads. They are constants in compiled programs."""
 
     total_timesteps: Count = 2_000_000
     """Number of moves of the whole run, over all environments."""
@@ -315,7 +315,7 @@ def _scaling(config: Any) -> optax.GradientTransformation:
 
 
 def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
-    """Returns the hyperparameters with those chosen that follow from the number of players."""
+    """Returns the hyperparameters, with defaults that depend on the number of players filled in."""
     return replace(config, squash_values=env.num_players > 1) if config.squash_values is None else config
 
 
@@ -371,7 +371,7 @@ def _decide(
 
 
 def _as_position(planner: Planner, mask: ActionMask) -> Position:
-    """Returns the policy's position. A network without search needs only legal actions."""
+    """Returns the position that the policy starts from. Without a search, it contains only the legal actions."""
     if isinstance(mask, Position):
         return mask
     if planner.config.num_simulations == 0:
@@ -471,7 +471,7 @@ def value_targets(planner: Planner, network: PyTree[Array], trajectory: Trajecto
 
 
 def _results(planner: Planner, steps: Step) -> dict[str, Float[Array, "T E"]]:
-    """Results of the games that ended, by the return of player 0."""
+    """Returns the results of the games that ended, given by the return of player 0."""
     if planner.env.num_players == 1:
         return {}
     ended, result = steps.terminated | steps.truncated, steps.info["episode_return"]

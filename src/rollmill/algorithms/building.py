@@ -193,7 +193,7 @@ def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every:
 
 
 def _started(config: Config) -> Config:
-    """Returns the configuration with schedules at their beginning."""
+    """Returns the configuration with each schedule replaced by its initial value."""
     schedules = {name: configured_schedule(config, name) for name in scheduled_fields(type(config))}
     first = {name: schedule.first for name, schedule in schedules.items() if schedule is not None}
     return replace(config, **first) if first else config  # pyright: ignore[reportArgumentType]

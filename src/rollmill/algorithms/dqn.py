@@ -62,7 +62,7 @@ EXPLORATION_STEPS = "exploration_steps"
 """Environment steps over which the share of random actions falls."""
 
 STEPS_PER_UPDATE = 4
-"""Environment steps of one update, unless the updates are set (Mnih et al., Nature 2015, table 1)."""
+"""Default number of environment steps per update (Mnih et al., Nature 2015, table 1)."""
 
 
 @with_field_help
@@ -70,8 +70,8 @@ STEPS_PER_UPDATE = 4
 class QLearningConfig:
     """Hyperparameters that DQN, R2D2, VDN and QMIX have in common, named as in the literature."""
 
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("exploration_fraction",)
-    """Numeric hyperparameters that are constants of compiled programs, or enter other hyperparameters."""
+    STATIC_FIELDS: ClassVar[tuple[str, ...]] = ("exploration_fraction",)
+    """Numeric hyperparameters that are constants in compiled programs, or determine other hyperparameters."""
 
     total_timesteps: Count = 500_000
     """Number of environment steps of the whole run, over all environments."""
@@ -121,14 +121,14 @@ class QLearningConfig:
 class DQNConfig(QLearningConfig):
     """Hyperparameters of DQN, named as in the literature."""
 
-    IN_PROGRAMS = (
-        *QLearningConfig.IN_PROGRAMS,
+    STATIC_FIELDS = (
+        *QLearningConfig.STATIC_FIELDS,
         "priority_exponent",
         "weight_exponent",
         "min_value",
         "max_value",
     )
-    """Numeric hyperparameters that are constants of compiled programs, or enter other hyperparameters."""
+    """Numeric hyperparameters that are constants in compiled programs, or determine other hyperparameters."""
 
     double: bool = True
     """Use double Q-learning: the network chooses the next action, and the target network computes its value."""

@@ -65,7 +65,7 @@ MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
 
 
 PLANNED_STEPS, STEPS_DONE = "planned_steps", "steps_done"
-"""Numbers of an environment that schedules of its parameters follow."""
+"""Step counts of an environment, on which schedules of its parameters depend."""
 
 KEPT_INFO = (
     *("final_observation", "episode_return", "episode_length", "discounted_return", "agent_returns"),
@@ -87,7 +87,7 @@ class EnvironmentFunctions(NamedTuple):
     step: Callable[[Key, PyTree[Array], Action], Timestep]
     action_mask: Callable[[PyTree[Array]], ActionMask]
     parameters: Mapping[str, float] = MappingProxyType({})
-    """Numbers that the state holds, so that no program contains them: see `Graph.parameters`."""
+    """Parameters held in the state instead of the compiled program. See `Graph.parameters`."""
 
 
 def environment_functions(
@@ -176,7 +176,7 @@ class _Held(NamedTuple):
         return cls(inputs, {**held_numbers(inputs), **steps}, follows)
 
     def begin(self, numbers: Hyperparameters | None) -> tuple[Any, ...]:
-        """Returns the initial values, without the step count for those at the end of a run."""
+        """Returns the initial values, and the number of steps so far if a value follows a schedule."""
         if not self.inputs:
             return ()
         held = as_data(self.parameters) | dict(numbers or {})
@@ -197,7 +197,7 @@ class _Held(NamedTuple):
 
 
 def _inputs(env: Environment, params: Params | None) -> dict[str, NumberSchedule]:
-    """Returns an environment's inputs, except those that determine shapes or code.
+    """Returns an environment's inputs, except inputs that determine shapes or code.
 
     Warns of these. Raises a `UsageError` if one of them has a schedule or a distribution, or if `params` is given
     as well.
@@ -419,7 +419,7 @@ class NetworkPolicy(NamedTuple):
         return getattr(eqx.combine(self.skeleton, self.static), "shares_torso", False)
 
     def compute_values(self, weights: PolicyWeights, step: Step) -> Step:
-        """Adds the values to a step, and drops its final observation, which is no longer needed."""
+        """Adds the values to a step, and drops its final observation, which is not needed afterwards."""
         value = self.value(weights, step.final_memory, step.observation)
         final_value = self.value(weights, step.final_memory, step.final_observation)
         extras = Extras(step.extras.log_prob, value, jnp.where(step.truncated, final_value, 0.0))

@@ -23,40 +23,40 @@ from rollmill.core.schedules import NumberSchedule, parse_schedule
 from rollmill.dataflow import Hyperparameters, Metrics
 
 Number: TypeAlias = float | int | Float[Array | np.ndarray, ""]
-"""A number, or one that a learner holds and that may be traced."""
+"""A Python number, or a number held by a learner, which may be traced."""
 
 PLANNED_UPDATES = "planned_updates"
 """Name of the number of updates of the whole run, over which schedules extend."""
 
-OF_THE_LOOPS = ("target_kl",)
-"""Hyperparameters that end an iteration's learning, which programs contain."""
+LOOP_FIELDS = ("target_kl",)
+"""Hyperparameters that end learning in an iteration early. They are constants in compiled programs."""
 
-OF_THE_REWARDS = ("gamma",)
-"""Hyperparameters that normalise rewards: environments add up returns with them, and programs contain them."""
+REWARD_FIELDS = ("gamma",)
+"""Hyperparameters that affect the normalisation of rewards. They are constants in compiled programs."""
 
-OF_THE_OPTIMISER = ("learning_rate", "critic_learning_rate")
-"""Hyperparameters with schedules that the optimiser follows, by its own count of updates."""
+OPTIMISER_FIELDS = ("learning_rate", "critic_learning_rate")
+"""Hyperparameters whose schedules the optimiser evaluates, using its own count of updates."""
 
 SCHEDULES = "schedules/"
-"""Prefix of the metrics that are present values of hyperparameters with a schedule."""
+"""Prefix of the metrics that report the current values of scheduled hyperparameters."""
 
 
-def in_programs(config: object) -> frozenset[str]:
+def static_fields(config: object) -> frozenset[str]:
     """Returns the numeric hyperparameters that are compiled into programs.
 
     The algorithm reads these hyperparameters without a learner, for example in its policy.
     """
-    of_rewards = OF_THE_REWARDS if getattr(config, "normalize_rewards", False) else ()
-    return frozenset((*OF_THE_LOOPS, *of_rewards, *getattr(config, "IN_PROGRAMS", ())))
+    of_rewards = REWARD_FIELDS if getattr(config, "normalize_rewards", False) else ()
+    return frozenset((*LOOP_FIELDS, *of_rewards, *getattr(config, "STATIC_FIELDS", ())))
 
 
 def numbers_of(config: object, **further: float | int) -> dict[str, float]:
     """Returns the hyperparameters that are data: the finite floats of a configuration, by name.
 
-    Hyperparameters in `in_programs` are left out. `further` are derived hyperparameters.
+    Hyperparameters in `static_fields` are left out. `further` are derived hyperparameters.
     """
     numbers: dict[str, float] = {}
-    constant = in_programs(config)
+    constant = static_fields(config)
     for name in (field.name for field in fields(config) if field.name not in constant):  # type: ignore[arg-type]
         value = getattr(config, name)
         if isinstance(value, float) and math.isfinite(value):
@@ -118,38 +118,38 @@ def scheduled_in(numbers: Mapping[str, Any]) -> Iterator[tuple[str, NumberSchedu
     """Yields the name and schedule of each hyperparameter whose schedule follows a learner's updates."""
     for key, last in numbers.items():
         name, colon, shape = key.partition(":")
-        if colon and name not in OF_THE_OPTIMISER:
+        if colon and name not in OPTIMISER_FIELDS:
             yield name, NumberSchedule(shape, numbers[name], last)
 
 
-class Settled(dict[str, Any]):
+class EvaluatedHyperparameters(dict[str, Any]):
     """Hyperparameters of a learner within one iteration, with schedules evaluated at its beginning."""
 
 
 jax.tree_util.register_pytree_with_keys(
-    Settled,
+    EvaluatedHyperparameters,
     lambda held: ([(jax.tree_util.DictKey(name), held[name]) for name in sorted(held)], tuple(sorted(held))),
-    lambda names, values: Settled(zip(names, values, strict=True)),
+    lambda names, values: EvaluatedHyperparameters(zip(names, values, strict=True)),
 )
 
 
-def settled(learner: Any) -> Any:
+def with_evaluated_schedules(learner: Any) -> Any:
     """Returns the learner with its schedules evaluated, for all updates of one iteration.
 
     The result has the same leaves, so it can replace the learner.
     """
     if _is_settled(learner):
         return learner
-    return replace(learner, hyperparameters=Settled(current_hyperparameters(learner)))
+    return replace(learner, hyperparameters=EvaluatedHyperparameters(current_hyperparameters(learner)))
 
 
 def schedule_evaluator(numbers: Mapping[str, Any]) -> Callable[[Any], Any] | None:
     """Returns `Graph.evaluate_schedules` for a learner with these hyperparameters, or None without schedules."""
-    return settled if follows_schedules(numbers) else None
+    return with_evaluated_schedules if follows_schedules(numbers) else None
 
 
 def _is_settled(learner: Any) -> bool:
-    return isinstance(learner.hyperparameters, Settled)
+    return isinstance(learner.hyperparameters, EvaluatedHyperparameters)
 
 
 def follows_schedules(numbers: Mapping[str, Any]) -> bool:

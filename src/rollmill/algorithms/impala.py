@@ -309,7 +309,7 @@ def _scale_of(found: Estimates, reduce: Reduce) -> Scale:
 def _estimates(
     policy: NetworkPolicy, config: Any, learner: ActorCriticLearner, weights: PolicyWeights, batch: Batch
 ) -> Estimates:
-    """V-trace advantages and targets of a rollout, `[E, T]`, of few sequences at a time if they are large."""
+    """Computes V-trace advantages and targets, `[E, T]`, for a few sequences at a time if they are large."""
     unroll = partial(sequence_gradients(policy, config).unroll, weights.network, replace(learner, weights=weights))
 
     def estimate(minibatch: Batch) -> Estimates:
@@ -347,7 +347,7 @@ def _step(
     memory: Memory,
     sample: StepValues,
 ) -> tuple[Memory, Outputs]:
-    """Memory after ONE step, before any reset, and the outputs of the step."""
+    """Returns the memory after ONE step, before any reset, and the outputs of the step."""
     if policy.recurrent:
         memory = jax.tree.map(partial(jnp.where, sample.begins), policy.start_memory(), memory)
     weights = replace(learner.weights, network=network)
@@ -363,7 +363,7 @@ def _signals(
     minibatch: Batch,
     unrolled: UnrolledSteps,
 ) -> Signals:
-    """Standardised advantages and normalised targets of each sequence `[N, T]`."""
+    """Returns the standardised advantages and normalised targets of each sequence `[N, T]`."""
     config, (_, _, units, scale) = current_config(config, current_hyperparameters(learner)), minibatch.sequences
     in_units = replace(learner.weights, values=_of_all(units))
     found = _vtrace(policy, config, in_units, minibatch, unrolled)
@@ -380,7 +380,7 @@ def _of_all(same: PyTree[Array]) -> Any:
 def _vtrace(
     policy: NetworkPolicy, config: Any, weights: PolicyWeights, minibatch: Batch, unrolled: UnrolledSteps
 ) -> Estimates:
-    """V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
+    """Computes V-trace advantages and targets of each sequence `[N, T]`, in the units of rewards.
 
     Final observations are evaluated only if an episode of the minibatch was truncated.
     """
@@ -421,7 +421,7 @@ def _rho(config: Any, log_ratio: Float[Array, "..."]) -> Float[Array, "..."]:
 def _loss(
     config: Any, learner: ActorCriticLearner, sample: StepValues, signals: Signals, outputs: Outputs
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of ONE step (Espeholt et al., 2018, section 4.2)."""
+    """Computes the loss of ONE step (Espeholt et al., 2018, section 4.2)."""
     config = current_config(config, current_hyperparameters(learner))
     log_ratio = outputs.log_prob - sample.log_prob
     policy_loss = policy_gradient_loss(outputs.log_prob, signals.advantage)

@@ -126,7 +126,7 @@ class MAPPOConfig:
     """Number of earlier weights that are kept as opponents. In some iterations, one kind of agent acts with
     earlier weights while the others learn. With 0, agents train only against the newest weights."""
     pool_every: Count = 10
-    """Number of iterations between two weights that the pool keeps. New weights replace the oldest."""
+    """Number of iterations between additions to the pool. New weights replace the oldest."""
     pool_share: Fraction = 0.2
     """Share of the iterations in which one kind of agent, drawn at random, acts with weights from the pool."""
     pool_roles: tuple[str, ...] = ()
@@ -289,7 +289,7 @@ def _assemble(
 
 
 def _networks(sets: tuple[ParameterSet, ...], config: MAPPOConfig) -> dict[str, MakeAgentNetwork]:
-    """Functions that make the networks, by parameter set."""
+    """Returns the functions that create the networks, by parameter set."""
     names = [group.name for group in sets]
     for name in config.networks:
         if name not in names:

@@ -183,7 +183,7 @@ def prepare(
 
 
 def _learning(learner: AgentLearner, steps: Step) -> dict[str, Bool[Array, "T E A"]]:
-    """Returns the agents of each kind that learn from a rollout: active ones that act by the newest weights."""
+    """Returns the agents of each kind that learn from a rollout: active agents that use the newest weights."""
     opponents = learner.weights.opponents
     playing = {} if opponents is None else opponents.playing
     active = steps.observation.active
@@ -221,7 +221,7 @@ def _normalised_targets(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[dict[str, RunningStatistics] | None, dict[str, Float[Array, "T E A"]]]:
-    """Statistics of targets, updated with a rollout, and the targets normalised by them."""
+    """Updates the statistics of targets with a rollout, and returns them with the normalised targets."""
     raw = {name: by_kind.target for name, by_kind in advantages.items()}
     if learner.targets is None:
         return None, raw
@@ -235,7 +235,7 @@ def _update_statistics(
 ) -> AgentLearner:
     """Updates the learner's statistics of observations, and its returns, with a rollout.
 
-    The statistics of `fixed` kinds of agents stay, so that frozen policies act as before.
+    The statistics of `fixed` agent kinds do not change, so that frozen policies act as before.
     """
     weights, view = learner.weights, steps.observation
     update = partial(update_statistics, reduce=reduce, replicas=replicas)
@@ -252,7 +252,7 @@ def _update_statistics(
 
 
 def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
-    """Mean returns of the episodes that ended in a rollout, or the previous means if none ended."""
+    """Returns the mean returns of the episodes that ended in a rollout, or the previous means if none ended."""
     ended = (steps.terminated | steps.truncated).astype(jnp.float32)
     sums = {name: jnp.mean(ended * steps.info["agent_returns"][name]) for name in previous}
     sums, count = reduce((sums, jnp.mean(ended)))
@@ -261,10 +261,10 @@ def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[st
 
 
 def _values(policy: AgentPolicy, learner: AgentLearner, trajectory: Trajectory):
-    """Critics' values of views `[T, E]`, of the view after the last step `[E]`, and of final views `[T, E]`.
+    """Returns critics' values of views `[T, E]`, of the last view `[E]`, and of final views `[T, E]`.
 
-    Those of the rollout itself are known if critics have a memory. Those of final views are computed only in
-    iterations in which an episode was truncated, unless `compact_step` has added them.
+    Values of the rollout itself are already known if critics have a memory. Values of final views are computed
+    only in iterations in which an episode was truncated, unless `compact_step` has added them.
     """
     steps, weights = trajectory.steps, learner.weights
     values = lambda memory, view: policy.values(weights.networks, policy.normalise(weights, view), memory)
@@ -427,7 +427,7 @@ def _standardised(
 
 
 def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Array]) -> Float[Array, "... #A"]:
-    """Fraction of active agents over all kinds of the parameter set that a kind belongs to."""
+    """Returns the fraction of active agents over all kinds in the parameter set of a kind."""
     group = set_of(sets, name)
     parts = [kind.count / group.size * share[kind.name] for kind in group.kinds]
     return sum(parts[1:], start=parts[0])
@@ -459,7 +459,7 @@ def _row_loss(
     row: SetRows,
     sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss and metrics of ONE environment step, of agents without a memory."""
+    """Computes the loss and the metrics of ONE environment step, for agents without a memory."""
     masks = _masks(row)
     distributions = policy.distributions(networks, row.view.agents, (), masks)
     values = policy.values(networks, row.view, ())
@@ -476,7 +476,7 @@ def _recurrent_step(
     memory: Memory,
     row: SetRows,
 ) -> tuple[Memory, tuple[Float[Array, ""], Metrics]]:
-    """Memories of all agents after ONE environment step, and the loss and metrics of the step."""
+    """Returns the memories of all agents after ONE environment step, and the loss and metrics of the step."""
     memory = jax.tree.map(partial(jnp.where, row.begins), policy.start_memory(), memory)
     outputs = policy.advance(networks, row.view, memory, _masks(row))
     after = {name: output.memory for name, output in outputs.items()}
@@ -558,7 +558,7 @@ def _unless_idle(
     """Returns the weights before a step if all agents of the set acted with earlier weights, else after it.
 
     The gradients of such a set are exactly zero, but the momentum of Adam would still change its weights. The
-    gradients tell this even where the update is separate from the pool.
+    gradients show this even if the update runs in another replica than the pool.
     """
     played = learner.pool.played if learner.pool is not None else {}
     if not all(name in played for name in group.names):

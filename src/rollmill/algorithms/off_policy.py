@@ -67,7 +67,7 @@ from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig
 MAX_SHARDS = 64
 
 MAX_STORED = 2**31 - 1
-"""Rows of a replay memory are numbered in 32 bits."""
+"""Maximum number of rows in a replay memory, whose indices have 32 bits."""
 
 
 @with_field_help
@@ -130,7 +130,7 @@ class OffPolicyParts(NamedTuple):
 
 
 MAX_INTERVAL = 2**31 - 1
-"""Updates between two events of a schedule are counted in 32 bits."""
+"""Maximum number of updates between two events of a schedule, which are counted in 32 bits."""
 
 _WORD = 2**32
 
@@ -393,7 +393,7 @@ def learning_rate_metric(
 
 
 def _learning(parts: OffPolicyParts) -> Loops:
-    """Returns the loops of the iterations that learn: before them no update is made, and no schedule continues."""
+    """Returns the loops without the iterations before learning begins, in which schedules do not advance."""
     loops = parts.loops
     return loops._replace(iterations=max(loops.iterations - waiting_iterations(parts.replay, loops), 1))
 
@@ -490,5 +490,5 @@ def _most_shards(num_envs: int, batch_size: int) -> int:
 
 
 def _each(replay: Replay, loops: Loops) -> int:
-    """Steps of each environment before learning begins."""
+    """Returns the number of steps of each environment before learning begins."""
     return -(-replay.steps_before_learning(loops) // loops.num_envs)

@@ -34,8 +34,8 @@ from rollmill.envs import RunningStatistics, initial_statistics, merge_moments, 
 from rollmill.networks import Output
 
 IMAGES_AT_ONCE = 256
-"""Large observations whose values are computed together: as floats, and by layers of convolutions, each takes some
-hundred kilobytes."""
+"""Number of large observations whose values are computed at a time. As floats, and with the outputs of
+convolutions, each takes some hundred kilobytes."""
 
 
 class ActorCriticLearner(eqx.Module):
@@ -189,7 +189,7 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 
 
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
-    """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
+    """Returns values of observations `[T, E]`, of the one after the last step `[E]`, and of final ones `[T, E]`.
 
     They are in the units of rewards. Values added by `compute_values` or `compact_step` are reused. Otherwise
     final observations are evaluated only in iterations with a truncated episode.
@@ -316,7 +316,7 @@ def _recurrent_step(
     memory: Memory,
     sample: TrainingSamples,
 ) -> tuple[Memory, tuple[Float[Array, ""], Metrics]]:
-    """Memory after a step of one environment, and the loss of the step."""
+    """Returns the memory after a step of one environment, and the loss of the step."""
     weights = replace(learner.weights, network=network)
     config = current_config(config, current_hyperparameters(learner))
     memory = jax.tree.map(partial(jnp.where, sample.begins), policy.start_memory(), memory)
@@ -340,7 +340,7 @@ def update(
 
 
 MEASURABLE_KL = 1e-6
-"""KL divergence below which there is only rounding. The first minibatch has the policy of the rollout itself."""
+"""KL divergence that can be rounding error, as in the first minibatch, whose policy is that of the rollout."""
 
 
 def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLearner:

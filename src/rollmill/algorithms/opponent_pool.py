@@ -28,7 +28,7 @@ class Opponents(eqx.Module):
     networks: dict[str, PyTree[Array]]
     """Earlier weights of each parameter set with opponents."""
     playing: dict[str, Bool[Array, ""]]
-    """Whether each kind of agents acts by the earlier weights. At most one kind does."""
+    """Whether each agent kind acts with the earlier weights. At most one kind does."""
 
 
 class OpponentPool(eqx.Module):
@@ -37,7 +37,7 @@ class OpponentPool(eqx.Module):
     networks: dict[str, PyTree[Array]]
     """Weights of each parameter set with opponents, leaves `[K, ...]`."""
     kept: dict[str, Int[Array, ""]]
-    """Number of weights of each of these sets that were ever kept. The latest `K` of them are there."""
+    """Number of weights of each set that were ever added. The pool holds the latest `K`."""
     count: Int[Array, ""]
     """Number of iterations so far."""
     key: UInt32[Array, "..."]
@@ -142,7 +142,7 @@ def next_opponents(
         networks: weights of all parameter sets after the iteration.
         played: opponents of the iteration.
         kinds: the kinds that may act with earlier weights.
-        every: number of iterations between two weights that are kept. New weights replace the oldest.
+        every: number of iterations between additions to the pool. New weights replace the oldest.
         share: share of the iterations with an opponent.
     """
     count = pool.count + 1

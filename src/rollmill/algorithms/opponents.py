@@ -123,5 +123,5 @@ def _legal_only(mask: PyTree[Bool[Array, "..."]], scores: Float[Array, " A"]) ->
 
 
 def _draw_best(key: Key, scores: Float[Array, " A"]) -> Array:
-    """One of the actions with the highest score, each equally likely."""
+    """Draws one of the actions with the highest score, each equally likely."""
     return jax.random.categorical(key, jnp.where(scores == jnp.max(scores), 0.0, -jnp.inf)).astype(jnp.int32)

@@ -18,7 +18,7 @@ from rollmill.core.schedules import NumberSchedule
 from rollmill.dataflow import Hyperparameters, Loops
 
 MAX_UPDATES = 2**31 - 1
-"""Updates are counted in 32 bits."""
+"""Maximum number of updates of a run, which are counted in 32 bits."""
 
 
 class Annealing(NamedTuple):
@@ -244,7 +244,7 @@ class _FlatUpdate:
 
     inner: optax.GradientTransformationExtraArgs
     flat: optax.GradientTransformationExtraArgs
-    """`inner` on the leaves of a tree, joined."""
+    """`inner`, applied to all leaves of a tree as one flat vector."""
 
     @cached_property
     def reads_weights(self) -> bool:

@@ -212,7 +212,7 @@ def _adam(config: PPOConfig) -> optax.GradientTransformation:
 
 
 def _check_novelty(config: PPOConfig, parts: Parts) -> None:
-    """Raises a `UsageError` for a policy or an option that the bonus does not go with."""
+    """Raises a `UsageError` for a policy or an option that does not support the exploration bonus."""
     hint = f"hint: leave rnd_coef={config.rnd_coef} out, or"
     if parts.policy.recurrent:
         raise UsageError(f"rnd_coef needs a policy without memory. {hint} choose another torso.")
@@ -226,7 +226,7 @@ def _check_novelty(config: PPOConfig, parts: Parts) -> None:
 
 
 def _check_standardised(config: PPOConfig) -> None:
-    """Raises a `UsageError` for minibatches of one sample, whose standardised advantage is zero always."""
+    """Raises a `UsageError` for minibatches of one sample, because its standardised advantage is always zero."""
     samples = config.num_envs * config.num_steps // config.num_minibatches
     if config.norm_adv and samples == 1:
         raise UsageError(
@@ -237,7 +237,7 @@ def _check_standardised(config: PPOConfig) -> None:
 
 
 def _adaptive(choices: Choices) -> Choices:
-    """Adds the settings of an adaptive learning rate if `desired_kl` asks for one."""
+    """Adds the settings of an adaptive learning rate if `desired_kl` is set."""
     config = choices.config
     given = {name: value for name in ADAPTIVE if (value := getattr(config, name)) is not None}
     if config.desired_kl is None:
@@ -262,7 +262,7 @@ def _adaptive(choices: Choices) -> Choices:
 
 
 def _loss_within(config: PPOConfig, choices: Choices, space: spaces.Space) -> SampleLoss:
-    """Returns the loss of a sample, with one on means beyond the bounds of an action space if it is wanted."""
+    """Returns the loss of a sample, with a penalty on out-of-bounds action means if `bound_coef` is set."""
     if config.bound_coef is None:
         return sample_loss
     has_means = choices.network is None and not config.network.squash_actions and config.network.name is None

@@ -95,5 +95,5 @@ def _mix(
     values: Float[Array, " A"],
     view: AgentView,
 ) -> Float[Array, ""]:
-    """Returns the value of the team by the mixing network of the present state."""
+    """Returns the team's value, computed by the mixing network for the current state."""
     return mixer(weights, values, state_features(env, view))

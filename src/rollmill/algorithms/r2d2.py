@@ -61,8 +61,8 @@ RESCALING = 1e-3
 class R2D2Config(QLearningConfig):
     """Hyperparameters of R2D2, named as in the literature."""
 
-    IN_PROGRAMS = (*QLearningConfig.IN_PROGRAMS, "priority_exponent", "weight_exponent")
-    """Hyperparameters that programs contain, or that are part of another one."""
+    STATIC_FIELDS = (*QLearningConfig.STATIC_FIELDS, "priority_exponent", "weight_exponent")
+    """Numeric hyperparameters that are constants in compiled programs, or determine other hyperparameters."""
 
     num_steps: Count = 16
     """Number of steps of each environment in one iteration. Stored sequences begin every `num_steps` steps."""

@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 from rollmill.algorithms.hyperparameters import Number
 
 UNROLLED, UNROLLED_ON_CPU = 32, 4
-"""Steps of a rollout that are compiled as one turn of a loop: on a GPU each turn costs four launches.
+"""Number of rollout steps compiled into one loop iteration. On a GPU, each iteration costs four launches.
 
-On CPUs longer turns compile for seconds, and vectorise worse.
+On CPUs, longer loop bodies take seconds to compile, and vectorise worse.
 """
 
 
@@ -91,7 +91,7 @@ def lambda_returns(
     Args:
         reward: `r_t`.
         next_value: `V'_t`, the value after each step, from `bootstrap_values`.
-        discount: `d_t`, the factor of all that comes after the step.
+        discount: `d_t`, the discount of everything after the step.
         done: the episode ended at this step.
         td_lambda: 0 is one-step, 1 is Monte Carlo.
     """

@@ -10,10 +10,10 @@ from rollmill.algorithms.sharing import ParameterSet
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.dataflow import Hyperparameters
 
-OF_SETS = ("learning_rates",)
+SET_FIELDS = ("learning_rates",)
 """Hyperparameters of parameter sets, by name."""
 
-OF_KINDS = ("gammas", "ent_coefs")
+KIND_FIELDS = ("gammas", "ent_coefs")
 """Hyperparameters of kinds of agents, by name."""
 
 COMMON = {"learning_rates": "learning_rate", "gammas": "gamma", "ent_coefs": "ent_coef"}
@@ -27,15 +27,18 @@ def numbers_of_roles(config: Any, sets: tuple[ParameterSet, ...]) -> dict[str, f
     """
     names = [group.name for group in sets]
     kinds = [name for group in sets for name in group.names]
-    for option, roles in {**dict.fromkeys((*OF_SETS, "frozen"), names), **dict.fromkeys(OF_KINDS, kinds)}.items():
+    for option, roles in {
+        **dict.fromkeys((*SET_FIELDS, "frozen"), names),
+        **dict.fromkeys(KIND_FIELDS, kinds),
+    }.items():
         for name in getattr(config, option):
             if name not in roles:
-                what = "kind of agents" if option in OF_KINDS else "parameter set"
+                what = "kind of agents" if option in KIND_FIELDS else "parameter set"
                 raise unknown_name(f"{what} in {option}", name, roles)
     if not set(names) - set(config.frozen):
         raise UsageError(f"frozen={config.frozen} leaves no parameter set to learn. hint: name fewer of {names}.")
     numbers = {}
-    for option in (*OF_SETS, *OF_KINDS):
+    for option in (*SET_FIELDS, *KIND_FIELDS):
         numbers |= {_key(option, name): value for name, value in getattr(config, option).items()}
     return numbers
 

@@ -61,7 +61,7 @@ DISCRETE_ENTROPY = 0.89
 class SACConfig(OffPolicyConfig):
     """Hyperparameters of SAC, named as in the literature."""
 
-    IN_PROGRAMS: ClassVar[tuple[str, ...]] = ("initial_temperature",)
+    STATIC_FIELDS: ClassVar[tuple[str, ...]] = ("initial_temperature",)
     """Numeric hyperparameters that are constants of compiled programs."""
 
     learning_starts: Count = 5_000
@@ -358,7 +358,7 @@ def _continuous_values(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Returns the lower value of a sampled action, and its negative log-density as if bounds were -1 and 1.
 
-    So entropies, and with them the temperature, do not depend on the unit of the actions.
+    This makes the entropies, and therefore the temperature, independent of the unit of the actions.
     """
     action, log_prob = distribution.unclipped_sample_and_log_prob(key)
     values = [agent.critic(critic, seen, action) for critic, seen in zip(critics, inputs, strict=True)]

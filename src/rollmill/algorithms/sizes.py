@@ -6,7 +6,7 @@ from typing import Any
 from rollmill.core.errors import UsageError
 
 MAX_ITERATIONS = 2**31 - 1
-"""Iterations are counted in 32 bits."""
+"""Maximum number of iterations of a run, which are counted in 32 bits."""
 
 
 def check_positive(sizes: Mapping[str, int]) -> None:

@@ -52,8 +52,8 @@ from rollmill.core.types import (
 from rollmill.dataflow import COMPUTED, Decision, Graph, Hyperparameters, MeanGradients, Metrics, Transitions
 from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
 
-OF_THE_ACTOR = ("losses/policy", "losses/total", "losses/gradient_norm")
-"""Metrics that are computed only in updates that change the actor."""
+ACTOR_METRICS = ("losses/policy", "losses/total", "losses/gradient_norm")
+"""Metrics that are computed only in updates of the actor."""
 
 
 @with_field_help
@@ -178,7 +178,7 @@ def deterministic_graph(
 
 
 class _DeterministicAgent(NamedTuple):
-    """The networks as functions, and what the actions need."""
+    """Networks as functions, with the bounds and the noise of actions."""
 
     actor: FunctionalNetwork
     critic: FunctionalNetwork
@@ -288,7 +288,7 @@ def _loss(
         "losses/critic": critic_loss,
         "losses/policy": policy_loss,
         "losses/q": jnp.mean(values),
-        **{COMPUTED + name: moves.astype(jnp.float32) for name in OF_THE_ACTOR},
+        **{COMPUTED + name: moves.astype(jnp.float32) for name in ACTOR_METRICS},
     }
 
 

@@ -171,7 +171,7 @@ def _group(option: Option) -> str:
         return "algorithm"
     if holder not in ("run", "config"):
         return "options"
-    return next((group for group, names in _OF_RUNS.items() if field.replace("_", "-") in names), "placement")
+    return next((group for group, names in _RUN_OPTIONS.items() if field.replace("_", "-") in names), "placement")
 
 
-_OF_RUNS = {"run": RUN, "evaluation": EVALUATION, "recording": RECORDING, "fusion": FUSION}
+_RUN_OPTIONS = {"run": RUN, "evaluation": EVALUATION, "recording": RECORDING, "fusion": FUSION}

@@ -58,7 +58,7 @@ class PlanSearchFailed(RollmillError):
 def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
     """Context manager that yields the request, with the plan of a search if one was requested.
 
-    The search runs in a process of its own, because it starts JAX with other devices than the training may need.
+    The search runs in a separate process, because it starts JAX with other devices than the run may need.
     Raises `PlanSearchFailed` if the search found no plan and has printed why.
     """
     if not searching.search_plan:
@@ -89,7 +89,9 @@ def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[Trai
 
 
 def with_physics(request: TrainingRequest, searching: SearchOptions) -> TrainingRequest:
-    """Returns the request, with physics chosen by short trainings if it says `physics=auto`.
+    """Returns the request, with the faster physics engine if it contains `physics=auto`.
+
+    The engine is chosen by timing short training runs.
 
     Raises a `UsageError` if a plan is to be searched or given, too.
     """

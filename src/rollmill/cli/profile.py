@@ -159,7 +159,7 @@ def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
 
 @contextlib.contextmanager
 def _refused_by_the_system(output: Path) -> Iterator[None]:
-    """Turns an error of the system about a path into one that says so."""
+    """Converts an error of the operating system about a path to a `UsageError` that quotes it."""
     try:
         yield
     except OSError as error:

@@ -75,7 +75,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _note_hidden(folder: Path, *, found: int, fitting: int, shown: int) -> None:
-    """Says on the standard error that rows are left out, or that there are none."""
+    """Prints a note to standard error if rows are left out, or if there are no rows."""
     if not found:
         print(f"note: {folder} contains no runs.", file=sys.stderr)
     elif not fitting:

@@ -90,7 +90,7 @@ _TOGETHER = (
 
 @dataclass(frozen=True)
 class _New:
-    """What a new sweep is, beside the options of its trials."""
+    """Options of a new sweep, besides the options of its trials."""
 
     over: Annotated[tuple[str, ...], Arg(metavar="OPTION=VALUES", repeated=True)] = ()
     """Values of an option of train, of `environment`, or of `env-option.KEY`: a list (1e-4,1e-3), integers
@@ -222,7 +222,7 @@ def _resumed(arguments: list[str]) -> int:
 
 
 def _parsed_resume(arguments: Sequence[str]) -> Parsed:
-    """Returns the options of a resumed sweep, which may not change what it has."""
+    """Returns the options of a resumed sweep, which cannot change the stored settings."""
     try:
         return parse_given(_Resumed, arguments, prog="rollmill sweep")
     except UsageError as error:

@@ -57,7 +57,7 @@ def report(run: Run) -> int:
 
 
 def _final(mean: float, returns: Mapping[str, float]) -> str:
-    """Returns the final returns of all kinds of agents, or of the only one."""
+    """Formats the final return, or the final returns of all agent kinds."""
     each = ", ".join(f"{name} {value:.4g}" for name, value in returns.items())
     return f"final returns {each} ({mean:.4g} over all agents)" if each else f"final return {mean:.4g}"
 

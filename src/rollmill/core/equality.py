@@ -77,7 +77,7 @@ def _(array: Any) -> _Taken:
 
 @_taken_apart.register
 def _(space: Space) -> _Taken:
-    """Spaces' own equality is approximate."""
+    """Returns the attributes of a space, because Gymnasium compares bounds only approximately."""
     return _Taken("space", ({name: part for name, part in vars(space).items() if name not in NOT_OF_A_SPACE},))
 
 

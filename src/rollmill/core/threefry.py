@@ -2,8 +2,8 @@
 
 Threefry comes from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). On a CPU, JAX compiles it
 to a loop of five iterations. Training draws many small arrays, and for each array the loop runs about forty tiny
-operations. Here, programs call machine code, which is compiled only once. If there is none, they contain one fused
-operation without a loop for each array, which takes longer to compile.
+operations. Here, programs call machine code, which is compiled only once. On other machines, they
+contain one fused operation without a loop for each array, which takes longer to compile.
 """
 
 import math
@@ -113,10 +113,10 @@ _is_rolled: ContextVar[bool] = ContextVar("is_rolled", default=False)
 
 @contextmanager
 def small_programs(platform: str = "cpu") -> Iterator[None]:
-    """Context manager for programs that run only once.
+    """Context manager for programs that run only once, in which random numbers compile fast.
 
-    Random numbers are drawn by loops on a CPU, and by JAX's own kernel on a GPU, where XLA would take about two
-    seconds to fuse the operations of all draws at the start of a training.
+    On a CPU, they are drawn by loops. On a GPU, they are drawn by the JAX kernel, because XLA would take about
+    two seconds to fuse the operations of all draws at the start of a run.
     """
     calls_kernel = getattr(config, "threefry_gpu_kernel_lowering", None) if platform == "gpu" else None
     before = _is_rolled.set(True)

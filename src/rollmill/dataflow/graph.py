@@ -33,7 +33,7 @@ Weights: TypeAlias = PyTree[Array | np.ndarray]
 Hyperparameters: TypeAlias = dict[str, Float[Array | np.ndarray, "..."]]
 """Hyperparameters by name that a learner holds as data, in its field `hyperparameters`."""
 
-OF_ENVIRONMENT = "environment:"
+ENVIRONMENT_PREFIX = "environment:"
 """Prefix of the inputs of a start that are parameters of the environment."""
 
 Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
@@ -78,7 +78,7 @@ class Trajectory(NamedTuple):
     """Data of a rollout of all environments: the edge *trajectory*."""
 
     steps: Step
-    """Shapes of a trajectory, with leaves `[T, E, ...]`."""
+    """Steps of the rollout, with leaves `[T, E, ...]`."""
     start_memory: Memory
     """Memory of the policy before the first step, with leaves `[E, ...]`."""
     observation: Observation
@@ -422,5 +422,5 @@ class Graph(NamedTuple):
     @property
     def inputs(self) -> dict[str, float]:
         """Returns the initial hyperparameters of the learner and the environment by name."""
-        parameters = {f"{OF_ENVIRONMENT}{name}": value for name, value in self.parameters.items()}
+        parameters = {f"{ENVIRONMENT_PREFIX}{name}": value for name, value in self.parameters.items()}
         return {**self.hyperparameters, **parameters}

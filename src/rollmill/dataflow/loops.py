@@ -18,7 +18,7 @@ from rollmill.core.types import Key
 from rollmill.dataflow.collecting import COLLECT, LEARN, START, collect, iteration_key, start_collector
 from rollmill.dataflow.experience import empty_experience
 from rollmill.dataflow.graph import (
-    OF_ENVIRONMENT,
+    ENVIRONMENT_PREFIX,
     Collector,
     Graph,
     Hyperparameters,
@@ -40,9 +40,9 @@ def init_state(
     `hyperparameters` replaces values of the graph, by the names of `Graph.inputs`.
     """
     parameters: Hyperparameters = {
-        name.removeprefix(OF_ENVIRONMENT): jnp.asarray(value, jnp.float32)
+        name.removeprefix(ENVIRONMENT_PREFIX): jnp.asarray(value, jnp.float32)
         for name, value in (graph.inputs if hyperparameters is None else hyperparameters).items()
-        if name.startswith(OF_ENVIRONMENT)
+        if name.startswith(ENVIRONMENT_PREFIX)
     }
     collector = start_collector(graph, key, index, parameters)
     learner = start_learner(graph, key, hyperparameters)
@@ -65,7 +65,7 @@ def start_learner(graph: Graph, key: Key, hyperparameters: Hyperparameters | Non
 
 def with_hyperparameters(learner: Learner, hyperparameters: Hyperparameters) -> Learner:
     """Returns the learner with values of its field `hyperparameters` replaced, if it has this field."""
-    held = {name: value for name, value in hyperparameters.items() if not name.startswith(OF_ENVIRONMENT)}
+    held = {name: value for name, value in hyperparameters.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     return eqx.tree_at(lambda learner: learner.hyperparameters, learner, held) if held else learner
 
 

@@ -25,7 +25,7 @@ TRACED_BEFORE = {
 }
 """Parameters that say how a call is differentiated, which no longer matters once a program is traced."""
 
-OF_JAX = {"UnspecifiedValue", "Mesh", "AbstractMesh"}
+IGNORED_JAX_TYPES = {"UnspecifiedValue", "Mesh", "AbstractMesh"}
 """Names of JAX types that occur as parameters and do not affect the result either."""
 
 PARTS_OF_TREES = {
@@ -148,7 +148,7 @@ def _is_of_jax(value: Any) -> bool:
     if isinstance(value, FunctionType):
         named = getattr(sys.modules.get(value.__module__), value.__qualname__, None)
         return value.__module__.partition(".")[0] == "jax" and named is value
-    return type(value).__module__.partition(".")[0] == "jax" and type(value).__qualname__ in OF_JAX
+    return type(value).__module__.partition(".")[0] == "jax" and type(value).__qualname__ in IGNORED_JAX_TYPES
 
 
 def _context(equation: core.JaxprEqn, settings: Mapping[str, Any]) -> list[str]:

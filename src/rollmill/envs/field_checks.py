@@ -6,14 +6,14 @@ from rollmill.core.contracts import Call, check_signature, outline
 from rollmill.core.errors import ContractError
 from rollmill.core.types import AgentKind, Environment, Timestep
 
-_OF_STATE = Call(("state", "params"))
+_STATE_CALL = Call(("state", "params"))
 CALLS = {
     "reset": Call(("key", "params")),
     "step": Call(("key", "state", "action", "params")),
-    "action_mask": _OF_STATE,
-    "active": _OF_STATE,
-    "central": _OF_STATE,
-    "to_move": _OF_STATE,
+    "action_mask": _STATE_CALL,
+    "active": _STATE_CALL,
+    "central": _STATE_CALL,
+    "to_move": _STATE_CALL,
 }
 """Arguments of the functions of an environment."""
 

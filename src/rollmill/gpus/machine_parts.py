@@ -148,13 +148,13 @@ def _default_count(gpus: Sequence[Gpu], way: Way) -> int:
 
 
 def _devices(gpus: Sequence[Gpu], way: Way) -> list[str]:
-    """UUIDs of what processes have one after the other: GPUs, or slices."""
+    """Returns the UUIDs of the GPUs or slices that are assigned to processes in turn."""
     sliced = way == "mig"
     return [uuid for gpu in gpus for uuid in ([part.uuid for part in gpu.slices] if sliced else []) or [gpu.uuid]]
 
 
 def _most_on_each(gpus: Sequence[Gpu], way: Way) -> dict[str, int]:
-    """Most processes of each device: those that its memory holds, or one if it has no other than its own."""
+    """Returns the maximum number of processes per device: 1, or with MPS as many as fit into its memory."""
     if way != "mps":
         return dict.fromkeys(_devices(gpus, way), 1)
     held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // MIN_GPU_MEMORY for gpu in gpus}

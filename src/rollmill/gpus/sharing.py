@@ -170,7 +170,7 @@ def part_of(free: int, processes: int) -> float:
 
 
 def _devices(gpu: Gpu, way: Way) -> list[tuple[str, int, int]]:
-    """UUID, memory and free memory of the parts of a GPU that CUDA sees as devices."""
+    """Returns UUID, memory and free memory of each part of a GPU that CUDA sees as a device."""
     if way == "mig" and gpu.slices:
         return [(part.uuid, part.memory_bytes, part.memory_bytes) for part in gpu.slices]
     return [(gpu.uuid, gpu.memory_bytes, gpu.memory_bytes - gpu.used_bytes)]

@@ -21,7 +21,7 @@ WINDOW = 100
 """Maximum number of episodes that `episode/return` averages over."""
 
 TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
-OF_EVALUATIONS = "evaluation/"
+EVALUATION_PREFIX = "evaluation/"
 """Prefix of the metrics that only lines of evaluations contain."""
 
 
@@ -61,7 +61,7 @@ def stop_at_return(
 
 def _stop_at_return(value: float, episodes: int, metric: str, event: TrainingEvent) -> HookRequest:
     _check_that_it_exists("stop_at_return", metric, event)
-    evaluated = metric.startswith(OF_EVALUATIONS)
+    evaluated = metric.startswith(EVALUATION_PREFIX)
     match event:
         case MetricsLogged() if not evaluated and event.episodes >= episodes:
             reached = event.row[metric]
@@ -129,7 +129,7 @@ def early_stopping(
 
 def _check_that_it_exists(hook: str, metric: str, event: TrainingEvent) -> None:
     """Raises a UsageError if an event shows that the run never logs the metric that a hook waits for."""
-    evaluated = metric.startswith(OF_EVALUATIONS)
+    evaluated = metric.startswith(EVALUATION_PREFIX)
     match event:
         case TrainingStarted() if evaluated and event.config["options"]["evaluate_every"] is None:
             raise UsageError(

@@ -57,7 +57,7 @@ class MonotonicMixer(eqx.Module):
 def monotonic_mixer(
     key: Key, *, num_agents: int, state_size: int, mixing_size: int, hypernetwork_size: int, normalised: bool
 ) -> MonotonicMixer:
-    """Makes a mixing network with `mixing_size` hidden units. `normalised` tells whether it normalises the state.
+    """Makes a mixing network with `mixing_size` hidden units, which normalises the state if `normalised`.
 
     The hypernetworks of its weights have `hypernetwork_size` hidden units, or none with 0. The hypernetwork of its
     last bias has `mixing_size`.

@@ -55,7 +55,7 @@ def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
 
 
 def _orthonormal_panel(panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
-    """Orthonormal columns of a few. A column of zeros, which fills the last panel, stays as it is."""
+    """Orthonormalises a panel of columns. Columns of zeros, which pad the last panel, do not change."""
     return jax.lax.fori_loop(0, 2 * panel.shape[1], _project_column, panel)
 
 

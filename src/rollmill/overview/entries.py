@@ -17,7 +17,7 @@ from rollmill.record.metric_curves import RETURN, newest_returns, newest_values
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.run_files import CONFIG, METRICS, SUMMARY, VERSIONS
 from rollmill.sweeps.files import FINISHED
-from rollmill.sweeps.metrics import OF_KINDS
+from rollmill.sweeps.metrics import KIND_RETURNS
 
 State: TypeAlias = Literal["running", "finished", "stopped", "failed", "killed", "damaged"]
 """State of a run. `running`: a process is training it. `finished`: it reached its end. `stopped`: a signal or a
@@ -102,7 +102,7 @@ def _read_run(run: RunDirectory) -> Entry:
         steps=_whole(summary.get("total_env_steps")) if is_over else None if steps is None else int(steps * seeds),
         planned_steps=None if planned is None else planned * seeds,
         mean_return=_number(summary.get("final_return")) if is_over else newest.get(RETURN),
-        returns=small_numbers(summary.get(OF_KINDS) if is_over else newest_returns(run)),
+        returns=small_numbers(summary.get(KIND_RETURNS) if is_over else newest_returns(run)),
         evaluation_return=newest.get("evaluation/return"),
         steps_per_second=_number(summary.get(SPEED)) if is_over else newest.get(SPEED),
         seed=_whole(options.get("seed")),

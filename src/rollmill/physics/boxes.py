@@ -109,7 +109,7 @@ def _of(which: Int[Array, " n"], values: Float[Array, "n m"]) -> Float[Array, " 
 
 
 def _nearest(segment: _Segment, half_lengths: Float[Array, " n"]) -> _Nearest:
-    """Returns the place of each segment nearest to the box: an end over a face, or the place next to an edge."""
+    """Returns the point of each segment nearest to the box: an end above a face, or a point next to an edge."""
     faces = [_over_face(segment, sign) for sign in (-1.0, 1.0)]
     squares, along, on_edge, at_end = _next_to_edges(segment, half_lengths)
     every = jnp.concatenate([jnp.stack([face[0] for face in faces], axis=1), squares], axis=1)
@@ -156,7 +156,7 @@ def _signs() -> np.ndarray:
 def _next_to_edges(
     segment: _Segment, half_lengths: Float[Array, " n"]
 ) -> tuple[Float[Array, "n 12"], Float[Array, "n 12"], Float[Array, "n 12"], Float[Array, "n 12"]]:
-    """Returns squared distances to edges, places on segment and edge, and the signs of the edge's end or 0."""
+    """Returns squared distances to edges, nearest points on segment and edge, and the signs of edge ends or 0."""
     signs, axes = _signs(), np.array([axis for axis, _ in EDGES])
     size = segment.sizes[:, axes]
     half = segment.halves[:, axes]

@@ -173,7 +173,7 @@ def _capsule_capsule(first: PlacedGeoms, second: PlacedGeoms) -> list[Points]:
 
 
 def _bounded(along: Float[Array, " n"], capsules: PlacedGeoms) -> Float[Array, " n"]:
-    """Returns places along capsules' axes that are not beyond their ends."""
+    """Clamps positions along capsules' axes to the ends of the axes."""
     halves = real(capsules.sizes[:, 1])
     return jnp.minimum(jnp.maximum(along, -halves), halves)
 

@@ -168,7 +168,7 @@ def _body_rows(
     motions: Float[Array, "bodies 6"],
     biases: Float[Array, "bodies 6"],
 ) -> tuple[PointRows, TurnRows | None]:
-    """Returns rows that also want what makes up for accelerations at constant velocities."""
+    """Returns rows whose target also compensates the accelerations at constant velocities."""
     sides = _sides(placed, held)
     apart = _apart(placed, held, sides)
     squares = jnp.sum(apart * apart, axis=1)

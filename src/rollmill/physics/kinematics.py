@@ -139,7 +139,7 @@ def _moved(joint: Joint, pose: _Pose, coordinates: Array) -> tuple[_Pose, Float[
 
 
 def _about(anchor: Array, rotation: Array, joint: Joint) -> Array:
-    """Returns where a body's origin is, given its rotation and the place of a joint's anchor."""
+    """Returns the position of a body's origin, given its rotation and the position of a joint's anchor."""
     return anchor - times(rotation, real(joint.anchor)) if any(joint.anchor) else anchor
 
 

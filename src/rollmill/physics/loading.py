@@ -83,7 +83,7 @@ def load(
 
 
 def load_outline(source: Any) -> Model:
-    """Loads only the joints, actuators and first pose of a robot, which MuJoCo itself steps.
+    """Loads only the joints, actuators and initial pose of a robot that MuJoCo simulates.
 
     Args:
         source: MJCF or URDF as a string, the path of such a file, or a `mujoco.MjModel`.

@@ -103,7 +103,7 @@ class WarpRobots:
         self._calls = {mode: self._registered(mode) for mode in GRAPH_MODES.values()}
 
     def __repr__(self) -> str:
-        """Returns a text that says everything that the results depend on, for digests of programs."""
+        """Returns a string with everything that the results depend on, for digests of programs."""
         model = np.zeros(self._mujoco.mj_sizeModel(self._compiled), np.uint8)
         self._mujoco.mj_saveModel(self._compiled, None, model)
         return f"WarpRobots({hashlib.sha256(model.tobytes()).hexdigest()}, {self.sizes})"

@@ -26,7 +26,7 @@ KIND = "kind"
 """Setting that names the kind of agents of a curve, so that each kind is a group."""
 COPIED = "copied"
 """Setting of trials of a population that copied another trial. Each of them is a group."""
-OF_EACH_KIND = "returns"
+KIND_RETURNS_TITLE = "returns"
 """Title of a figure with the return of each agent kind."""
 SWEEP = "sweep.json"
 MAX_DIGITS = 20
@@ -124,7 +124,7 @@ def _read_curves(opened: _NamedRuns, *, metric: str | None, smoothing: float) ->
     if not curves:
         raise _without(opened.runs[0][0], metric or RETURN)
     kinds = tuple(dict.fromkeys(curve.settings[KIND] for curve in curves if KIND in curve.settings))
-    metric = metric or (OF_EACH_KIND if kinds else RETURN)
+    metric = metric or (KIND_RETURNS_TITLE if kinds else RETURN)
     return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out), kinds=kinds)
 
 

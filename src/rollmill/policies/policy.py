@@ -256,9 +256,9 @@ class Policy:
     # --- the shorthand, which remembers ---------------------------------------------------------------
 
     def __call__(self, observation: Any, *, action_mask: Any = None, stochastic: bool = False) -> Any:
-        """Returns the action for one observation or a batch, `[*batch, ...]`. The policy remembers by itself.
+        """Returns the action for one observation or a batch, `[*batch, ...]`, and keeps the policy's memory.
 
-        Not for `jax.jit`: there use `action`.
+        This method cannot be used under `jax.jit`. Use `action` there.
 
         Args:
             observation: `[*batch, ...]`. A recurrent policy takes the same leading axes until the next `reset`.

@@ -171,7 +171,7 @@ def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
 
 
 def _kind(dtype: Any) -> int | None:
-    """0 for booleans, 1 for integers, 2 for floats, or None for anything else."""
+    """Returns 0 for booleans, 1 for integers, 2 for floats, and None for anything else."""
     kinds = (np.bool_, jnp.integer, jnp.floating)
     return next((index for index, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), None)
 

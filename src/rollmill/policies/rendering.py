@@ -288,7 +288,10 @@ def _frames(
 
 
 def _never_reset(env: Environment) -> Environment:
-    """Returns the environment, whose end only its state tells: an auto-reset around it has nothing to do."""
+    """Returns an environment that never ends, so that an auto-reset around it does nothing.
+
+    The end of an episode is only in its state.
+    """
     kept = lambda params: params if env.inputs else None
 
     def reset(key: Any, params: Params) -> tuple[Any, _Watched]:

@@ -1,5 +1,5 @@
 """Starts worker processes, exchanges messages with them, detects their failures, and ends them.
 
-Nothing here knows what the workers compute. Processes exchange JSON and raw arrays, and nothing is unpickled or
-evaluated.
+This package does not depend on what the workers compute. Processes exchange JSON and raw arrays, and nothing is
+unpickled or evaluated.
 """

@@ -259,7 +259,7 @@ class _ForkingProcess:
         return None
 
     def _begin(self, environment: Mapping[str, str], descriptors: list[int]) -> None:
-        """Makes this process, which was forked just now, as one that was started."""
+        """Prepares the newly forked process, so that it behaves like a newly started one."""
         self._line.release()
         for descriptor in self._running:
             os.close(descriptor)

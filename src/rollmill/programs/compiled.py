@@ -488,7 +488,7 @@ def _start(graph: Graph, seeds: UInt32[Array | np.ndarray, " S"], hyperparameter
 
 
 def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
-    """Collector and replay memory are divided along their environments. All else is whole on every device."""
+    """Returns partition specs, which divide collector and replay memory by environments and replicate the rest."""
     by_environment = PartitionSpec(None, AXES) if has_seeds else PartitionSpec(AXES)
 
     def spec(path, _):
@@ -528,7 +528,7 @@ def _step(
 def _iterate_often(
     step: Callable[[State], tuple[State, PackedMetrics]], state: State, count: Int[Array, ""]
 ) -> tuple[State, PackedMetrics]:
-    """Several iterations, and the sums of their metrics, or of flags the lowest."""
+    """Runs several iterations, and sums their metrics. Of flags, it returns the minimum."""
     shape = jax.eval_shape(step, state)[1]
     flags = np.asarray([is_flag(name) for name in shape.names])
 

@@ -34,9 +34,7 @@ def take_devices(count: int) -> list[Any]:
 
 
 def _divide_cpu(count: int) -> None:
-    """Asks for that many CPU devices. It has no effect on accelerators, and comes too late once JAX has
-    started.
-    """
+    """Requests `count` CPU devices. This has no effect on accelerators, or once JAX has started."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:

@@ -174,7 +174,7 @@ def _dispatch(program: CompiledProgram, state: State, first: int, size: int, spa
 
 @contextlib.contextmanager
 def _finishing(ahead: _Running | None) -> Iterator[None]:
-    """Waits for the next window if the consumer stops, so that nobody will read it.
+    """Waits for the next window if the consumer stops and will not read it.
 
     A program that calls functions of Python on a CPU, such as MuJoCo Warp, would wait forever if the interpreter
     ended first. With several processes, others may have died, so that the window would never end.

@@ -1,8 +1,9 @@
 """Arrays without elements in a training state that is divided among devices.
 
-XLA drops the sharding of an array without elements. A program that takes and returns one, such as the readings of
-a robot without sensors, then refuses its own result, or ends the process with a segmentation fault (jaxlib 0.10
-and 0.11). Programs for several devices therefore neither take nor return such arrays, but make them anew.
+XLA drops the sharding of an array without elements. A program that takes and returns such an array, for example
+the readings of a robot without sensors, then rejects its own result, or ends the process with a segmentation fault
+(jaxlib 0.10 and 0.11). Programs for several devices therefore neither take nor return such arrays, but create them
+again.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class EmptyArrays(NamedTuple):
         return cls(structure, arrays)
 
     def removed_from(self, tree: PyTree[Any]) -> PyTree[Any]:
-        """Returns the tree with None in place of its leaves without elements."""
+        """Returns the tree with each leaf without elements replaced by None."""
         if not self.arrays:
             return tree
         kept = (None if number in self.arrays else leaf for number, leaf in enumerate(jax.tree.leaves(tree)))

@@ -155,7 +155,7 @@ def _or_reason(make: Callable[[], _Candidates]) -> _Candidates | CannotFuse:
 
 @dataclass(frozen=True)
 class _Chooser:
-    """Options of a choice, and its place."""
+    """Options for choosing the kernels of one program, and the functions that compile and time them."""
 
     graph: Graph
     fusion: Fusion

@@ -31,8 +31,9 @@ class KernelParts(NamedTuple):
 
 
 def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
-    """Estimates the shares of policy and environment in the time of a rollout kernel. Times the kernel as it is,
-    without the environment, and without the policy.
+    """Estimates the shares of policy and environment in the time of a rollout kernel.
+
+    Times the whole kernel, the kernel without the environment, and the kernel without the policy.
 
     Raises `CannotFuse` if a kernel cannot be made.
     """

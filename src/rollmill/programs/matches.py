@@ -155,7 +155,10 @@ def _play(
     first: Int[Array, ""],
     moves_first: Bool[Array, ""],
 ) -> tuple[Float[Array, " N"], Bool[Array, " N"]]:
-    """Returns of player 0, and whether each game ended. `moves_first` tells if that is `player`."""
+    """Plays games, and returns player 0's returns and whether each game ended.
+
+    `moves_first` is True if `player` is player 0.
+    """
     start_key, opening_key, run_key = jax.random.split(key, 3)
     index = first + jnp.arange(count, dtype=jnp.int32)
     state, observation = jax.vmap(game.start)(jax.random.split(start_key, count), index)

@@ -43,7 +43,7 @@ def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addre
 
 
 def _check_one_host() -> None:
-    """Whether all processes are on one host: a handle says nothing on others."""
+    """Raises `NoPeerMemory` if the processes are on several hosts, where handles are meaningless."""
     mine = np.frombuffer(uuid.UUID(BOOT_ID.read_text().strip()).bytes, np.uint8)
     if (np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size) != mine).any():
         raise NoPeerMemory("the processes of the mesh are on several hosts")

@@ -72,7 +72,7 @@ NO_PART = re.compile("cache|log|dump|trace|state_dir", re.IGNORECASE)
 PREFIXES = ("JAX_", "XLA_", "TF_", "NVIDIA_", "CUBLAS_", "CUDNN_", "EQX_", "ROLLMILL_")
 """Prefixes of environment variables that may affect programs."""
 
-OF_A_CONTAINER = ("NVIDIA_VISIBLE_", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_", "XLA_PYTHON_CLIENT_")
+GPU_SELECTION_PREFIXES = ("NVIDIA_VISIBLE_", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_", "XLA_PYTHON_CLIENT_")
 """Prefixes of environment variables that only set which GPUs, and how much of their memory, a process may use."""
 
 GPU_PACKAGES = (
@@ -84,7 +84,7 @@ GPU_PACKAGES = (
 
 @dataclass
 class RecentPrograms:
-    """Programs that this process has compiled or loaded, for later trainings with the same program.
+    """Programs that this process has compiled or loaded, for later runs of the same program.
 
     Loading a small program takes half a second of processor time. On GPUs, programs are not kept, because they
     hold memory of the device.
@@ -297,7 +297,7 @@ def store_for(device: Any, digest: str | None, known: Sequence[object], sources:
 
 @cache
 def _source_digest(source: Path, changed: int) -> str:
-    """Returns the digest of a file, which is read once for each time of its last change."""
+    """Returns the digest of a file, which is read again only if its modification time has changed."""
     del changed
     return hashlib.sha256(source.read_bytes()).hexdigest()
 
@@ -341,7 +341,7 @@ def _flags() -> str:
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     matters = lambda name: (
-        name.startswith(PREFIXES) and not name.startswith(OF_A_CONTAINER) and name != "XLA_FLAGS"
+        name.startswith(PREFIXES) and not name.startswith(GPU_SELECTION_PREFIXES) and name != "XLA_FLAGS"
     )
     known = sorted(environment.items())
     return {name: value for name, value in known if matters(name) and not NO_PART.search(name)}

@@ -126,9 +126,9 @@ def means_in_a_row(
 
 
 def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -> float:
-    """Returns the seconds of one mean of the program, infinite if the result is wrong.
+    """Returns the seconds that one mean takes, or infinity if its result is wrong.
 
-    They are timed all the same, because all processes have to take part in each mean.
+    A mean with a wrong result is timed as well, because all processes have to take part in each mean.
     """
     found = program()  # the first call also opens channels and communicators
     is_right = all(np.allclose(shard.data, expected, rtol=1e-3) for shard in found.addressable_shards)

@@ -47,8 +47,8 @@ _mappings: list[mmap.mmap] = []  # memory is freed with its mapping, so mappings
 def register_threefry() -> bool:
     """Registers the machine code with XLA under the name `THREEFRY_CALL`, unless it is registered.
 
-    XLA then knows a function of two keys and two counters. Counters and both results have equal shapes. Both keys
-    have the same shape, too, or are scalars. Returns False if there is no code for this machine.
+    The function takes two keys and two counters. Counters and both results have the same shape. Both keys
+    have this shape, too, or are scalars. Returns False if there is no code for this machine.
     """
     with _lock:
         return _is_registered()

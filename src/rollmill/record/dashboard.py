@@ -38,7 +38,7 @@ def fits_terminal() -> bool:
 
 
 def _shows_bars() -> bool:
-    """Returns whether standard error can encode the bars. Escapes in their place would break the lines."""
+    """Returns whether standard error can encode the bars, because escape sequences would break the lines."""
     try:
         f"{BARS}{FILLED}{EMPTY}".encode(sys.stderr.encoding or "ascii")
     except (LookupError, UnicodeError):

@@ -197,7 +197,7 @@ class Mirror:
         self._whole.set()
 
     def _claim(self) -> Marker:
-        """Counts this copy, in the working folder first, after checking that nobody else copies the run."""
+        """Counts this copy, first in the working folder, after checking that no other process copies the run."""
         here = self._marker
         if here is None:
             there, here = read_marker(self._store) or Marker(), local_marker(self._run.folder)

@@ -148,7 +148,10 @@ def _local_checkpoints(run: Folder) -> set[str]:
 
 
 def _fetch(store: ObjectStore, names: Mapping[str, int], run: Folder, marker: Marker) -> None:
-    """Makes the working folder what the store has. The marker is last: what was interrupted is fetched again."""
+    """Makes the working folder equal to the store.
+
+    The marker is written last, so that an interrupted fetch is repeated.
+    """
     checkpoints = run.inner(CHECKPOINTS)
     run.make()
     checkpoints.make()

@@ -80,15 +80,15 @@ def _file_of(settings: dict[str, Any]) -> Path | None:
 
 
 class _Untold(Exception):
-    """There is code in this process of which nothing is known."""
+    """Raised if this process contains code from an unknown source."""
 
 
 def _foreign_modules() -> Iterator[tuple[str, int, int]]:
     """Finds the modules of other packages, with the sizes of their files and the seconds of their changes.
 
     Raises:
-        _Untold: a module belongs to no installed package or has no file, or the process is not one of Rollmill's
-            command.
+        _Untold: a module belongs to no installed package or has no file, or the process was not started by the
+            command `rollmill`.
     """
     main = sys.modules["__main__"]
     command = getattr(main, "__file__", None)
@@ -132,9 +132,9 @@ def _recorded(folder: str) -> frozenset[str]:
 
 
 def _has_code(name: str, module: Any) -> bool:
-    """Returns whether a module without a file may hold code of Python that no other module's file tells.
+    """Returns whether a module without a file may contain Python code that is in no other module's file.
 
-    Those of the interpreter, folders that are packages, and parts of a module in a file hold none.
+    Modules of the interpreter, namespace packages, and parts of a module in a file contain none.
     """
     spec = getattr(module, "__spec__", None)
     if spec is not None:

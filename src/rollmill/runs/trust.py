@@ -211,7 +211,7 @@ def rewrite_config(run: RunDirectory, config: Mapping[str, Any]) -> None:
 
 
 def _identified(run: RunDirectory, modules: Sequence[str]) -> TrustedRun:
-    """Returns the directory of a run, or of a sweep, as it is now."""
+    """Returns the current identity of the directory of a run or a sweep."""
     name = next((name for name in CONFIGURATIONS if run.folder.has(name)), CONFIGURATIONS[0])
     with run.folder.reading(name) as file:
         of_file = os.fstat(file.fileno())

@@ -346,7 +346,7 @@ class HttpConnection(asyncio.Protocol):
         self._began = self._loop.time() if self._receiving is None else self._began
 
     def _continue(self) -> None:
-        """Asks for the body that a client holds back until then, after the answers to what it sent before."""
+        """Sends `100 Continue` to a client that waits for it, after the answers to its earlier requests."""
         if self._owes_continue and not self._unanswered:
             self._owes_continue = False
             self._send([CONTINUE])
@@ -394,7 +394,7 @@ class HttpConnection(asyncio.Protocol):
         self._unstarted.clear()
 
     def _check_length(self) -> None:
-        """Refuses a body by its length, of which any number of digits may have come."""
+        """Rejects a body whose declared length, which may have any number of digits, is too large."""
         if len(self._length) > MAX_DIGITS:
             digits = f"Content-Length has {len(self._length):,} digits, more than the limit of {MAX_DIGITS}."
             raise Refusal(400, digits)
@@ -416,7 +416,7 @@ class HttpConnection(asyncio.Protocol):
             raise long_head(limits)
 
     def _check_unparsed(self) -> None:
-        """Bounds what the parser itself keeps: a header that has not ended yet, and the framing of a body."""
+        """Limits the data in the parser: a header that has not ended yet, and the framing of a body."""
         limits = self._limits
         if self._in_head and self._head_bytes + self._unparsed > limits.head_bytes:
             raise long_head(limits)

@@ -139,7 +139,7 @@ class Server:
         return Refusal(503, f"the limit of {limit} open connections is reached.", retry_after=1)
 
     def _close_strangers(self) -> None:
-        """Gives back descriptors, of which this process has no more."""
+        """Closes connections without a token, because the process has no free file descriptors."""
         for _ in range(CLOSED_AT_ONCE):
             if not self._context.strangers.close_one():
                 return

@@ -207,7 +207,7 @@ def _names(
 
 
 def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) -> None:
-    """Checks first what the parser of the command would reject."""
+    """Checks the arguments that the parser of the command would reject."""
     for name, text in (("algorithm", algorithm), ("environment", environment)):
         if not isinstance(text, str):
             raise UsageError(

@@ -30,8 +30,8 @@ from rollmill.sweeps.shared_programs import check_one_program, made_environment
 from rollmill.sweeps.spec import SweepSpec, Trial
 from rollmill.training.evolution import DEFAULT_SHARE, EvolutionRule
 from rollmill.training.request import (
+    ENV_OPTION_PREFIX,
     NETWORK,
-    OF_ENVIRONMENT,
     NamedCode,
     ResolvedRequest,
     TrainingRequest,
@@ -205,8 +205,8 @@ def _check_settings(request: TrainingRequest, axes: Sequence[Axis]) -> None:
 
 def _is_given(request: TrainingRequest, option: str) -> bool:
     """Returns whether all trials have a value of an option that is to be varied."""
-    if option.startswith(OF_ENVIRONMENT):
-        return option.removeprefix(OF_ENVIRONMENT) in request.environment_options
+    if option.startswith(ENV_OPTION_PREFIX):
+        return option.removeprefix(ENV_OPTION_PREFIX) in request.environment_options
     return setting_name(option) in request.settings
 
 

@@ -18,7 +18,7 @@ TrialResult: TypeAlias = Literal["final_return", "best_return", "env_steps", "st
 TRIAL_RESULTS: tuple[TrialResult, ...] = get_args(TrialResult)
 MAY_DIFFER = frozenset({"algorithm", "environment"})
 """Options by which trials may differ in their kinds of agents."""
-OF_KINDS = "final_returns"
+KIND_RETURNS = "final_returns"
 """Field of a summary with the mean return of each agent kind."""
 
 
@@ -69,13 +69,13 @@ def result_of(summary: Mapping[str, Any], metric: str) -> int | float | None:
     """Returns a result from the summary of a run, or None if the summary does not contain it."""
     if not is_of_kind(metric):
         return finite(summary.get(metric))
-    of_kinds = summary.get(OF_KINDS)
+    of_kinds = summary.get(KIND_RETURNS)
     return finite(of_kinds.get(metric.removeprefix(RETURNS))) if isinstance(of_kinds, dict) else None
 
 
 def columns_of_kinds(summaries: Iterable[Mapping[str, Any]], metric: str) -> list[str]:
     """Returns the names of all columns with returns of agent kinds: the kinds in any summary, and `metric`."""
-    known = (summary.get(OF_KINDS) for summary in summaries)
+    known = (summary.get(KIND_RETURNS) for summary in summaries)
     names = {f"{RETURNS}{kind}" for of_kinds in known if isinstance(of_kinds, dict) for kind in of_kinds}
     return sorted(names | ({metric} if is_of_kind(metric) else set()))
 
@@ -89,7 +89,7 @@ def lacking(summary: Mapping[str, Any], metric: str) -> str | None:
     """Returns a note for the user if a run has ended without the return of the agent kind that `metric` names."""
     if not is_of_kind(metric) or not summary or result_of(summary, metric) is not None:
         return None
-    of_kinds = summary.get(OF_KINDS)
+    of_kinds = summary.get(KIND_RETURNS)
     known = ", ".join(f"{RETURNS}{kind}" for kind in of_kinds) if isinstance(of_kinds, dict) else ""
     has = f"only {known}" if known else "because no episode ended, or it has one kind of agent"
     return f"has no {metric}, {has}. hint: rollmill sweep --resume SWEEP --metric NAME ranks by another result"

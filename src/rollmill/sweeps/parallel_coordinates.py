@@ -18,7 +18,7 @@ MAX_MARKS = 8
 
 
 class _Axis(NamedTuple):
-    """An axis: places of values from 0 at its bottom to 1, and what is written beside it."""
+    """An axis: positions of values, from 0 at the bottom to 1 at the top, and their labels."""
 
     name: str
     places: list[float]

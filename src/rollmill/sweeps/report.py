@@ -182,7 +182,7 @@ def _is_numeric(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
 
 
 def _cell(name: str, value: Any) -> str:
-    """Returns a setting as it was given, and a result in few digits."""
+    """Formats a cell: a setting as the user wrote it, or a result with few digits."""
     if value is None:
         return ""
     if name == "env_steps":

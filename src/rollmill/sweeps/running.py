@@ -18,7 +18,7 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.sweeps.halving import Judgement
-from rollmill.sweeps.metrics import OF_KINDS
+from rollmill.sweeps.metrics import KIND_RETURNS
 from rollmill.sweeps.population_based import run_population
 from rollmill.sweeps.results import SweepResults
 from rollmill.sweeps.shared_programs import MAX_TRIALS, Together, num_programs, trials_together
@@ -213,7 +213,7 @@ def _outcome(
     code = running.process.returncode
     if sweep.is_finished(trial):
         summary = sweep.summary(trial)
-        of_kinds = summary.get(OF_KINDS) or {}
+        of_kinds = summary.get(KIND_RETURNS) or {}
         each = ", ".join(f"{kind} {_short(value)}" for kind, value in of_kinds.items())
         final = f"final returns {each}" if each else f"final return {_short(summary['final_return'])}"
         return f"trial {trial} finished in {running.seconds:.0f} s, {final}"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
-from rollmill.algorithms.hyperparameters import in_programs
+from rollmill.algorithms.hyperparameters import static_fields
 from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.schedules import parse_schedule
@@ -78,7 +78,7 @@ def check_one_program(trials: Sequence[Trial]) -> None:
 
 
 def _is_fresh(sweep: SweepDirectory, trial: Trial, alone: Collection[str]) -> bool:
-    """Returns whether a trial has not begun: one that has continues in a program of its own."""
+    """Returns whether a trial has not begun. A trial that has begun continues in a separate program."""
     return trial.name not in alone and not sweep.has_begun(trial)
 
 
@@ -108,7 +108,7 @@ def _constants(trial: Trial) -> tuple[Any, ...]:
 def _shape(config: Any, name: str) -> str | None:
     """Returns the shape of a hyperparameter's schedule, or None for a compiled constant."""
     value = getattr(config, name, None)
-    if name in in_programs(config):
+    if name in static_fields(config):
         return None
     if isinstance(value, float):
         return "number" if math.isfinite(value) else None

@@ -209,7 +209,7 @@ def _learned(
 
 
 def _error(graph: Graph, weights: PolicyWeights, row: Demonstrations) -> Float[Array, ""]:
-    """Returns what is to become small for ONE transition."""
+    """Returns the loss of ONE transition."""
     distribution = _distribution(graph, weights, row)
     if isinstance(graph.action_space, spaces.Box):
         return jnp.mean(_deviation(graph.action_space, distribution.mode(), row.action))

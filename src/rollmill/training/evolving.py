@@ -84,7 +84,7 @@ class Evolving:
     def __init__(
         self, rule: EvolutionRule, folder: Path, graphs: Sequence[Graph], members: Sequence[int], total: int
     ) -> None:
-        """`members` are the numbers of the graphs among the `total` members at the beginning."""
+        """`members` are the indices of the graphs among the `total` members that the population began with."""
         first: list[dict[str, Any]] = [{} for _ in range(total)]
         for number, graph in zip(members, graphs, strict=True):
             first[number] = {name: graph.settings["config"][name] for name in rule.names}

@@ -227,7 +227,7 @@ def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: S
 
 
 def _learner_alone(graph: Graph, seeds: Sequence[int]) -> State:
-    """Returns a state whose environments have not begun: zeros in their places."""
+    """Returns a training state with the learner, and with zeros instead of environment states."""
     empty, key = jax.tree.map(_zeros, state_shapes(graph, seeds)), jax.random.key(seeds[0])
     return dataclasses.replace(empty, key=key, learner=begin_learner(graph, key))
 

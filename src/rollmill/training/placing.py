@@ -144,9 +144,9 @@ def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
 
 
 def _ways_out(graph: Graph, options: RunOptions, *places: Place) -> str:
-    """Returns the places, of these, that the other options allow, or else the policy `gpu-only`, followed by `or`.
+    """Formats the given places that the other options allow, or else the policy `gpu-only`, followed by `or`.
 
-    Empty if the options rule all of them out.
+    The result is empty if the options allow none of them.
     """
     possible = [f"place={place}" for place in places if _is_accepted(graph, options, place)]
     default = RunOptions()

@@ -61,9 +61,9 @@ MAX_LINES_OF_REPLAY = 2_000
 ENDED, FAILED, UNSTABLE = "episodes/ended", "episodes/failed", "episodes/unstable"
 OVERFLOWS = "episodes/overflows"
 """Steps in which a simulation left out contacts because a buffer was too small."""
-OF_EPISODES = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
+EPISODE_METRICS = (ENDED, "episodes/return_sum", "episodes/length_sum", FAILED)
 """Metrics of the episodes that ended in an iteration."""
-OF_KIND = "episodes/return_sum/"
+KIND_RETURN_PREFIX = "episodes/return_sum/"
 """Prefix of the sums of the returns of each kind of agents in these episodes."""
 
 EVALUATED = "evaluation/returns/"
@@ -484,8 +484,8 @@ class Recorder:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
     def _episodes_of(self, block: StackedRows) -> list[list[list[float]]]:
-        """Returns the metrics `OF_EPISODES` of each row and seed, and the sum of the returns of each kind."""
-        names = [*OF_EPISODES, *(OF_KIND + kind for kind in self._kinds)]
+        """Returns the metrics `EPISODE_METRICS` of each row and seed, and the sum of the returns of each kind."""
+        names = [*EPISODE_METRICS, *(KIND_RETURN_PREFIX + kind for kind in self._kinds)]
         where = [block.names.index(name) if name in block.names else -1 for name in names]
         each = np.where(np.asarray(where)[:, None] < 0, 0.0, block.numbers[:, where])
         return each.transpose(0, 2, 1).tolist()
@@ -518,7 +518,7 @@ class Recorder:
         return line
 
     def _write_lines(self, lines: Sequence["_PendingLine"]) -> None:
-        """Writes the lines of one report in one piece, which takes one call of the system, and tells the hooks."""
+        """Writes the lines of one report with a single system call, and notifies the hooks."""
         if not lines:
             return
         each = self._loops.batch_size
@@ -623,5 +623,5 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
 
 def _kinds_of(block: StackedRows) -> list[str]:
     """Returns the names of the kinds of agents, or none if there is only one kind."""
-    kinds = [name.removeprefix(OF_KIND) for name in block.names if name.startswith(OF_KIND)]
+    kinds = [name.removeprefix(KIND_RETURN_PREFIX) for name in block.names if name.startswith(KIND_RETURN_PREFIX)]
     return kinds if len(kinds) > 1 else []

@@ -30,7 +30,7 @@ from rollmill.training.evaluations import unwatched
 from rollmill.training.placing import prepare_devices
 from rollmill.training.training import PreparedTraining, Run, prepare_training, train
 
-ENVIRONMENT, OF_ENVIRONMENT = "environment", "env-option."
+ENVIRONMENT, ENV_OPTION_PREFIX = "environment", "env-option."
 """Names that a sweep may vary in addition to settings: the environment, and its options."""
 NETWORK = "network.name"
 MAX_SEEDS = 2**14
@@ -39,7 +39,7 @@ MAX_SEEDS = 2**14
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """Names an algorithm and an environment, with all settings that were given explicitly."""
+    """Names of an algorithm and an environment, with all explicitly given settings."""
 
     algorithm: str
     environment: str
@@ -71,8 +71,8 @@ class TrainingRequest:
         for option, value in point.items():
             if option == ENVIRONMENT:
                 request = replace(request, environment=value)
-            elif option.startswith(OF_ENVIRONMENT):
-                key = option.removeprefix(OF_ENVIRONMENT)
+            elif option.startswith(ENV_OPTION_PREFIX):
+                key = option.removeprefix(ENV_OPTION_PREFIX)
                 request = replace(request, environment_options={**request.environment_options, key: value})
             elif option == "seed" and (seeds := seeds_of(value)) is not None:
                 request = request.changed({"seed": seeds.start, "num_seeds": len(seeds)})
@@ -236,21 +236,21 @@ def setting_from_text(algorithm: str, option: str, texts: Sequence[str]) -> Any:
     """
     if option == ENVIRONMENT:
         return " ".join(texts)
-    if option.startswith(OF_ENVIRONMENT):
-        key = option.removeprefix(OF_ENVIRONMENT)
+    if option.startswith(ENV_OPTION_PREFIX):
+        key = option.removeprefix(ENV_OPTION_PREFIX)
         return parse_options([f"{key}={' '.join(texts)}"], flag="--env-option")[key]
     return read_value(f"--{option}", _setting(algorithm, option).hint, texts)
 
 
 def takes_several(algorithm: str, option: str) -> bool:
     """Returns whether the value of an option consists of several strings, such as a list of layer sizes."""
-    is_setting = option != ENVIRONMENT and not option.startswith(OF_ENVIRONMENT)
+    is_setting = option != ENVIRONMENT and not option.startswith(ENV_OPTION_PREFIX)
     return is_setting and count_of(_setting(algorithm, option).hint) != 1
 
 
 def coerced_setting(algorithm: str, option: str, value: Any) -> Any:
     """Converts a value to the type of a setting. Raises the errors of `setting_from_text`."""
-    if option == ENVIRONMENT or option.startswith(OF_ENVIRONMENT):
+    if option == ENVIRONMENT or option.startswith(ENV_OPTION_PREFIX):
         return value
     return _setting(algorithm, option).coerce(value, name=option)
 

@@ -234,7 +234,7 @@ def _check_checkpoint(
 
 
 def _if_finished(run: RunDirectory, graph: Graph, restored: Restored | None) -> Run | None:
-    """Returns the run, if no iteration of it is left."""
+    """Returns the run if all of its iterations are done, and otherwise None."""
     if restored is None or restored.iteration < graph.loops.iterations:
         return None
     summary = read_summary(run)
@@ -253,9 +253,9 @@ def _describe(reopened: _Reopened, display: Display) -> dict[str, Any]:
 def _plan_elsewhere(
     graph: Graph, options: RunOptions, *, keeps_fusion: bool, display: Display
 ) -> tuple[Plan, RunOptions]:
-    """Chooses the plan of a resumed run in another place, and returns its options there.
+    """Chooses the plan of a run that resumes in another place, and returns its new options.
 
-    Unsupported kernels are dropped there, unless the user requests them.
+    Kernels that the new place does not support are dropped, unless the user requests them.
     """
     without = replace(options, fusion="auto") if keeps_fusion else options
     plan = choose_plan(graph, without)

@@ -85,7 +85,7 @@ def _keeping_faults(run: RunDirectory) -> Iterator[None]:
 
 
 def _fault_advice(graph: Graph, run: RunDirectory) -> str:
-    """How to find the cause of a number that is not finite."""
+    """Returns advice on finding the cause of a number that is not finite."""
     if graph.host is not None:
         return (
             "All rewards and observations were finite, so the NaN appeared while learning from them.\nhint: a "

@@ -103,7 +103,7 @@ def upper_bounds(node: Statistics) -> Float[Array, "... A"]:
 
 
 def _noisy(key: Key, logits: Float[Array, " A"], legal: Bool[Array, " A"], noise: RootNoise) -> Float[Array, " A"]:
-    """Logits of the prior mixed with Dirichlet noise over the legal actions."""
+    """Returns the logits of the prior mixed with Dirichlet noise over the legal actions."""
     if noise.fraction == 0:
         return logits
     gamma = jnp.where(legal, jax.random.gamma(key, noise.concentration, logits.shape), 0.0)

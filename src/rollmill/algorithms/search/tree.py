@@ -73,9 +73,9 @@ class Statistics(NamedTuple):
 
     edges: Edges
     prior_value: Float[Array, "..."]
-    """Value as the model estimates it."""
+    """Value estimated by the model."""
     value: Float[Array, "..."]
-    """Value as the search estimates it: the mean of returns."""
+    """Value estimated by the search: the mean of returns."""
 
 
 class SearchResult(NamedTuple):
@@ -90,7 +90,7 @@ class SearchResult(NamedTuple):
 
 
 Rule = Callable[[Statistics], Int[Array, "..."]]
-"""A rule that chooses an action of each node by the node's statistics."""
+"""A rule that chooses an action for each node from its statistics."""
 
 Model = Callable[[Int[Array, ""], PyTree[Array]], Expansion]
 """A model of the environment, which steps a state by the action with an index and evaluates the next state."""
@@ -122,7 +122,7 @@ class Below(NamedTuple):
 
     node: Int[Array, ""]
     returned: Float[Array, ""]
-    """Return that was received from the node on."""
+    """Return received from this node on."""
     value: Float[Array, ""]
     """Mean of the node's returns."""
     frontier: Int[Array, ""]
@@ -185,7 +185,7 @@ def _first_tree(root: EvaluatedPosition, num_nodes: int, num_levels: int) -> Tre
 
 
 def _first_statistics(position: EvaluatedPosition) -> Statistics:
-    """Statistics of a node without visits."""
+    """Returns the statistics of a node without visits."""
     zeros = jnp.zeros_like(position.logits)
     edges = Edges(position.logits, jax.nn.softmax(position.logits), visits=zeros, value=zeros)
     return Statistics(edges, prior_value=position.value, value=jnp.zeros_like(position.value))
@@ -195,9 +195,9 @@ def _first_statistics(position: EvaluatedPosition) -> Statistics:
 
 
 def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, ""], Float[Array, ""]]:
-    """Returns the tree with a node at the root's frontier, the end of this simulation's path, and the value there.
+    """Adds a node at the root's frontier. Returns the tree, the end of the simulation's path, and the value there.
 
-    If the walk ends in a node that is never expanded, the path ends there, and nothing leads to the added node.
+    If the walk ends in a node that is never expanded, the path ends there, and no action leads to the added node.
     """
     num_nodes, num_actions = tree.children.shape
     parent, choice = jnp.divmod(tree.frontier[ROOT], num_actions + 1)
@@ -221,7 +221,7 @@ def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int
 
 
 def _backed_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_rule: Rule, rule: Rule) -> Tree:
-    """Returns the tree with the statistics and frontiers of all nodes updated that lie on the path to a leaf."""
+    """Returns the tree with updated statistics and frontiers of all nodes on the path to a leaf."""
     lineage = tree.lineage[leaf]
     num_levels = lineage.size
     at_once = LEVELS_AT_ONCE if jax.default_backend() == "cpu" else num_levels
@@ -296,7 +296,7 @@ def _with_returns(before: Statistics, levels: Levels, returned: Float[Array, " L
 
 
 def _frontiers(tree: Tree, levels: Levels, choice: Int[Array, " L"], below: Below) -> Int[Array, " L"]:
-    """Where walks from a path's nodes end, which now choose these actions."""
+    """Returns the frontiers of a path's nodes, which now choose the actions in `choice`."""
     at, num_actions = levels.node, tree.children.shape[1]
     chosen = tree.children[at, choice]
     ends = (tree.discount[at] == 0) | (tree.depth[at] == tree.lineage.shape[1] - 1)
@@ -324,7 +324,7 @@ def _written(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontie
 
 
 def _then(lower: tuple[Vector, Vector], higher: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
-    """Composes reward and discount of steps with the steps above them."""
+    """Combines the reward and the discount of some steps with those of the steps above them."""
     return higher[0] + higher[1] * lower[0], higher[1] * lower[1]
 
 

@@ -2,7 +2,7 @@
 
 The producer allocates the memory and announces its handle in the ring's shared memory, and the consumer maps it
 (CUDA's interprocess communication). A message is then copied once on the GPU at each end, and never passes
-through the host. Until the consumer has mapped the memory, and where this is impossible, messages use shared
+through the host. Until the consumer has mapped the memory, and if this is impossible, messages use shared
 memory instead. Both ends decide this while they run:
 
     1. A consumer on a GPU writes the number of its process to its ledger.

@@ -156,7 +156,7 @@ class SingleProcessHolders:
         self._root[word + 1] = incarnation
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Fails, because a side that is never replaced has no second holder that would need memory of its own."""
+        """Raises an error, because a side that is never replaced has no second holder that needs memory."""
         raise AssertionError("there is only one incarnation")
 
     def drop(self, word: int, incarnation: int) -> None:

@@ -73,7 +73,7 @@ class ReceiverEndpoint:
             self._step_down(source)
 
     def poll_broker(self) -> None:
-        """While a source is not connected, asks the broker at intervals whether this receiver was replaced."""
+        """Asks the broker at intervals whether this receiver was replaced, while a source is not connected."""
         if time.monotonic() > self._next_poll:
             self._next_poll = time.monotonic() + POLL_SECONDS
             for source in self._rings.keys() - self._connected:

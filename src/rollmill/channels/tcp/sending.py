@@ -142,7 +142,7 @@ class SenderThread:
         return self._stop.is_set()
 
     def _must_disconnect(self) -> bool:
-        """True if this thread was stopped, or the receiver replaced. Polls the broker every two seconds."""
+        """Returns whether this thread was stopped or the receiver replaced. Polls the broker every two seconds."""
         if self._stop.is_set():
             return True
         if self._positions is None or time.monotonic() < self._next_poll:

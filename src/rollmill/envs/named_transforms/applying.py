@@ -10,7 +10,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.envs.host import StartByName, StartPython
 from rollmill.envs.named_transforms.definition import Spaces, Transform
-from rollmill.envs.named_transforms.notation import OF_REWARDS, TransformName, parse_transforms
+from rollmill.envs.named_transforms.notation import REWARD_TRANSFORMS, TransformName, parse_transforms
 from rollmill.envs.named_transforms.on_host import TransformedObject
 from rollmill.envs.named_transforms.on_jax import on_environment
 
@@ -88,10 +88,10 @@ def _check_players(env: Environment | HostEnvironment, name: TransformName) -> N
             f"the transform {name} does not support {env.name}, a multi-agent environment on the host. hint: "
             "register a function that wraps the environment in a module, and use pettingzoo:MODULE:ID."
         )
-    if isinstance(env, Environment) and env.agents and name.name not in OF_REWARDS:
+    if isinstance(env, Environment) and env.agents and name.name not in REWARD_TRANSFORMS:
         raise UsageError(
             f"the transform {name} does not support {env.name}, a multi-agent environment. Only "
-            f"{' and '.join(OF_REWARDS)} do."
+            f"{' and '.join(REWARD_TRANSFORMS)} do."
         )
 
 

@@ -32,7 +32,7 @@ TRANSFORMS: dict[str, Callable[[str, Spaces], Transform]] = {
 """Transforms by name: functions of the argument and of the spaces of the environment."""
 
 
-OF_REWARDS = ("reward-scale", "reward-clip")
+REWARD_TRANSFORMS = ("reward-scale", "reward-clip")
 """Transforms that change only rewards, and therefore support multi-agent environments."""
 
 

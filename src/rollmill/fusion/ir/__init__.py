@@ -13,8 +13,8 @@ from rollmill.fusion.ir.fold import (
 from rollmill.fusion.ir.interpret import evaluate as evaluate
 from rollmill.fusion.ir.node import (
     ANYWHERE as ANYWHERE,
-    OF_UNIFORMS as OF_UNIFORMS,
     STRUCTURAL as STRUCTURAL,
+    UNIFORM_OPERATIONS as UNIFORM_OPERATIONS,
     Loop as Loop,
     Node as Node,
     Program as Program,

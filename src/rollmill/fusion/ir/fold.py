@@ -33,7 +33,7 @@ NEUTRAL: dict[str, tuple[Any, bool]] = {
 ABSORBING = {"and": 0, "or": -1, "mul": 0}
 """The operand that determines the result on its own. Not for floats."""
 
-OF_ITSELF: dict[str, Any] = {
+WITH_EQUAL_OPERANDS: dict[str, Any] = {
     "eq": True,
     "ne": False,
     "le": True,
@@ -125,8 +125,8 @@ def _simplified(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dt
 def _of_two(region: Maker, op: str, left: Node, right: Node, dtype: np.dtype) -> Node | None:
     if left is right and op in ("and", "or", "max", "min"):
         return left
-    if left is right and op in OF_ITSELF and not is_float(left.dtype):
-        return region.constant(OF_ITSELF[op], dtype)
+    if left is right and op in WITH_EQUAL_OPERANDS and not is_float(left.dtype):
+        return region.constant(WITH_EQUAL_OPERANDS[op], dtype)
     if op in COMPARISONS and left.op == "convert" and right.op == "constant":
         return _compared(region, op, left, right)
     # A product takes a fraction of a division's time, and is rounded to the same result here.

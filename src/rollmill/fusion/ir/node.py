@@ -53,7 +53,7 @@ STRUCTURAL = {
 ANYWHERE = ("input", "constant", "uniform")
 """Operations whose results are available before the first node is computed."""
 
-OF_UNIFORMS = ("uniform", "table", "dot")
+UNIFORM_OPERATIONS = ("uniform", "table", "dot")
 """Operations whose first attribute is the slot of a uniform array."""
 
 
@@ -71,7 +71,7 @@ class Program(NamedTuple):
         """Returns the slots of all uniform arrays that the program reads, including in loops."""
         slots: set[int] = set()
         for node in self.nodes():
-            if node.op in OF_UNIFORMS:
+            if node.op in UNIFORM_OPERATIONS:
                 slots.add(node.attributes[0])
             elif node.op == "loop":
                 body, condition, _ = node.attributes[0]

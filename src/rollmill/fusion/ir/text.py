@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rollmill.fusion.ir.node import OF_UNIFORMS, Loop, Node, Program
+from rollmill.fusion.ir.node import UNIFORM_OPERATIONS, Loop, Node, Program
 
 INDENT = "  "
 
@@ -108,7 +108,7 @@ def _attributes_text(node: Node) -> str:
         slot, row, column, _, transposed = node.attributes
         part = f"slot{slot}[{_span(row, node.operands[0].width)}, {_span(column, node.width)}]"
         return f"({part}{' transposed' if transposed else ''})"
-    if node.op in OF_UNIFORMS:
+    if node.op in UNIFORM_OPERATIONS:
         return f"(slot{node.attributes[0]})"
     if node.op == "cell":
         return f"(memory{node.attributes[0]})"

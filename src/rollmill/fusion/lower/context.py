@@ -226,7 +226,7 @@ def check_columns(value: RowArray | Concat) -> None:
             )
 
 
-def settled(value: Value) -> Value:
+def fold_constant(value: Value) -> Value:
     """Converts a value that consists only of constant nodes to a `Const`, and returns other values unchanged."""
     if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)

@@ -16,7 +16,7 @@ from jax.extend import core
 from rollmill.core.errors import CannotFuse
 from rollmill.core.types import is_key
 from rollmill.core.user_frame import user_frame_of
-from rollmill.fusion.lower.context import Lowering, settled
+from rollmill.fusion.lower.context import Lowering, fold_constant
 from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes
 from rollmill.fusion.lower.values import Const, LoweringError, Value, is_shared, is_traced, shared
@@ -137,7 +137,7 @@ def _results(
             raise LoweringError("kernels do not support this primitive")
         operands = [_operand(ctx, name, value) for value in values]
         results = RULES[name](ctx, Equation(name, _plain_params(equation), outputs, needed), operands)
-        return [settled(value) for value in results]
+        return [fold_constant(value) for value in results]
     except LoweringError as error:
         raise CannotFuse(
             f"{name} cannot be fused: {error}.", user_frame_of(equation), ADVICE.get(name, "")

@@ -16,7 +16,7 @@ from rollmill.fusion.ir.operations import OPERATIONS, TYPED
 Tiles = tuple[Node, ...]
 """A node, or the tiles of a wide row from left to right."""
 
-OF_TILES = {"row_sum": "add", "row_max": "max", "row_min": "min"}
+TILE_REDUCTIONS = {"row_sum": "add", "row_max": "max", "row_min": "min"}
 """Reductions of rows, with the operations that combine the results of tiles."""
 
 
@@ -121,7 +121,7 @@ class _Tiler:
             tile, column = divmod(node.attributes[0], self._width)
             return self._make("column", [row[tile]], (column,), node.dtype, None)
         parts = [self._make(node.op, [part], (), node.dtype, None) for part in row]
-        return self._added(OF_TILES[node.op], parts, node.dtype, None)
+        return self._added(TILE_REDUCTIONS[node.op], parts, node.dtype, None)
 
     def _added(self, op: str, parts: Sequence[Node], dtype: np.dtype, width: int | None) -> Node:
         return reduce(lambda one, other: self._make(op, [one, other], (), dtype, width), parts)

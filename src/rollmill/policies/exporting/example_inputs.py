@@ -64,7 +64,7 @@ def _draw_alone(
 
 
 def _rollout(graph: Graph, steps: int, weights: PyTree, key: Key, index: Array) -> tuple[PyTree, ...]:
-    """Observations, legal actions and memories of ONE environment, `[T, ...]`."""
+    """Returns observations, legal actions and memories of a rollout of ONE environment, `[T, ...]`."""
 
     def step(now: Any, t: Array) -> tuple[Any, tuple[PyTree, ...]]:
         observation = now.observation.agents if isinstance(now.observation, AgentView) else now.observation
@@ -76,7 +76,7 @@ def _rollout(graph: Graph, steps: int, weights: PyTree, key: Key, index: Array) 
 def _random(
     graph: Graph, masks: PyTree, steps: int, weights: PyTree, key: Key, index: Array
 ) -> tuple[PyTree, ...]:
-    """Random observations and legal actions, with the resulting memories."""
+    """Draws random observations and legal actions, and returns them with the resulting memories."""
 
     def step(memory: Memory, key: Key) -> tuple[Memory, tuple[PyTree, ...]]:
         observation_key, mask_key = jax.random.split(key)

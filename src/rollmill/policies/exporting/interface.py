@@ -151,5 +151,5 @@ def _named(trees: dict[str, PyTree]) -> tuple[ExportedArray, ...]:
 
 
 def _part(key: Any) -> str:
-    """One step of a path: the key of a dictionary, the index in a tuple, or the name of a field."""
+    """Returns one component of a path: the key of a dictionary, the index in a tuple, or the name of a field."""
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))

@@ -112,7 +112,7 @@ def _check_equal(name: str, wanted: np.ndarray, got: np.ndarray, outputs: dict[s
 
 
 def _ties(logits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """True where the two most likely choices are equally likely up to rounding, in the shape of the actions."""
+    """Returns whether the two best choices are equally likely up to rounding, in the shape of the actions."""
     if logits.shape == shape:  # one logit per bit
         return np.abs(logits) <= TIE
     best = np.sort(logits, axis=-1)[..., -2:]

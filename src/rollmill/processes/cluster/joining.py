@@ -265,7 +265,7 @@ def _address_of(name: str) -> str | None:
 
 
 def _check_reachable(name: str, address: str | None) -> None:
-    """Raises a `UsageError` if nobody listens at this address: Ray itself would try for minutes, in silence."""
+    """Raises a `UsageError` if nothing listens at this address, because Ray would silently retry for minutes."""
     host, _, port = (address or "").rpartition(":")
     if not host or not port.isdigit():
         return

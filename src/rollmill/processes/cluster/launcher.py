@@ -191,7 +191,7 @@ class RayLauncher:
         return {**nodes, **dict.fromkeys(self._draining(), "a drained node")}
 
     def _draining(self) -> Mapping[str, float]:
-        """See `draining_nodes`, as it was a few seconds ago at most."""
+        """Result of `draining_nodes`, which may be a few seconds old."""
         looked_at, nodes = self._drained
         if time.monotonic() - looked_at > POLL_SECONDS:
             nodes = draining_nodes(self._ray)
@@ -264,9 +264,9 @@ class RayLauncher:
         self._show(f"{stream.job.name} was placed on {stream.origin.host}")
 
     def _look_after_waiting(self, handle: RayHandle) -> Exit | None:
-        """Tells of a worker that has not come, and places it again if other nodes are out of reach than before.
+        """Reports a worker that has not started, and places it again if the set of unreachable nodes has changed.
 
-        Returns its end if the cluster makes no room for all.
+        Returns the event that ends the worker if the cluster does not make room for all workers in time.
         """
         waited = time.monotonic() - handle.asked_at
         if handle.stream.origin is not None or waited < UNUSUAL_SECONDS:

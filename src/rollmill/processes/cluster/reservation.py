@@ -86,7 +86,7 @@ class RoomReservation:
             self._ray.util.remove_placement_group(self._group)
 
     def _look(self) -> None:
-        """Reads on which nodes the room is, unless that was read a moment ago."""
+        """Reads which nodes the reserved resources are on, unless they were read a moment ago."""
         now = time.monotonic()
         if now - self._looked_at < POLL_SECONDS:
             return

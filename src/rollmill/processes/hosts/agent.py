@@ -93,7 +93,7 @@ class _Agent:
             self._launcher.kill(self._workers[number], at_once=bool(fields["at_once"]))
 
     def _watch(self, number: int, handle: LocalHandle, name: str) -> None:
-        """Passes on what a worker prints, and tells how it ended."""
+        """Forwards the output of a worker, and reports how it ended."""
         with os.fdopen(handle.output, "r", errors="backslashreplace") as output:
             for line in output:
                 print(f"[{name}] {line}", end="", file=sys.stderr, flush=True)

@@ -155,7 +155,7 @@ def _play(
 
 
 def _with_agents(graph: Graph, weights: Weights, now: Playing) -> Playing:
-    """Adds a return of 0 for each kind of agents."""
+    """Adds a return of 0 for each agent kind."""
     first = jax.tree.map(lambda leaf: leaf[0], now.collector)
     _, step = jax.eval_shape(partial(step_one, graph, weights), first, jax.random.key(0), np.int32(0))
     kinds = step.info.get("agent_returns", {})

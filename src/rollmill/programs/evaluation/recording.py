@@ -31,7 +31,7 @@ from rollmill.programs.evaluation.host_environments import evaluator_on_host
 MAX_BYTES = 2**32
 """Maximum size of a recording in bytes, all of which is held in memory."""
 
-OF_ONE_AGENT = "record supports only single-agent environments."
+SINGLE_AGENT_ONLY = "record supports only single-agent environments."
 
 
 class Recording(NamedTuple):
@@ -74,7 +74,7 @@ def record_on_host(
     Transitions are sorted by copy of the environment, and then by time. See `record_episodes` for the errors.
     """
     if env.agents:
-        raise UsageError(OF_ONE_AGENT)
+        raise UsageError(SINGLE_AGENT_ONLY)
     rows: list[tuple[dict[str, Any], Bool[np.ndarray, " N"]]] = []
 
     def keep(
@@ -121,7 +121,7 @@ def _advance(
     def step(now: Playing, t: Int[Array, ""]) -> tuple[Playing, Any]:
         collector, steps = step_each(now.collector, keys, t)
         if "agent_returns" in steps.info:
-            raise UsageError(OF_ONE_AGENT)
+            raise UsageError(SINGLE_AGENT_ONLY)
         ends = (steps.terminated | steps.truncated) & ~now.done
         return with_outcome(now, ends, steps.info)._replace(collector=collector), (transition(steps), ~now.done)
 

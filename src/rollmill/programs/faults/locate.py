@@ -241,7 +241,10 @@ def learning_steps(graph: Graph, state: State, trajectory: Trajectory) -> Iterat
 
 
 def _fault_of_rollout(steps: Step, iteration: int) -> Fault | None:
-    """Within one step the policy sees what the environment made of the step before."""
+    """Returns the first fault in a rollout, if any.
+
+    Within a step, the policy comes first, because it reads what the environment returned in the previous step.
+    """
     seen = _bad_steps(steps.observation)
     decided = _bad_steps((steps.action, steps.extras))
     made = _bad_steps((steps.reward, steps.final_observation))

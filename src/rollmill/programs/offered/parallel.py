@@ -91,7 +91,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
         return None if self._carry is None else show(self._env, self.render_mode, self._carry[1])
 
     def _places(self) -> Iterator[tuple[str, AgentKind, int]]:
-        """Yields the name of each agent, its kind, and its place among those."""
+        """Yields the name of each agent, its kind, and its index among the agents of that kind."""
         for kind in self._env.agents:
             for index in range(kind.count):
                 yield f"{kind.name}_{index}", kind, index

@@ -213,7 +213,7 @@ class Coordinator:
             raise LostWorker(f"all workers ended, but no complete state arrived after iteration {saved}")
 
     def _request_last_snapshot(self) -> None:
-        """Ends groups that cannot count iterations, because they do not know that no more gradients come."""
+        """Ends groups that do not count iterations, and so cannot detect that no more gradients will arrive."""
         for name, role in self._starts.roles.items():
             if role.ends_on_request:
                 send_to(self._workers, name, SnapshotRequest(self.last, final=True))
@@ -329,7 +329,7 @@ class Coordinator:
                 yield StartedUp(self._start_up.add(message))
 
     def _pass_on(self, sender: Job, chosen: KernelsChosen) -> Iterator[Report]:
-        """Keeps the kernels that the first replica of a group has chosen, and tells the others of its group."""
+        """Keeps the kernels that the first replica of a group has chosen, and sends them to the others."""
         self._starts.keep_launches(sender, chosen.launches)
         for job in self._workers.jobs:
             if job.group == sender.group and job.name != sender.name:
@@ -350,7 +350,7 @@ class Coordinator:
         return is_first or self._pace.furthest == self._pace.first
 
     def _keep_choices(self, job: Job, compiled: MeshCompiled) -> Iterator[Report]:
-        """Reports what the processes of a mesh have chosen by timing, and keeps it for the next common start."""
+        """Reports what the processes of a mesh chose by timing, and keeps it for the next common start."""
         launches, reduction, notes = compiled
         yield from self._report_kernels(job, notes)
         self._starts.keep_launches(job, launches)
@@ -388,7 +388,7 @@ class Coordinator:
     # --- beginning, and beginning again --------------------------------------------------------------
 
     def _begin_all(self) -> None:
-        """Lets all replicas begin, unless they are a mesh that does not know yet where to meet."""
+        """Lets all replicas begin, unless they form a mesh whose rendezvous address is not known yet."""
         for job in self._workers.jobs if self._starts.can_begin else ():
             self._begin(job)
 

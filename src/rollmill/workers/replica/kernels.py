@@ -44,7 +44,7 @@ def replica_kernels(context: ReplicaContext) -> KernelChoice:
 
 
 def _first_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
-    """Chooses for the group, and tells the other replicas."""
+    """Chooses kernels for the group, and sends the choice to the other replicas."""
     kernels = _find(context, unroll, context.begin.launches)
     try:
         _trace(context, kernels)

@@ -213,7 +213,7 @@ def begun(program: CompiledProgram, graph: Graph, key: Key) -> State:
 
 
 def placed(whole: PyTree[Any], shardings: PyTree[Any]) -> PyTree[Array]:
-    """Distributes a state that each process has as a whole: each process places the part of its devices."""
+    """Distributes a state that every process holds completely. Each process places the part of its own devices."""
 
     def place(leaf: Any, sharding: Any) -> Array:
         if not is_key(leaf.dtype):

@@ -122,7 +122,7 @@ class _Server:
             self._iteration, self._learner = self._iteration + 1, self._with_schedules()
 
     def _with_schedules(self) -> Learner:
-        """Returns the learner with schedules by their ends, as it is between iterations."""
+        """Returns the learner with unevaluated schedules, as it is between iterations."""
         before, self._before = self._before, None
         return self._learner if before is None else restore_schedules(self._context.graph, self._learner, before)
 

@@ -64,7 +64,7 @@ class ReplicaControl:
 
     @contextmanager
     def stepping(self, note: str, *, starts: bool = False) -> Iterator[None]:
-        """Context manager that reports that the user's environments run, and then the earlier activity.
+        """Context manager that reports that environments are being stepped, and then the previous activity again.
 
         Creating environments (`starts`) may take as long as any other start. Otherwise, the user's limit
         applies, even if this replica also does other work.

@@ -62,7 +62,7 @@ class StopParticipant:
     """
 
     def __init__(self, control: Control, *, begun: int, planned: int) -> None:
-        """`begun` iterations came before, by any worker. The training ends after the `planned` ones."""
+        """`begun` is the number of iterations before, by any worker. Training ends after `planned` iterations."""
         self._control = control
         self._begun, self._last = begun, planned
         self._held = False

@@ -12,7 +12,7 @@ from rollmill.fusion.ir import is_short_float
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
-OF_FLOATS: dict[str, Callable[..., Value]] = {
+FLOAT_OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": Emitter.add,
     "sub": Emitter.subtract,
     "mul": Emitter.multiply,
@@ -43,7 +43,7 @@ OF_FLOATS: dict[str, Callable[..., Value]] = {
     "erf_inv": functions.erf_inv,
 }
 
-OF_C = {
+LIBM_FUNCTIONS = {
     "pow": "powf",
     "cbrt": "cbrtf",
     "asin": "asinf",
@@ -60,7 +60,7 @@ OF_C = {
 }
 """Functions that are rare in environments. They call the C library, lane by lane."""
 
-OF_INTEGERS: dict[str, Callable[..., Value]] = {
+INTEGER_OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": lambda emit, x, y: emit.builder.add(x, y),
     "sub": lambda emit, x, y: emit.builder.sub(x, y),
     "mul": lambda emit, x, y: emit.builder.mul(x, y),
@@ -116,17 +116,17 @@ def _arithmetic(emit: Emitter, op: str, operands: Sequence[Value], dtype: np.dty
         return _compared(emit, COMPARED[op], operands, dtype)
     if dtype.kind == "f":
         return _of_floats(emit, op, operands, dtype)
-    if op in OF_INTEGERS:
-        return OF_INTEGERS[op](emit, *operands)
+    if op in INTEGER_OPERATIONS:
+        return INTEGER_OPERATIONS[op](emit, *operands)
     return _of_integers(emit, op, operands, signed=dtype.kind == "i")
 
 
 def _of_floats(emit: Emitter, op: str, operands: Sequence[Value], dtype: np.dtype) -> Value:
     if dtype != FLOAT32:
         raise CannotFuse(f"machine code does not support {op} of {dtype.name}.")
-    if op in OF_C:
-        return emit.each_lane(OF_C[op], *operands)
-    return OF_FLOATS[op](emit, *operands)
+    if op in LIBM_FUNCTIONS:
+        return emit.each_lane(LIBM_FUNCTIONS[op], *operands)
+    return FLOAT_OPERATIONS[op](emit, *operands)
 
 
 def _of_integers(emit: Emitter, op: str, operands: Sequence[Value], *, signed: bool) -> Value:

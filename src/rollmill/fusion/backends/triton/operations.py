@@ -28,7 +28,7 @@ TYPES = {
 TINY = "1.1754943508222875e-38"
 """The smallest normal float32. Some CUDA functions give wrong results for arguments below it."""
 
-OF_ALL = {
+COMMON_OPERATIONS = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
@@ -42,7 +42,7 @@ OF_ALL = {
     "select": "tl.where({0}, {1}, {2})",
 }
 
-OF_INTEGERS = {
+INTEGER_OPERATIONS = {
     "neg": "-{0}",
     "div": "quotient({0}, {1}, {is_signed})",
     "rem": "remainder({0}, {1}, {is_signed})",
@@ -70,7 +70,7 @@ OF_INTEGERS = {
 
 Operations whose names end in `_by` have a constant second operand that needs no check. See `by_constant`."""
 
-OF_FLOATS = {
+FLOAT_OPERATIONS = {
     "neg": "{0} * -1.0",  # Triton negates by `0 - x`, which gives zero the wrong sign
     "div": "tl.div_rn({0}, {1})",
     "rem": "libdevice.fmod({0}, {1})",
@@ -305,8 +305,8 @@ def _operation(op: str, operand: np.dtype, names: Sequence[str], *, fast: bool) 
 def _template(op: str, operand: np.dtype, *, fast: bool) -> str:
     if op == SELECT_APART:
         return "either({0}, {1}, {2})"
-    if op in OF_ALL:
-        return OF_ALL[op]
+    if op in COMMON_OPERATIONS:
+        return COMMON_OPERATIONS[op]
     if operand.kind in "iub":
-        return "tl.full([BLOCK], 1, tl.int1)" if op == "is_finite" else OF_INTEGERS[op]
-    return FAST[op] if fast and op in FAST else OF_FLOATS[op]
+        return "tl.full([BLOCK], 1, tl.int1)" if op == "is_finite" else INTEGER_OPERATIONS[op]
+    return FAST[op] if fast and op in FAST else FLOAT_OPERATIONS[op]

@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from rollmill.fusion.ir import Node
-from rollmill.fusion.lower.context import Lowering, settled
+from rollmill.fusion.lower.context import Lowering, fold_constant
 from rollmill.fusion.lower.loops import Body, emit_loop
 from rollmill.fusion.lower.movement import index_leading, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
@@ -66,7 +66,7 @@ def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) ->
 def _any_lane(ctx: Lowering, now: list[Value]) -> list[Value]:
     """Returns whether any lane continues. The carry begins with one boolean for each lane."""
     lanes = now[0]
-    return [settled(reduced(ctx, "or", lanes, range(len(lanes.shape))))]
+    return [fold_constant(reduced(ctx, "or", lanes, range(len(lanes.shape))))]
 
 
 def _turn_of_lanes(condition: Body, body: Body) -> Body:
@@ -87,7 +87,7 @@ def _where_lanes(ctx: Lowering, goes_on: Value, new: Value, old: Value) -> Value
     if is_same(new, old, ctx.region.is_same):
         return old
     lanes = (*goes_on.shape, *[1] * (len(old.shape) - len(goes_on.shape)))
-    return settled(chosen(ctx, reshaped(ctx, goes_on, lanes), new, old))
+    return fold_constant(chosen(ctx, reshaped(ctx, goes_on, lanes), new, old))
 
 
 # --- scan -----------------------------------------------------------------------------------------------

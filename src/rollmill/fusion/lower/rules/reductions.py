@@ -38,7 +38,7 @@ REDUCTIONS = {
 }
 """Operations between two elements that the reduction primitives apply, by primitive."""
 
-OF_LANES = {"psum": "add", "pmax": "max", "pmin": "min"}
+LANE_COLLECTIVES = {"psum": "add", "pmax": "max", "pmin": "min"}
 """Collectives that reduce over the lanes of a `vmap`, by primitive."""
 
 RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
@@ -243,7 +243,7 @@ def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
 
 RULES: dict[str, Rule] = {
     **{name: _by_op(op) for name, op in REDUCTIONS.items()},
-    **{name: _of_lanes(op) for name, op in OF_LANES.items()},
+    **{name: _of_lanes(op) for name, op in LANE_COLLECTIVES.items()},
     **{name: _running(lambda ctx, own=op: lambda a, b: ctx.apply(own, a, b)) for name, op in RUNNING.items()},
     "cumlogsumexp": _running(_log_add_exp),
     "argmax": _argument_of("gt"),
