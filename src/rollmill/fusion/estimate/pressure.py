@@ -78,7 +78,7 @@ def _registers(node: Node) -> int:
 
 
 def _inside(node: Node) -> int:
-    """Returns the most that a loop's body takes, beyond what it carries."""
+    """Returns the maximum number of registers that a loop's body needs in addition to its carried values."""
     if node.op != "loop":
         return 0
     body = node.attributes[0].body

@@ -187,7 +187,10 @@ def _neutral(op: str, left: Node, right: Node) -> Node | None:
 
 
 def _compared(region: Maker, op: str, left: Node, right: Node) -> Node | None:
-    """Returns a comparison of what was a boolean with a number: the boolean, its opposite, or neither."""
+    """Simplifies a comparison of a converted boolean with a constant: to the boolean, its negation, or a constant.
+
+    Returns None for any other comparison.
+    """
     boolean = left.operands[0]
     if boolean.dtype != np.bool_:
         return None

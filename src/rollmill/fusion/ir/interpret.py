@@ -65,7 +65,7 @@ def _operation(node: Node, operands: list[Any]) -> Array:
 
 
 def _rounded(x: Array) -> Array:
-    """A barrier behind floats of 16 bits: XLA may otherwise leave out the rounding between two operations."""
+    """Puts a barrier after 16-bit floats, because XLA may otherwise omit the rounding between two operations."""
     return jax.lax.optimization_barrier(x) if is_short_float(x.dtype) else x
 
 

@@ -124,7 +124,7 @@ def _of_one(jaxpr: Any, known: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _read(known: dict[Any, Any], atom: Any) -> Any:
-    """Returns the value of a variable of ONE number, or None if it is unknown."""
+    """Returns the value of a scalar variable, or None if it is unknown."""
     if isinstance(atom, core.Literal):
         aval: Any = atom.aval
         return np.asarray(atom.val, aval.dtype)

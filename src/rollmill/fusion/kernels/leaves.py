@@ -145,7 +145,7 @@ def output_leaf(value: Output, first: int) -> Leaf:
 
 
 def _writes(value: MemoryArray, first: int) -> tuple[LeafWrite, ...]:
-    """Returns the writes to a memory, by places of nodes among a program's outputs."""
+    """Returns the writes to a large array, with nodes given by their indices among a program's outputs."""
     writes: list[LeafWrite] = []
     for write in value.writes:
         count = len(nodes_of_write(write))

@@ -130,7 +130,7 @@ def kernel_sums(
 
 
 class _Carried(NamedTuple):
-    """How a learner is carried from minibatch to minibatch: as it is."""
+    """Functions that carry a learner from minibatch to minibatch unchanged."""
 
     graph: Graph
 

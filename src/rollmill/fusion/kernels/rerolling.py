@@ -172,7 +172,7 @@ class _Parts:
 
 
 def _addends(term: Term, depends: Mapping[Node, int]) -> Iterator[Term]:
-    """Returns a sum as terms that each depend on one part, as far as it is a sum."""
+    """Splits a sum into terms that each depend on only one part."""
     factor, node = term
     terms: tuple[Term, ...] = ()
     if depends[node] & (depends[node] - 1):

@@ -179,7 +179,7 @@ def estimate_step_pressure(step: RolloutStep) -> Pressure:
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
-    """A step from leaves without typed keys to such leaves."""
+    """Returns a step function whose arguments and results are leaves without typed keys."""
     after, step = _step_with_values(graph, weights, from_raw(like, raw), jax.random.wrap_key_data(key), t)
     return to_raw(after), to_raw(step)
 

@@ -33,7 +33,7 @@ def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
 def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
     """Splits a vector into a pytree with the shapes of `like`.
 
-    Returns the pytree, and a `Vector` that knows where each of its leaves lies.
+    Returns the pytree, and a `Vector` with the position of each of its leaves.
     """
     leaves, first = [], 0
     for leaf in jax.tree.leaves(like):

@@ -55,9 +55,9 @@ class Lowering(NamedTuple):
         return self.region.emit(op, *nodes, dtype=dtype, width=width)
 
     def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
-        """Returns the operands of a sum, with two uniform rows that are added in succession replaced by their sum.
+        """Returns the operands of a sum, in which two successive uniform rows are replaced by their sum.
 
-        The sum is then rounded at another place than by XLA, as sums of products are.
+        The sum is then rounded in another order than by XLA, as sums of products are.
         """
         for last, before in ((one, other), (other, one)):
             if before.op != "add" or not _is_uniform_row(last):

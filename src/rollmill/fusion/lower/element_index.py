@@ -18,7 +18,7 @@ class ElementIndex:
     def __init__(
         self, shape: Sequence[int], *, flat: Start | None = None, axes: Sequence[Start] | None = None
     ) -> None:
-        """Takes the place in row-major order, or the index along each axis."""
+        """Takes the index in row-major order, or the index along each axis."""
         self.shape = tuple(shape)
         self._flat, self._axes = flat, None if axes is None else tuple(axes)
 

@@ -254,7 +254,7 @@ def _fills(outputs: Sequence[Output]) -> list[Program]:
 
 
 def _read_by(programs: Sequence[Program], arrays: Sequence[Array]) -> list[Array]:
-    """Uniform arrays, of which those that nothing reads need not be computed."""
+    """Returns the uniform arrays, with a placeholder for each array that no program reads."""
     # Slots keep their indices, which are attributes of nodes, so an unread array is replaced instead of removed.
     read = set[int]().union(*(program.slots() for program in programs))
     return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
@@ -320,7 +320,7 @@ def _input(
 
 
 def _stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
-    """Returns a carried array as what is written to its memory."""
+    """Converts a carried array to the values that are written to its memory."""
     try:
         return stored(ctx, memory, value)
     except LoweringError as error:

@@ -88,7 +88,7 @@ def computed(
 
 
 def _nodes_of_one(ctx: Lowering, shape: Sequence[int], element: Element) -> int:
-    """Returns how many nodes one more element takes, beside those that all share."""
+    """Returns the number of nodes for one more element, without the nodes that all elements share."""
     for flat in (0, 1):
         before = _nodes_made(ctx)
         element(ctx, ElementIndex(shape, flat=flat))
@@ -250,7 +250,7 @@ def _along(axis: int, ndim: int) -> tuple[int, ...]:
 
 
 def _after_writes(ctx: Lowering, value: MemoryArray, index: ElementIndex) -> Node:
-    """Returns an element as it was when the step began, or as it has been written since."""
+    """Returns an element after the writes so far: as it was when the step began, or as it was last written."""
     flat = index.flat(ctx)
     # Starts at the last unconditional write of all elements, because earlier writes are never read.
     writes, begin = list(value.writes), None

@@ -155,7 +155,7 @@ def with_padding(
 
 
 def _spread(ctx: Lowering, place: Start, step: int) -> tuple[Start, Start]:
-    """Returns the quotient and the remainder of a place, which may be negative."""
+    """Returns the quotient and the remainder of a position, which may be negative."""
     if isinstance(place, int):
         return divmod(place, step)
     number = lambda n: ctx.constant(n, np.int32)

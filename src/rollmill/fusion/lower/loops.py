@@ -81,7 +81,7 @@ def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[Carry
 def _asking(
     ctx: Lowering, condition: Body, start: Sequence[Value], held: Sequence[CarryForm]
 ) -> tuple[Program, list[Node]]:
-    """Returns the program that says whether another turn follows, and what it reads from outside."""
+    """Returns the program of a loop's condition, and the outside values that it reads."""
     inside = ctx.inside()
     now = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
     (goes_on,) = condition(inside, now)

@@ -103,7 +103,7 @@ def joined(ctx: Lowering, values: list[Value]) -> Value:
 
 
 class _Piece(NamedTuple):
-    """Source of a run of columns."""
+    """Source of a range of adjacent columns."""
 
     part: int
     """Index of the part among the concatenated parts, or -1 for the fill value."""
@@ -152,7 +152,7 @@ def _piece(
     lead: tuple[int, ...],
     fill: Node | None,
 ) -> Value:
-    """Returns the run of columns that begins, in each row, in one of these places."""
+    """Returns the range of columns that begins at the given position of each row."""
     sources = [_source(value, int(place)) for place in begins]
     # A tile for fewer columns would be mostly padding, and adjacent scalars remain scalars.
     if width <= NARROW or all(_is_scalars(value, source) for source in sources):

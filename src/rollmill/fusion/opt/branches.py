@@ -68,7 +68,7 @@ def _read_by_chosen(
 ) -> set[Node]:
     """Returns the nodes that only the chosen sides of these selects read, directly or indirectly.
 
-    Nodes that are needed in any case are left out.
+    Nodes that are needed in both cases are left out.
     """
     inside: set[Node] = set()
     # Only the side for a true condition: a branch is taken if any environment needs it, so the other side is

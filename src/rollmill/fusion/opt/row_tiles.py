@@ -58,7 +58,7 @@ def tiled(program: Program, width: int) -> TiledProgram | None:
 
 
 def _rows_of(node: Node) -> Sequence[Node]:
-    """Returns the nodes whose widths decide whether an input or a loop can stay as it is."""
+    """Returns the nodes whose widths determine whether an input or a loop can remain unchanged."""
     if node.op == "input":
         return (node,)
     body, condition, _ = node.attributes[0]

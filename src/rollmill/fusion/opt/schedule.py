@@ -131,7 +131,7 @@ class _Scheduler:
         self.items.append(EmitLoop(node, body, condition))
 
     def _accumulate(self) -> None:
-        """The sums of which all nodes are available, each once."""
+        """Emits each sum whose nodes are all available, once."""
         for number, nodes in list(self._sums.items()):
             if all(node in self._available for node in nodes):
                 self.items.append(Accumulate(number))
@@ -151,7 +151,7 @@ class _Scheduler:
         self.items.append(If(region.condition, body, results))
 
     def _emit_tree(self, root: Node) -> None:
-        """A node, and all that it needs."""
+        """Emits a node, and all nodes that it depends on."""
         # A list, because emitting a region makes nodes available, and the walk must not depend on that.
         for node in list(toposort([root], self._available)):
             if node in self._waiting:

@@ -87,7 +87,7 @@ def find_skinny_matmuls(
 
 
 def _find_first(product: Node, only_user: Mapping[Node, Node], products: SkinnyMatmuls) -> None:
-    """Notes a product of stacked scalars, and what is added to it."""
+    """Records a product of stacked scalars, with its addend."""
     # A bias becomes an additional row, which must fit into the tile next to the others.
     user, has_room = only_user.get(product), len(product.operands[0].operands) < MAX_SKINNY
     addend = _addend(user, product, only_user) if user is not None and has_room else None

@@ -71,7 +71,7 @@ def gradient_agreement(
 
 
 def _arrays(step: GradientStep, means: Float[Array, " size"]) -> list[Array]:
-    """Returns the gradients of matrices and vectors, without single numbers such as metrics."""
+    """Returns the gradients of matrices and vectors, without scalars such as metrics."""
     sizes = [each.size for each in step.sums if each.is_computed]
     parts = jnp.split(means, np.cumsum(sizes)[:-1])
     return [part for part in parts if part.size > 1]

@@ -28,7 +28,7 @@ class Emitter:
     """Emits the body of one LLVM function, in vectors of `lanes` elements."""
 
     def __init__(self, function: ir.Function, lanes: int) -> None:
-        """Code for values computed once goes to the beginning of the function."""
+        """Prepares an emitter that places code for values computed once at the beginning of the function."""
         self.lanes = lanes
         self.module = function.module
         self._function = function

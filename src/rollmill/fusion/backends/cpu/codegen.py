@@ -299,7 +299,7 @@ class CodeWriter:
     # --- elements of rows at their uses --------------------------------------------------------------------
 
     def _ready(self, row: Node) -> None:
-        """Before a loop over samples: what its elements are made of is in memory."""
+        """Stores the values that a loop over samples reads in memory, before the loop begins."""
         for operand in row.operands:
             if operand.width is None:
                 self._placed(operand)
@@ -364,7 +364,7 @@ def _neutral(op: str, dtype: np.dtype) -> Any:
 
 
 def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
-    """The rows to keep in memory: read more than once, by a product, or as an output."""
+    """Returns the rows to keep in memory: rows that are read more than once, by a product, or as an output."""
     readers: dict[Node, int] = {}
     stored = {node for node in outputs if node.width is not None}
     for node in nodes:

@@ -71,7 +71,7 @@ def result_code(plan: ResultPlan) -> NativeKernel:
 
 
 class _Line(NamedTuple):
-    """Adjacent places to which one row of a phase's taps is added."""
+    """Adjacent result positions to which one row of a phase's taps contributes."""
 
     width: int
     """Size of a row of taps, over all inputs."""

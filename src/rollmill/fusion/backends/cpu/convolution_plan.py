@@ -115,7 +115,7 @@ def _length(length: int, taps: int, stride: int, padding: Pair, dilation: int) -
 
 
 def _phases(length: int, taps: int, stride: int, padding: Pair, dilation: int) -> list[_Along]:
-    """Returns the phases along one axis. At place `y`, tap `k` meets `(y * stride + k - before) / dilation`."""
+    """Returns the phases along one axis. At position `y`, tap `k` reads `(y * stride + k - before) / dilation`."""
     if stride > 1 and dilation > 1:
         raise ValueError(f"stride {stride} and dilation {dilation} cannot be combined along one axis")
     out, before = _length(length, taps, stride, padding, dilation), padding[0]

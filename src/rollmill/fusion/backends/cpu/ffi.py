@@ -97,7 +97,7 @@ def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _register(kernel: NativeKernel, inputs: int) -> str:
-    """Returns the name by which XLA knows a kernel."""
+    """Registers a kernel with XLA, and returns its name there."""
     _write_handler(kernel, inputs)
     text = str(kernel.module)
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
@@ -113,7 +113,7 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
 
 
 def _write_handler(kernel: NativeKernel, inputs: int) -> None:
-    """The function that XLA calls: it reads the pointers and divides the programs among the cores."""
+    """Writes the function that XLA calls. It reads the pointers and divides the programs among the cores."""
     program, threads = kernel.module.globals[PROGRAM], min(kernel.programs, processor().cores)
     shared = SharedPrograms(program, kernel.programs, kernel.scratch)
     function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
@@ -135,7 +135,11 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
 
 
 def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
-    """Minor versions only extend the frame, so the caller's is returned. XLA rejects another major version."""
+    """Writes code that reports the version of the interface.
+
+    Minor versions only extend the frame, so the caller's minor version is returned. XLA rejects another major
+    version.
+    """
     metadata = read(builder, extension, EXTENSION_METADATA)
     own = byte(builder, read(builder, frame, FRAME_API), API_VERSION)
     said = byte(builder, metadata, METADATA_VERSION)

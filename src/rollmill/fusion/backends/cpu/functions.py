@@ -160,7 +160,7 @@ GILES_TAIL = (
 
 
 def _expm1_parts(emit: Emitter, x: Value) -> tuple[Value, Value]:
-    """`n` and `e^r - 1` where `x = n log 2 + r`."""
+    """Returns `n` and `e^r - 1`, where `x = n log 2 + r`."""
     whole, bits = _nearest(emit, x, 1 / math.log(2))
     rest = emit.fma(whole, emit.constant(-LOG2_HIGH), x)
     rest = emit.fma(whole, emit.constant(-LOG2_LOW), rest)
@@ -177,7 +177,7 @@ def _nearest(emit: Emitter, x: Value, factor: float) -> tuple[Value, Value]:
 
 
 def _expm1_series(emit: Emitter, r: Value) -> Value:
-    """`exp(r) - 1` for `|r| <= log(2) / 2`."""
+    """Returns `exp(r) - 1` for `|r| <= log(2) / 2`."""
     tail = _polynomial(emit, r, [1 / math.factorial(n) for n in range(2, 8)])
     return emit.fma(emit.multiply(r, r), tail, r)
 
@@ -250,7 +250,7 @@ def _power_of_two(emit: Emitter, exponent: Value) -> Value:
 
 
 def _scaled(emit: Emitter, x: Value, exponent: Value) -> Value:
-    """`x 2^n` in two steps, so that neither power is too large or too small."""
+    """Returns `x 2^n`, computed in two steps, so that neither power overflows or underflows."""
     half = emit.builder.ashr(exponent, emit.constant(1, INT32))
     rest = emit.builder.sub(exponent, half)
     return emit.multiply(emit.multiply(x, _power_of_two(emit, half)), _power_of_two(emit, rest))

@@ -65,7 +65,7 @@ def _same_launch(launch: AnyLaunch, lanes: int) -> AnyLaunch:
 
 
 def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
-    """LLVM compiles without holding the GIL, so threads are enough."""
+    """Prepares nothing, because LLVM compiles without holding the GIL, so that threads are enough."""
     return nullcontext(lambda: None)
 
 

@@ -72,7 +72,7 @@ def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue]
 
 
 def _interleaved(emit: Emitter, vectors: list[Value]) -> Value:
-    """Interleaves a power of two of vectors: the first elements of all, then the second, and so on."""
+    """Interleaves a power of two vectors: the first elements of all, then the second, and so on."""
     if len(vectors) == 1:
         return vectors[0]
     even, odd = _interleaved(emit, vectors[::2]), _interleaved(emit, vectors[1::2])

@@ -159,7 +159,7 @@ def _compared(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.d
 
 
 def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Value:
-    """Integer division as in JAX where a processor would trap: by zero, and of the minimum by -1."""
+    """Divides integers with the results of JAX where a processor would trap: by zero, and of the minimum by -1."""
     builder, number = emit.builder, lambda n: ir.Constant(x.type, [n] * emit.lanes)
     by_zero = builder.icmp_unsigned("==", y, number(0))
     safe = builder.select(by_zero, number(1), y)
@@ -203,10 +203,10 @@ def _sign_of_float(emit: Emitter, x: Value) -> Value:
 
 
 def _rest_of_floats(emit: Emitter, x: Value, y: Value) -> Value:
-    """What a division of floats leaves.
+    """Returns the remainder of a division of floats, by the instruction instead of a call of `fmodf`.
 
-    The instruction, and not a call of `fmodf`: LLVM takes the result of that for a number wherever the dividend is
-    finite and the divisor is not zero, although either may be NaN.
+    LLVM assumes that the result of `fmodf` is not NaN if the dividend is finite and the divisor is not zero,
+    although either operand may be NaN.
     """
     return emit.builder.frem(x, _without_denormals(emit, y))
 

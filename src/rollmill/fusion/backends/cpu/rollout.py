@@ -98,7 +98,7 @@ def _cells(emit: Emitter, leaf: Leaf, pointer: Value, first: Value) -> MemoryCel
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:
-    """Returns the values of a step's inputs, of which some are constant or repeat another."""
+    """Returns the values of a step's inputs, some of which are constants or duplicates of other inputs."""
     known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
     return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
 

@@ -80,7 +80,7 @@ class SharedPrograms:
         return builder.icmp_unsigned("<", done, INT64(self._programs))
 
     def _write_work(self) -> None:
-        """The function that takes programs until there is none."""
+        """Writes the function that takes programs until none is left."""
         emit = Emitter(self._work, 1)
         builder, (task,) = emit.builder, self._work.args
         arrays, scratch = (read(builder, task, field) for field in (ARRAYS, SCRATCH))
@@ -104,7 +104,7 @@ class SharedPrograms:
         builder.ret_void()
 
     def _write_leave(self) -> None:
-        """The function that frees a task that nobody else reads any more."""
+        """Writes the function that frees a task once no other thread reads it."""
         emit = Emitter(self._leave, 1)
         builder, (task,) = emit.builder, self._leave.args
         holders = builder.atomic_rmw("sub", byte(builder, task, HOLDERS), INT64(1), "acq_rel")
@@ -127,7 +127,7 @@ def _internal(module: ir.Module, name: str, arguments: list[ir.Type]) -> ir.Func
 
 
 def _call_api(emit: Emitter, api: Value, offset: int, values: list[Value]) -> Value:
-    """Calls a function of the XLA interface with a struct of its size, no extension, and these pointers."""
+    """Calls a function of the XLA interface with a struct of its own size, no extension, and pointers."""
     builder, fields = emit.builder, len(values) + 2
     struct = emit.slot(ir.ArrayType(POINTER, fields))
     builder.store(INT64(8 * fields), struct)

@@ -124,7 +124,7 @@ class TritonWriter:
         return None
 
     def _added(self, node: Node, product: Node, operands: list[str]) -> str:
-        """Returns a skinny product, and what is added to it."""
+        """Returns a skinny product with its addend."""
         at = node.operands.index(product)
         addend = self._skinny.first[product]
         more = ONE if addend is None or addend.scalar is None else operands[1 - at]
@@ -174,7 +174,7 @@ class TritonWriter:
         return expression(op, node.dtype, kind.dtype, operands, fast=fast)
 
     def _loaded(self, node: Node, place: str) -> str:
-        """Returns a number at a place of each environment's own."""
+        """Returns a scalar loaded from a different position for each environment."""
         number = node.attributes[0]
         if node.op == "table":
             return self.source.memory.read(f"{self.source.slots[number]} + {place}", [])
@@ -282,7 +282,7 @@ class TritonWriter:
         return self.tiles[key]
 
     def _head(self, head: ColumnDots, column: int, row: str) -> str:
-        """One column of a product that all sums over a row share."""
+        """Returns one column of a product that all sums over a row share."""
         if head not in self.tiles:
             left = self._taken(head.row, row)
             self.tiles[head] = self._assign(self.product(left, self.source.before.heads(head)))

@@ -108,7 +108,7 @@ def in_lanes(kernel: Kernel, shapes: Sequence[tuple[int, ...]], batched: Sequenc
 
 
 def _lane_source(kernel: Kernel, sizes: Sequence[int]) -> str:
-    """Returns the source of a kernel that moves each pointer to its lane, and then does what the kernel does.
+    """Returns the source of a kernel that moves each pointer to its lane, and then runs the original code.
 
     It has the kernel's name, by which profilers know it.
     """

@@ -89,7 +89,7 @@ def _write_branch(
 
 
 def _hand_out(writer: NodeWriter, node: Node, names: str) -> str:
-    """New names for a node, with the shape and the type that they are declared with before the branch."""
+    """Returns new names for a node, with the shape and the type with which they are declared before the branch."""
     outside = []
     for name, kind in zip(names.split(SEPARATOR), _kinds(node), strict=True):
         outside.append(writer.source.fresh())
@@ -99,7 +99,7 @@ def _hand_out(writer: NodeWriter, node: Node, names: str) -> str:
 
 
 def _kinds(node: Node) -> Sequence[Node]:
-    """Returns nodes with the types and widths of a node's results, of which a loop has several."""
+    """Returns nodes with the types and widths of a node's results. A loop has several results."""
     return node.attributes[0].body.outputs if node.op == "loop" else (node,)
 
 

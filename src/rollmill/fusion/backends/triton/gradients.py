@@ -131,9 +131,9 @@ def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
 
 
 def _turned(step: GradientStep, minibatch: Minibatch) -> dict[int, tuple[int, int]]:
-    """Returns the slots of transposed weights that a kernel reads in the network's vector, with their shapes.
+    """Returns the slots of transposed weights that a kernel reads directly from the network's vector, with shapes.
 
-    So nothing is transposed before each minibatch. Products are left out, because they read whole matrices.
+    No matrix is then transposed before each minibatch. Products are left out, because they read whole matrices.
     """
     vector, products = minibatch.vector, {node.attributes[0] for node in step.program.nodes() if node.op == "dot"}
     if vector is None:
@@ -151,7 +151,7 @@ def _turned(step: GradientStep, minibatch: Minibatch) -> dict[int, tuple[int, in
 
 
 def _lies_in_a_row(node: Node, shape: tuple[int, int]) -> bool:
-    """Returns whether a node reads numbers of one row of a uniform matrix."""
+    """Returns whether a node reads elements of one row of a uniform matrix."""
     return node.op == "uniform" and node.attributes[1] % shape[1] + (node.width or 1) <= shape[1]
 
 
@@ -386,7 +386,7 @@ class _SumWriter:
         self._writer.source.line(f"tile{n} = {self._writer.product(f'tl.trans({right})', left, onto=f'tile{n}')}")
 
     def _add_number(self, total: str, name: str) -> None:
-        """A number of each sample, kept apart for each place of a block."""
+        """Adds a scalar of each sample to accumulators, one for each position of a block."""
         self._writer.source.line(
             f"{total} += tl.where({self._mask}, {name}, 0.0)" if self._mask else f"{total} += {name}"
         )

@@ -131,7 +131,7 @@ class LeafIO(NamedTuple):
 
 
 def _together(leaf: Leaf) -> int:
-    """Maximum number of elements moved at once."""
+    """Returns the maximum number of elements moved at once."""
     return next(n for n in (4, 2, 1) if len(leaf.places) % n == 0)
 
 

@@ -86,7 +86,7 @@ class StepStores:
         self.functions.append(self._function(name, leaf, fill, [node for node, _ in captured], pointers))
 
     def _word(self, node: Node, name: str) -> str:
-        """Assigns a number of each environment as 32 bits, of which a sum picks one without rounding."""
+        """Assigns a scalar of each environment as 32 bits, so that a masked sum selects one without rounding."""
         source, whole = self._writer.source, f"tl.broadcast_to({name}, [BLOCK])"
         words = source.fresh()
         source.line(f"{words} = {whole}{_into_word(node.dtype)}")

@@ -39,7 +39,7 @@ def read_where_used(uniforms: Sequence[str], lines: Sequence[str], turn: str) ->
     Args:
         uniforms: lines that define uniform values.
         lines: lines of the loop.
-        turn: expression for the index of the iteration, whose bounds the compiler must not know.
+        turn: expression for the index of the iteration, whose bounds must be unknown to the compiler.
     """
     waiting: dict[str, str] = {}
     before: list[str] = []

@@ -183,5 +183,5 @@ class SamplePrefetch:
 
 
 def _in_turn(stride: int) -> str:
-    """Returns what a turn adds to the place of a number."""
+    """Returns code for an offset that grows by `stride` with each iteration of a loop."""
     return f" + turn * {stride}" if stride else ""

@@ -40,7 +40,7 @@ def _call(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _linear_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """`jax.lax.custom_linear_solve`: its solver, from what is handed to that, and the right-hand sides."""
+    """Lowers `jax.lax.custom_linear_solve` by lowering its solver for the right-hand sides."""
     lengths = equation.params["const_lengths"]
     first = lengths.matvec + lengths.vecmat
     sides = values[first + lengths.solve + lengths.transpose_solve :]

@@ -70,7 +70,7 @@ def _any_lane(ctx: Lowering, now: list[Value]) -> list[Value]:
 
 
 def _turn_of_lanes(condition: Body, body: Body) -> Body:
-    """Returns a turn of a loop under `vmap`: lanes that have ended keep what they carry."""
+    """Returns one iteration of a loop under `vmap`. Lanes that have ended keep their carried values."""
 
     def turn(ctx: Lowering, now: list[Value]) -> list[Value]:
         goes_on, *before = now
@@ -123,7 +123,7 @@ def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
-    """Returns the operands: fixed values, carried values, and arrays of which each turn takes an element."""
+    """Returns the operands: fixed values, carried values, and arrays that the loop takes elements from."""
     if "ft_in" in equation.params:  # since jax 0.11
         fixed, start, taken = equation.params["ft_in"].update(values).unpack()
         return list(fixed), list(start), list(taken)
@@ -155,7 +155,7 @@ def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) 
 
 
 def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
-    """Returns a loop that counts its turns, and holds what it gives in arrays that it writes to."""
+    """Returns a loop that counts its iterations, and writes the results of each iteration to arrays."""
     count, zero = len(scan.start), Const(np.zeros((), np.int32))
     written = [n for n, needed in enumerate(scan.needed[count:]) if needed]
     arrays = [Const(np.zeros(scan.given[n].shape, scan.given[n].dtype)) for n in written]

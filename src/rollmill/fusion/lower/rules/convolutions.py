@@ -105,9 +105,9 @@ def _check_size(image: Value, weights: Value, groups: Sequence[_Taps], dtype: An
 
 
 def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype: Any) -> Value:
-    """`[n, p..., o]`: at each place, what lies under the kernel times the matrix of its weights `[k i, o]`.
+    """Returns `[n, p..., o]`: at each position, the image patch times the matrix of kernel weights `[k i, o]`.
 
-    Padding is left out together with its rows of the matrix.
+    Padding is left out, together with the matching rows of the matrix.
     """
     lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]
     rows = taps.weights.reshape(-1, outs)
@@ -139,7 +139,7 @@ def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
 
 
 def _written_out(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype: Any) -> Value:
-    """`[n, p..., o]`, number by number."""
+    """Returns `[n, p..., o]`, with each element computed as a separate sum."""
     pixels, filters = (ctx.scalars(value).nodes.reshape(-1) for value in (image, weights))
     lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]
     rows = taps.weights.reshape(-1, outs)

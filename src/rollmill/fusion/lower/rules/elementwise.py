@@ -101,7 +101,7 @@ def _by_name(op: str) -> Rule:
 
 
 def _by_nodes(combine: Callable[..., Node]) -> Rule:
-    """From `combine(ctx, equation, *nodes)`."""
+    """Returns the rule of an element-wise primitive, given `combine(ctx, equation, *nodes)`."""
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         own = lambda *nodes: combine(ctx, equation, *nodes)

@@ -36,7 +36,7 @@ def check_order(primitive: str, shape: Sequence[int], columns: int) -> None:
 
 
 def _lu(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """The factors in one matrix, the pivots, and the permutation: row `n` of the product is row `order[n]`."""
+    """Returns both factors in one matrix, the pivots, and the order of the rows in the product of the factors."""
     check_order("lu", values[0].shape, min(values[0].shape[-2:]))
     matrices = ctx.scalars(values[0]).nodes
     factors, pivots, orders = (no_nodes(output.shape) for output in equation.outputs)
@@ -84,9 +84,9 @@ def _exchange(ctx: Lowering, rows: list[list[Node]], first: int, place: Node) ->
 
 
 def _eliminate(ctx: Lowering, pivot: Sequence[Node], row: list[Node], step: int, columns: int) -> None:
-    """Subtracts the multiple of the pivot's row that cancels a row's number, and keeps the factor in its place.
+    """Subtracts the multiple of the pivot's row that cancels an element of a row, and stores the factor there.
 
-    Where the pivot is zero, so is all below it: the factor is zero as well, as LAPACK has it.
+    If the pivot is zero, all elements below it are zero, too, and the factor is zero, as in LAPACK.
     """
     zero = ctx.constant(0, row[step].dtype)
     factor = ctx.apply("div", row[step], pivot[step])
@@ -151,7 +151,7 @@ def _less_products(ctx: Lowering, number: Node, one: NodeArray, other: NodeArray
 
 
 def _triangular_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """`x` in `a x = b`, or in `x a = b`, whose transpose is of the first kind."""
+    """Returns `x` for `a x = b`, or for `x a = b`, which is transposed to the first form."""
     params, on_left = equation.params, equation.params["left_side"]
     columns = values[1].shape[-1 if on_left else -2]
     check_order("triangular_solve", values[0].shape, columns)
@@ -168,7 +168,7 @@ def _triangular_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]
 
 
 def _substituted(ctx: Lowering, matrix: NodeArray, side: NodeArray, *, lower: bool, unit: bool) -> NodeArray:
-    """Forward, or backward, substitution `[n, m]`."""
+    """Solves a triangular system by forward or backward substitution, with results `[n, m]`."""
     size, found = len(matrix), no_nodes(side.shape)
     for n in range(size) if lower else reversed(range(size)):
         before = slice(0, n) if lower else slice(n + 1, size)

@@ -104,7 +104,7 @@ def _vectors_inside(ctx: Lowering, value: Value, sides: Sides) -> list[Value]:
 
 
 def _sum(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """`add_any`: the gradient of a matrix that is used more than once is one sum of more products."""
+    """Lowers `add_any`: the gradient of a matrix that is used several times is one sum of all products."""
     if all(isinstance(value, OuterProducts) for value in values):
         pairs = [pair for value in values if isinstance(value, OuterProducts) for pair in value.pairs]
         return [OuterProducts(tuple(pairs), equation.dtype)]
@@ -143,7 +143,7 @@ def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sid
 
 
 def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int) -> Value:
-    """From `[b, f, g]` to `[b, g, f]`."""
+    """Transposes `[b, f, g]` to `[b, g, f]`."""
     axes = (*range(batch), *range(batch + first, batch + first + second), *range(batch, batch + first))
     return transposed(ctx, value, axes)
 
@@ -182,7 +182,7 @@ class MatrixOperand(NamedTuple):
 
 
 def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, theirs: Sides, dtype: Any) -> Value:
-    """`[b, f, g]`, where `g` are the free axes of the shared array."""
+    """Returns the product `[b, f, g]`, where `g` are the free axes of the shared array."""
     lead = tuple(value.shape[axis] for axis in (*sides.batch, *sides.free))
     # `[b, f, c]`, with all summed axes as one. From here on, there is one vector for each index of `lead`.
     places = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
@@ -293,7 +293,7 @@ def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) 
 
 
 def _written_out(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
-    """Number by number."""
+    """Returns the product with each element computed as a separate sum."""
     _check_multiplied(matrix.summed * matrix.columns)
     weights = ctx.scalars(_as_value(matrix.array)).nodes
     weights = weights.T if matrix.transposed else weights
@@ -307,7 +307,7 @@ def _as_value(array: Array | np.ndarray) -> Const | Uniform:
 
 
 def _column_by_column(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
-    """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
+    """Computes a product with few columns as one sum per column, because matrix products in kernels are wide."""
     row = ctx.rows(vector).nodes[()]
     # Each column is read as a row, so its elements must be adjacent in memory.
     turned = matrix.array if matrix.transposed else ctx.prologue.turned(matrix.array)
@@ -349,7 +349,7 @@ def _of_two(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
 
 
 def _vectors(ctx: Lowering, value: Value, sides: Sides) -> Value:
-    """`[b, free, c]`."""
+    """Arranges an operand as vectors, `[b, free, c]`."""
     moved = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
     lead = moved.shape[: len(sides.batch) + len(sides.free)]
     return gather_static(ctx, value, moved.reshape(*lead, -1))
@@ -389,7 +389,7 @@ def _sum_over_columns(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node
 
 
 def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
-    """Returns a product as it is summed: of short floats in long ones, as matrix products do."""
+    """Returns the product of two elements in the dtype of their sum, which is float32 for floats."""
     wide = np.float32 if is_float(np.dtype(dtype)) else dtype
     return ctx.apply("mul", converted(ctx, one, wide), converted(ctx, other, wide))
 

@@ -52,7 +52,7 @@ def _of_data(ctx: Lowering, function: Callable[..., Any], *values: Value) -> Val
 
 
 def _each_key(ctx: Lowering, keys: Value, function: Callable[[Value, tuple[int, ...]], Value]) -> Value:
-    """`function(data of one key, its index)` of every key, stacked."""
+    """Applies `function(data of one key, its index)` to every key, and stacks the results."""
     data = ctx.key_data(keys)
     found = [function(ScalarArray(data.nodes[(*at, ...)], WORD), at) for at in np.ndindex(*keys.shape)]
     if not keys.shape:

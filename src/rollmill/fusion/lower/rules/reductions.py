@@ -218,7 +218,7 @@ def is_better(ctx: Lowering, op: str, node: Node, best: Node) -> Node:
 
 
 def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """`jax.lax.reduce` of any function, and of several arrays together."""
+    """Lowers `jax.lax.reduce` with any function, also of several arrays together."""
     count, axes = len(values) // 2, equation.params["dimensions"]
     arrays, starts = [ctx.scalars(value) for value in values[:count]], list(values[count:])
     shape = arrays[0].shape

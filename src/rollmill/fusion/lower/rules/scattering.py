@@ -128,7 +128,7 @@ def write(
 
 
 def _is_here(ctx: Lowering, starts: Sequence[Start], first: Sequence[int], inside: Node | None) -> Node | None:
-    """Returns whether a block begins at these places, or None if it surely does."""
+    """Returns whether a block begins at these positions, or None if this is certain."""
     checks = [] if inside is None else [inside]
     for start, place in zip(starts, first, strict=True):
         if not isinstance(start, int):

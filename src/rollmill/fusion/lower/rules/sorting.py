@@ -84,7 +84,7 @@ def _sorted(
 
 
 def _exchanged(ctx: Lowering, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:
-    """Elements in order, each of them a line of nodes: its first `own` ones, then those that it is sorted by."""
+    """Sorts elements, which are lists of nodes: `own` nodes, and then the nodes that they are sorted by."""
     # Merging exchanges distant elements, so equal elements keep their order only by an additional index. Exchanges
     # of neighbours never swap equal elements.
     if len(lines) > FEW and stable:
@@ -106,7 +106,7 @@ def _is_before(ctx: Lowering, one: Sequence[Node], other: Sequence[Node]) -> Nod
 
 
 def _neighbours(size: int) -> Iterator[tuple[int, int]]:
-    """Exchanges of neighbours that sort: each turn brings the last of what is left to its end."""
+    """Yields exchanges of neighbours that sort: each pass moves the last remaining element to the end."""
     for end in range(size - 1, 0, -1):
         yield from ((place, place + 1) for place in range(end))
 

@@ -44,7 +44,7 @@ def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Seq
 
 
 def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-    """`[*outputs, numbers of a window]`: places in an array of this shape, -1 for padding."""
+    """Returns the positions in an array that each window covers, `[*outputs, window size]`, or -1 for padding."""
     rank = len(shape)
     # An array of rows has one axis less than the primitive, which does nothing along rows.
     places = spread(positions(shape), params["padding"][:rank], params["base_dilation"][:rank])
@@ -60,7 +60,7 @@ def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray
 
 
 def _pool(op: str) -> Rule:
-    """Padding is what the operation gives of nothing, and is left out."""
+    """Returns the rule of a pooling operation. It leaves out padding, which is the identity of the operation."""
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         (value,) = values
