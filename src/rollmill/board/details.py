@@ -196,7 +196,7 @@ def _commands(entry: Entry, run: RunDirectory) -> str:
 
 
 def _environment_options(run: RunDirectory) -> list[str]:
-    """Returns the words of a command that give the environment the options of a run, or none if it is damaged."""
+    """Returns the command-line arguments for the environment options of a run, or none if the run is damaged."""
     try:
         options = object_in(object_in(run.read_config(), "graph"), "environment_options")
     except RollmillError:

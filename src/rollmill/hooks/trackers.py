@@ -115,10 +115,11 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
 
 
 def _wandb_id(event: TrainingStarted) -> str:
-    """Returns the id of a run, which its directory keeps, so that two runs with one path on two machines differ.
+    """Returns the id of a run, which is stored in its directory.
 
-    The file also holds the path of the directory. A copy, whose original is still there, gets an id of its own. A
-    run of an earlier version that goes on has the id that was made of its path.
+    Two runs with the same path on two machines therefore have different ids. The file also contains the path of
+    the directory, so that a copy gets a new id while the original exists. A resumed run of an earlier version
+    keeps the id that was derived from its path.
     """
     folder, path = Folder(event.directory), str(event.directory.resolve())
     kept = _kept_wandb_id(folder)

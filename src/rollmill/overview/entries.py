@@ -156,7 +156,7 @@ def _number(value: Any) -> float | None:
 
 
 def small_numbers(values: Any) -> dict[str, float]:
-    """Returns the numbers of an object by name. Anything else and numbers above 1e18 are left out."""
+    """Returns the numbers of an object by name. Other values, and numbers above 1e18, are left out."""
     known = {name: _number(value) for name, value in values.items()} if isinstance(values, Mapping) else {}
     return {name: value for name, value in known.items() if value is not None}
 

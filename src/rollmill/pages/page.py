@@ -130,7 +130,7 @@ def bar_row(
     is_outer: bool = False,
     below: Iterable[BarPart] | None = None,
 ) -> str:
-    """Returns a row of a bar chart as HTML: a name indented by `depth` steps, one or two bars, and a text.
+    """Returns a row of a bar chart as HTML: a name indented by `depth` steps, one or two bars, and a label.
 
     The names of outer rows (`is_outer`) are emphasised.
     """

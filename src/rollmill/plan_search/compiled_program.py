@@ -155,6 +155,6 @@ def process_memory() -> int:
 
 
 def _own_memory() -> int | None:
-    """Returns the bytes that this process will hold beside its arrays, or None where the system does not tell."""
+    """Returns the bytes that this process will hold besides its arrays, or None if they are unknown."""
     held = process_memory()
     return held + RUN_BYTES if held else None

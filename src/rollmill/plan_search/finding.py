@@ -210,7 +210,7 @@ def check_stop(stop: StopRequest) -> None:
 
 
 def _identity(graph: Graph, request: SearchRequest, machine: Machine) -> dict[str, Any]:
-    """Everything that the result of a search depends on."""
+    """Returns everything that the result of a search depends on."""
     options = request.options
     return {
         "graph": fingerprint(graph),

@@ -1,4 +1,4 @@
-"""Chooses who computes the physics of a robot task, by short trainings: this package or MuJoCo Warp."""
+"""Chooses the physics engine of a robot task by short training runs: `rollmill.physics` or MuJoCo Warp."""
 
 import math
 import os
@@ -73,7 +73,7 @@ def with_fastest_physics(
 
 
 def train_briefly(request: TrainingRequest, bound: float | None, *, stop: Callable[[], None]) -> float:
-    """Trains a request for a few seconds in a process of its own, and returns its environment steps per second.
+    """Trains a request for a few seconds in a separate process, and returns its environment steps per second.
 
     Training stops early if it cannot reach `bound`. `stop` raises an exception after a signal. Raises `CannotRun`
     if training ended with an error, and `OutOfTime` if it made no progress.
@@ -91,7 +91,7 @@ def train_briefly(request: TrainingRequest, bound: float | None, *, stop: Callab
 
 
 def choose_physics(request: TrainingRequest, say: Callable[[str], None]) -> TrainingRequest:
-    """Returns a request with the fastest physics, as short trainings on this machine measure them.
+    """Returns a request with the physics engine that is fastest in short training runs on this machine.
 
     Raises the errors of `with_fastest_physics`, and `SearchStopped` after a signal.
     """

@@ -167,7 +167,7 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
 
 
 def _check_rollouts(partition: Partition, graph: Graph) -> None:
-    """Raises a `UsageError` if asynchronous actors would collect what the algorithm cannot learn from."""
+    """Raises a `UsageError` if the algorithm cannot learn from the rollouts of asynchronous actors."""
     if graph.replay is not None and not partition.holder("gradients").synchronous:
         raise UsageError(
             f"asynchronous {partition.name} would keep part of the replay memory of "
@@ -182,7 +182,7 @@ def _check_rollouts(partition: Partition, graph: Graph) -> None:
 
 
 def _check_learning_apart(partition: Partition, graph: Graph) -> None:
-    """Raises a `UsageError` if the update lacks what the learning rate depends on."""
+    """Raises a `UsageError` if the group of the update lacks values that the learning rate depends on."""
     if not partition.are_separate("gradients", "update"):
         return
     if graph.adapt is not None:

@@ -107,7 +107,7 @@ def _machine() -> results.ProfiledMachine:
 
 
 def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
-    """Sentences about what is missing, or coarser than it could be."""
+    """Returns notes on missing or imprecise parts of a profile."""
     if not windows.done:
         yield f"Training ended after {len(windows.recorded)} of {windows.planned} windows with the profiler."
     if len(windows.profiled) == 1:

@@ -174,7 +174,7 @@ def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[st
 
 
 def _activity() -> contextlib.AbstractContextManager[GpuActivity]:
-    """The driver's figures of GPUs, where JAX computes on some."""
+    """Returns the driver's measurements of the GPUs, if JAX uses any."""
     return watched_gpus() if jax.default_backend() == "gpu" else contextlib.nullcontext(GpuActivity())
 
 

@@ -324,7 +324,7 @@ class Windows:
         return now
 
     def _pause(self, seconds: float) -> Steps[ReportedProgress]:
-        """Waits for a report of what was under way, and for one after this many seconds."""
+        """Waits for the report of the work in progress, and then for a report at least `seconds` later."""
         begin = yield
         while True:
             now = yield

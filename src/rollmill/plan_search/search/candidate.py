@@ -126,7 +126,7 @@ def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candida
 
 
 def _has(candidate: Candidate, name: str, value: Any) -> bool:
-    """Returns whether it has the value. Where fusion is left open, processes and a mesh choose it themselves."""
+    """Returns whether a candidate has a value. If no fusion is set, processes and a mesh choose it themselves."""
     own = getattr(candidate, name)
     if name == "fusion" and own is None:
         return value == "auto" or (value == "off" and candidate.place == "processes")

@@ -41,7 +41,7 @@ def candidates(machine: Machine, workload: Workload, objective: Objective = "kee
 
 
 def _widened(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candidate]:
-    """All of these with each number of environments, the smallest first."""
+    """Yields the candidates with each number of environments, smallest first."""
     for doublings in range(MAX_WIDENING + 1):
         for each in narrow:
             yield replace(each, num_envs=workload.num_envs * 2**doublings)
@@ -86,14 +86,14 @@ def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
 
 
 def _programs(machine: Machine, depths: Sequence[str]) -> Iterator[Candidate]:
-    """One compiled program on the devices of one process."""
+    """Yields candidates with one compiled program, on the devices of one process."""
     for devices in widths_up_to(machine.gpus_per_host or machine.cores):
         for fusion in depths:
             yield Candidate(devices=devices, fusion=fusion, gpus=min(devices, machine.gpus))
 
 
 def _meshes(machine: Machine) -> Iterator[Candidate]:
-    """One process for each GPU."""
+    """Yields candidates with a mesh of one process per GPU."""
     for gpus in widths_up_to(machine.gpus)[1:]:
         yield Candidate(place="mesh", learners=gpus, gpus=gpus)
 
@@ -117,7 +117,7 @@ def _learners_on_cores(machine: Machine) -> Iterator[Candidate]:
 
 
 def _actors(machine: Machine) -> Iterator[Candidate]:
-    """Whole rollouts apart from learning."""
+    """Yields candidates whose actors collect whole rollouts, apart from learning."""
     yield from _actors_apart(machine, machine.cores, on_gpus=machine.gpus > 0)
     for actors in widths_up_to(machine.cores):
         yield Candidate("central", "processes", actors=actors, gpus=min(1, machine.gpus))
@@ -126,7 +126,7 @@ def _actors(machine: Machine) -> Iterator[Candidate]:
 def _actors_apart(
     machine: Machine, most: int, *, on_gpus: bool, asynchronous: bool = False
 ) -> Iterator[Candidate]:
-    """Rollouts in up to `most` actors on the cores, or in a few on the learner's GPU."""
+    """Yields candidates with up to `most` actors on the cores, or a few actors on the learner's GPU."""
     gpus = min(1, machine.gpus)
     here = partial(Candidate, "single-learner-coarse", "processes", asynchronous=asynchronous, gpus=gpus)
     if not on_gpus:
@@ -137,8 +137,10 @@ def _actors_apart(
 
 
 def _likely_actors(machine: Machine) -> Iterator[Candidate]:
-    """With a GPU, rollouts on half of the cores are fast if a rollout consists of many small steps, such as a tree
-    search. The other cores are left to the learner and to what feeds it.
+    """Yields candidates for machines with a GPU, whose actors collect rollouts on half of the cores.
+
+    They are fast if a rollout consists of many small steps, such as a tree search. The other cores remain for the
+    learner and for the processes that send it data.
     """
     if machine.gpus and machine.cores > 1:
         actors = widths_up_to(machine.cores // 2)[-1]
@@ -146,7 +148,7 @@ def _likely_actors(machine: Machine) -> Iterator[Candidate]:
 
 
 def _apart(machine: Machine) -> Iterator[Candidate]:
-    """Environments apart from the policy."""
+    """Yields candidates whose environments are in separate groups from the policy."""
     gpus = min(1, machine.gpus)
     for workers in widths_up_to(machine.cores):
         yield Candidate("single-learner-fine", "processes", workers=workers, gpus=gpus)
@@ -158,7 +160,7 @@ def _apart(machine: Machine) -> Iterator[Candidate]:
 
 
 def _of_host_environments(machine: Machine, most: int) -> Iterator[Candidate]:
-    """Ways that use several processes for environments of Python, of which each process steps one at a time."""
+    """Yields candidates with several processes for Python environments, which each process steps one at a time."""
     gpus = min(1, machine.gpus)
     beyond = [width for width in widths_up_to(most) if width > machine.cores]
     if beyond:

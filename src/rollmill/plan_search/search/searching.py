@@ -49,7 +49,7 @@ def saturation(narrow: Point, wide: Point, *, threshold: float = THRESHOLD) -> s
 
 
 def _growth(narrow: Point, wide: Point) -> float:
-    """Relative growth of memory, or 0 if it is not known."""
+    """Returns the relative growth of memory, or 0 if it is unknown."""
     return wide.memory / narrow.memory - 1 if wide.memory and narrow.memory else 0.0
 
 
@@ -179,7 +179,7 @@ class _SearchState:
         return self._tried(row)
 
     def _tried(self, row: CandidateRow) -> CandidateRow:
-        """Tries a candidate and returns its row. If that fails, the row has what was known before."""
+        """Tries a candidate and returns its row. If the trial fails, the row contains the predictions."""
         latest = row
         try:
             for known in self._try(row):
@@ -232,7 +232,7 @@ class _SearchState:
         return replace(row, status="slower", reason=early)
 
     def _correct(self, row: CandidateRow, found: Measurement) -> None:
-        """Lets the first measurement of each kind correct the predictions of those that follow."""
+        """Corrects the predictions for a kind of candidates by the kind's first measurement."""
         kind = row.candidate.kind
         if kind not in self.speed_factors and row.predicted_speed:
             self.speed_factors[kind] = found.steps_per_second / row.predicted_speed
@@ -286,7 +286,7 @@ class _SearchState:
         )
 
     def _fewer_envs(self, candidate: Candidate) -> CandidateRow | None:
-        """Returns the row of the same candidate with fewer environments, the most that were tried or predicted."""
+        """Returns the row of the candidate with the next smaller number of environments, if one is known."""
         branch, envs = candidate.branch("num_envs"), candidate.num_envs or 1
         rows = [
             row
@@ -298,7 +298,7 @@ class _SearchState:
         return max(rows, key=lambda row: row.candidate.num_envs or 1, default=None)
 
     def _narrower(self, candidate: Candidate, width: str) -> Sequence[CandidateRow]:
-        """Measured rows of the branch along this width, narrowest first."""
+        """Returns the measured rows of the branch along a width, narrowest first."""
         branch, limit = candidate.branch(width), width_of(candidate, width)
         rows = [
             row
@@ -318,7 +318,7 @@ class _SearchState:
         return step and f"saturated along {width}: {step}"
 
     def _dominated(self, candidate: Candidate, narrower: CandidateRow, width: str) -> str | None:
-        """Throughput grows at most in proportion to a width."""
+        """Returns why a candidate cannot win, because throughput grows at most in proportion to a width."""
         ratio = width_of(candidate, width) / width_of(narrower.candidate, width)
         most = ratio * (narrower.measured_speed or 0.0)
         if self.best is None or most * CHECKED_MARGIN >= self.best:

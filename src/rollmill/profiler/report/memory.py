@@ -93,7 +93,7 @@ def _temporary(programs: Sequence[MemoryUse]) -> list[str]:
 
 
 def _course(program: str, layers: Sequence[Layer]) -> list[str]:
-    """Temporary memory of a program from its beginning to its end."""
+    """Draws the temporary memory of a program from its first instruction to its last."""
     most = size_of(max(_sum(layer.course for layer in layers)))
     return [
         '<p class="how">Of the program that needs most: from left to right is each time when memory is taken or '
@@ -127,7 +127,7 @@ def _drawing(program: str, layers: Sequence[Layer]) -> str:
 
 
 def _with_axes(figure: str, most: int) -> str:
-    """Puts marks beside a figure: bytes upwards, up to `most`, and the order of instructions across."""
+    """Adds axes to a figure: bytes up to `most` on the vertical axis, and instructions on the horizontal axis."""
     marks = "".join(
         f'<span style="top:{100 * (1 - share):.0f}%">{size_of(round(share * most))}</span>'
         for share in (0, 0.5, 1)
@@ -140,7 +140,7 @@ def _with_axes(figure: str, most: int) -> str:
 
 
 def _area(layer: Layer, tops: Sequence[float]) -> str:
-    """From a layer's top down to the ground: those below are drawn over it."""
+    """Draws a layer as an area from its top down to zero. Lower layers are drawn over it."""
     steps = "".join(f"V{HEIGHT - top:.1f}h1" for top in tops)
     return (
         f'<path d="M0 {HEIGHT}{steps}V{HEIGHT}z" style="fill:var(--{layer.colour})">'

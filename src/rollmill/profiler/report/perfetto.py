@@ -78,7 +78,7 @@ class _Stack(NamedTuple):
 
 
 def _fits(span: TimelineSpan, stack: _Stack) -> bool:
-    """True if the span lies in the innermost open one, or after all of them, and closes those that have ended."""
+    """Closes the spans that have ended, and returns whether a span fits into the innermost open span, if any."""
     ends = stack.open_ends
     while ends and ends[-1] <= span.start:
         ends.pop()

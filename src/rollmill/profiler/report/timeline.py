@@ -144,7 +144,7 @@ def _with_names(lane: TimelineLane, names: Container[str]) -> TimelineLane:
 
 
 def _lane(lane: TimelineLane, end: float, colours: dict[str, str]) -> str:
-    """One lane. A path holds all spans of a name, the longest ones beneath."""
+    """Draws one lane, with one path for all spans of a name. Names with longer spans are drawn first."""
     of_name: dict[str, list[TimelineSpan]] = {}
     for span in lane.spans:
         of_name.setdefault(span.name, []).append(span)
