@@ -13,16 +13,18 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.programs import compiler_options
+from rollmill.programs import compiled, compiler_options
 from rollmill.programs.compiled import start_state
 from rollmill.programs.compiler_options import (
     EXACT_PRECISION,
     LARGE_START_BYTES,
     QUICK_COMPILATION,
+    WITHOUT_TUNING,
     options_for,
     program_options,
     start_options,
 )
+from rollmill.programs.kernels import plain_kernels
 
 
 def mesh(platform: str, *, gpus: int, instances: int = 1) -> Any:
@@ -120,3 +122,23 @@ def test_quickly_compiled_starts_differ_by_rounding(monkeypatch: pytest.MonkeyPa
         if jnp.issubdtype(ours.dtype, jax.dtypes.prng_key):
             ours, theirs = jax.random.key_data(ours), jax.random.key_data(theirs)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "fused", "tunes"),
+    [
+        ("gpu", ("rollouts", "gradients"), False),
+        ("gpu", ("rollouts",), True),
+        ("gpu", (), True),
+        ("cpu", ("rollouts", "gradients"), True),
+    ],
+)
+def test_xla_times_no_products_where_kernels_compute_almost_all_of_them(platform, fused, tunes):
+    """Otherwise, two starts could choose different algorithms, which round differently."""
+    kernels = plain_kernels(1)
+    parts = {part: getattr(kernels, part)._replace(fused=True) for part in fused}
+    none, state = SimpleNamespace(removed_from=lambda tree: tree), SimpleNamespace(mesh=mesh(platform, gpus=1))
+    state.empty, state.placed, state.shapes, state.mesh.size = none, (), (), 1
+    graph, means = SimpleNamespace(replay=None), SimpleNamespace(operands=())
+    made = compiled._step_program(graph, (0,), means, state, EXACT_PRECISION, False, kernels._replace(**parts))
+    assert made.options == EXACT_PRECISION | ({} if tunes else WITHOUT_TUNING)

@@ -39,7 +39,7 @@ from rollmill.dataflow import (
     tree_bytes,
 )
 from rollmill.planning.plan import AllReduce
-from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options
+from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options, without_tuning
 from rollmill.programs.empty_arrays import NO_EMPTY_ARRAYS, EmptyArrays
 from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, may_be_stored, seconds_of_iteration
 from rollmill.programs.kernel_choice import KernelRequest
@@ -290,6 +290,8 @@ def _step_program(
     kernels: KernelChoice,
 ) -> StorableProgram:
     """Returns the program of an iteration with these kernels."""
+    if kernels.rollouts.fused and kernels.gradients.fused:
+        options = without_tuning(options, state.mesh.devices.flat[0].platform)
     counts = [] if graph.replay is None else [jax.ShapeDtypeStruct((), jnp.int32)]
     return StorableProgram(
         part="step",

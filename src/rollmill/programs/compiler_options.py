@@ -56,6 +56,13 @@ SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetri
 """Lets NCCL's kernels for small all-reduces read the buffers of other GPUs directly."""
 
 
+WITHOUT_TUNING: CompilerOptions = {"xla_gpu_autotune_level": "0"}
+"""On GPUs, XLA times no algorithms for the matrix products that it computes itself.
+
+The algorithms could differ between two starts, and with them the rounding. If rollouts and gradients are kernels,
+the few products that are left take no time worth mentioning: the value of the last observations, for example."""
+
+
 def program_options(platform: str | None = None) -> CompilerOptions:
     """Returns the XLA options for all programs on a platform. Default: the platform that JAX uses."""
     if (platform or jax.default_backend()) != "cpu":
@@ -68,6 +75,16 @@ def start_options(num_bytes: int = 0) -> CompilerOptions:
     if jax.default_backend() != "cpu" or num_bytes >= LARGE_START_BYTES:
         return program_options()
     return _joined(program_options(), *_known(QUICK_COMPILATION))
+
+
+def single_call_options() -> CompilerOptions:
+    """Returns the XLA options for a program that runs only once."""
+    return without_tuning(program_options(), jax.default_backend())
+
+
+def without_tuning(options: CompilerOptions, platform: str) -> CompilerOptions:
+    """Returns options with which XLA times no algorithms on a GPU. On other platforms, it never does."""
+    return _joined(options, WITHOUT_TUNING) if platform == "gpu" else options
 
 
 def options_for(mesh: Mesh, *, draws_for_seeds: bool = False) -> CompilerOptions:
