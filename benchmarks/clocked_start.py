@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from importlib import import_module
+from typing import Any
 
 MAX_DEPTH, MIN_SECONDS, PAUSE = 24, 0.04, 0.003
 spans: list[tuple[str, float, float, str]] = []
@@ -129,7 +130,7 @@ for module, clocks in CLOCKS.items():
 
 def clock_kernels() -> None:
     """Measures the parts of choosing kernels, whose modules most trainings do without."""
-    from rollmill.fusion.backends.triton import compile
+    from rollmill.fusion.backends.triton import compile, parallel_compile
     from rollmill.fusion.tune import timing
     from rollmill.programs import fused_kernels, tuning
 
@@ -139,10 +140,19 @@ def clock_kernels() -> None:
     timed(fused_kernels, "minibatch_loop_search", "    writing kernels")
     timed(tuning, "wait", "    waiting for candidates")
     timed(tuning, "find_fastest_launch", "    timing")
-    timed(tuning.Tuner, "_compile_candidates", "    compiling candidates")
+    timed(tuning, "compile_candidates", "    compiling candidates")
     timed(timing._Timed, "__init__", "      first calls of a candidate")
     timed(timing._Timed, "again", "      more calls of a candidate")
     timed(compile, "compile_file", "  Triton")
+    begin = parallel_compile._CompilingProcess.compile
+
+    def begin_timed(self: Any, compilation: Any) -> Any:
+        since = time.time()
+        result = begin(self, compilation)
+        result.add_done_callback(lambda _: note("  Triton in another process", since))
+        return result
+
+    parallel_compile._CompilingProcess.compile = begin_timed
 
 
 if any("fusion" in word for word in sys.argv):

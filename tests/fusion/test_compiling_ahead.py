@@ -50,7 +50,8 @@ def compiled_here(tmp_path, monkeypatch):
 
 def compile_all(kernels):
     with ahead.KernelCompilers().compiling([compilation_of(each, [STRUCT], 90) for each in kernels]) as wait:
-        wait()
+        for number in range(len(kernels)):
+            wait(number)
 
 
 def name_of(kernel):
@@ -84,7 +85,7 @@ def test_searches_share_processes_that_end_with_the_last(compiled_here):
     with compilers.running() as process:
         for each in (first, second):
             with compilers.compiling([each]) as wait:
-                wait()
+                wait(0)
         family = [pid for pid, _ in descendants_of(process._process.pid)]
         assert len(family) == 3  # the process and two copies
     deadline = time.monotonic() + 5
@@ -106,7 +107,7 @@ def test_a_killed_process_leaves_the_kernels_to_this_process(compiled_here):
     with compilers.running() as process:
         os.kill(process._process.pid, signal.SIGKILL)
         with compilers.compiling([compilation_of(wanted, [STRUCT], 90)] * 2) as wait:
-            wait()
+            wait(1)
     assert compile._code(wanted, [STRUCT], 90).ptx
     assert compiled_here == [name_of(wanted)]
 

@@ -55,7 +55,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
         sources.add(kernel.source)
         return [jnp.zeros(struct.shape, struct.dtype) for struct in kernel.outputs]
 
-    def trace_candidates(search):
+    def trace_candidates(search, wait_for_kernel):
         for launch in search.launches:
             jax.eval_shape(search.kernel_only(launch), *jax.eval_shape(search.inputs, *search.shapes))
         return ()
@@ -68,7 +68,7 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
     monkeypatch.setattr(tuning, "find_fastest_launch", first)
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     graph, backend = training(), triton_backend("tf32")._replace(device_name=lambda device: "a GPU")
-    nothing_ahead = lambda *_: contextlib.nullcontext(lambda: None)
+    nothing_ahead = lambda *_: contextlib.nullcontext(lambda number: None)
     sizes = lambda size, device, **_: [(4, 64, 4), (4, 32, 2)]
     backend = backend._replace(
         rollouts=backend.rollouts._replace(compile_ahead=nothing_ahead),

@@ -40,7 +40,7 @@ def compiling_for_an_hour(processes):
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     processes.append(process)
     try:
-        yield process.wait
+        yield lambda number: process.wait()
     finally:
         process.kill()
         process.wait()
@@ -59,7 +59,7 @@ def search_in(folder, compile_ahead, traced=lambda: None):
 
 
 def no_wait():
-    return contextlib.nullcontext(lambda: None)
+    return contextlib.nullcontext(lambda number: None)
 
 
 def test_a_search_that_is_interrupted_ends_its_processes_and_compiles_nothing_more(tmp_path):
@@ -298,7 +298,7 @@ class ArtificialMachine:
         self._clock = max(self._clock, min(compiled, end))
         return SimpleNamespace(not_done=futures if compiled > end else [])
 
-    def compile_candidates(self, tuner, search, wait_for_kernels):
+    def compile_candidates(self, search, wait_for_kernel):
         self._of_thread.now = self._ends[search.file]
         return ()
 
@@ -348,7 +348,7 @@ def machine(tmp_path, records, monkeypatch):
     machine = ArtificialMachine(tmp_path, records)
     monkeypatch.setattr(tuning, "wait", machine.wait)
     monkeypatch.setattr(tuning, "find_fastest_launch", lambda *_: None)
-    monkeypatch.setattr(Tuner, "_compile_candidates", lambda *arguments: machine.compile_candidates(*arguments))
+    monkeypatch.setattr(tuning, "compile_candidates", machine.compile_candidates)
     return machine
 
 

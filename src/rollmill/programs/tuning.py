@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.core.machine import usable_cores
 from rollmill.core.threefry import small_programs
 from rollmill.fusion import LaunchSearch, TunedLaunch, compile_candidates, find_fastest_launch
-from rollmill.programs.compiler_options import program_options
+from rollmill.programs.compiler_options import single_call_options
 from rollmill.programs.search_cost import SearchBudget
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Tuner:
 
         def compile_fast() -> Callable[..., Any]:
             with small_programs(self._device.platform):
-                return jax.jit(function).lower(*shapes).compile(program_options())
+                return jax.jit(function).lower(*shapes).compile(single_call_options())
 
         return self._submit(compile_fast)
 
@@ -98,11 +98,11 @@ class Tuner:
         if self.budget is not None:
             self.budget.admit(search.file, _size(search), spent, search.compile_seconds * _turns(search))
         began = self._began = self._clock() if self._began is None else self._began
-        wait_for_kernels = self._kernels.enter_context(search.compile_ahead())
+        wait_for_kernel = self._unless_closed(self._kernels.enter_context(search.compile_ahead()))
         compiled_at: list[float] = []
 
         def compile_all() -> Sequence[Any]:
-            compiled = self._compile_candidates(search, wait_for_kernels)
+            compiled = compile_candidates(search, wait_for_kernel)
             compiled_at.append(self._spent())
             return compiled
 
@@ -163,9 +163,15 @@ class Tuner:
         """Returns the seconds of the budget that are spent."""
         return self._clock() - self._opened
 
-    def _compile_candidates(self, search: LaunchSearch, wait_for_kernels: Callable[[], None]) -> Sequence[Any]:
-        wait_for_kernels()
-        return () if self._closed else compile_candidates(search)
+    def _unless_closed(self, wait_for_kernel: Callable[[int], None]) -> Callable[[int], None]:
+        """Returns a function that waits for a kernel, and raises `CancelledError` if the searches have ended."""
+
+        def wait_unless_closed(number: int) -> None:
+            wait_for_kernel(number)
+            if self._closed:
+                raise CancelledError
+
+        return wait_unless_closed
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         def on_device() -> T:

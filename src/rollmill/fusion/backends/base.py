@@ -12,9 +12,9 @@ from rollmill.fusion.estimate.pressure import Pressure
 AnyLaunch: TypeAlias = tuple[int, ...]
 """Launch configuration of a kernel, as a tuple whose meaning depends on the backend."""
 
-CompilingAhead: TypeAlias = AbstractContextManager[Callable[[], None]]
-"""Context manager that compiles kernels in the background. It yields a function that waits for all of them, and on
-exit it cancels any that are not compiled yet."""
+CompilingAhead: TypeAlias = AbstractContextManager[Callable[[int], None]]
+"""Context manager that compiles the kernels of several launches in the background. It yields a function that waits
+for the kernel of a launch, by its number, and on exit it cancels any that are not compiled yet."""
 
 MAX_PRODUCTS = 100
 """Maximum number of matrix products in a step. With 323, kernels take many minutes to compile."""

@@ -136,18 +136,25 @@ def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[.
     return jax.jit(function).lower(*shapes).compile()
 
 
-def compile_candidates(search: LaunchSearch) -> Sequence[Callable[[], Callable[..., Any]]]:
+def compile_candidates(
+    search: LaunchSearch, wait_for_kernel: Callable[[int], object] = lambda number: None
+) -> Sequence[Callable[[], Callable[..., Any]]]:
     """Compiles the kernels of all launches in parallel, followed by the unfused function if there is one.
 
-    Kernels are compiled as part of whole functions, or separately if the search allows it. Each result is a
-    function that returns the compiled function or raises its error.
+    Kernels are compiled as part of whole functions, or separately if the search allows it. `wait_for_kernel` waits
+    for the kernel of a launch, by its number, if it is compiled in another process. Each result is a function that
+    returns the compiled function or raises its error.
     """
+
+    def compiled_candidate(number: int, shapes: Sequence[Any]) -> Callable[..., Any]:
+        wait_for_kernel(number)
+        return _compiled((search.kernel_only or search.fused)(search.launches[number]), shapes)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The largest first, because it takes longest.
         unfused = [] if search.unfused is None else [pool.submit(_compiled, search.unfused, search.shapes)]
         shapes = search.shapes if search.kernel_only is None else jax.eval_shape(search.inputs, *search.shapes)
-        candidates = map(search.kernel_only or search.fused, search.launches)
-        fused = [pool.submit(_compiled, each, shapes) for each in candidates]
+        fused = [pool.submit(compiled_candidate, number, shapes) for number in range(len(search.launches))]
     return [future.result for future in (*fused, *unfused)]
 
 

@@ -66,7 +66,7 @@ def _same_launch(launch: AnyLaunch, lanes: int) -> AnyLaunch:
 
 def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
     """Prepares nothing, because LLVM compiles without holding the GIL, so that threads are enough."""
-    return nullcontext(lambda: None)
+    return nullcontext(lambda number: None)
 
 
 def _blocks(num_envs: int, num_nodes: int, *, largest_matrix: int = 0) -> list[CodeLaunch]:

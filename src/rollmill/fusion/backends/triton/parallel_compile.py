@@ -47,20 +47,19 @@ class KernelCompilers:
                 self._process = None
 
     @contextlib.contextmanager
-    def compiling(self, compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
+    def compiling(self, compilations: Sequence[Compilation]) -> Iterator[Callable[[int], None]]:
         """Compiles kernels in the background.
 
-        Yields a function that waits until all are compiled. On exit, compilations that are still running are
-        cancelled if nobody else uses the processes. If a kernel does not compile here, its caller compiles it
-        again and raises the error.
+        Yields a function that waits until a kernel is compiled, given its index. On exit, compilations that are
+        still running are cancelled if nobody else uses the processes. If a kernel does not compile here, its
+        caller compiles it again and raises the error.
         """
         with self.running() as process:
             results = [process.compile(each) for each in compilations] if process is not None else []
 
-            def wait() -> None:
-                for compilation, result in zip(compilations, results, strict=False):
-                    if (code := result.result()) is not None:
-                        remember(compilation, code)
+            def wait(number: int) -> None:
+                if results and (code := results[number].result()) is not None:
+                    remember(compilations[number], code)
 
             yield wait
 
