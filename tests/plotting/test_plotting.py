@@ -70,7 +70,7 @@ def test_each_kind_of_agents_has_a_curve_by_default(tmp_path, capsys):
         ("kind=guard", [0.75, 0.75]),
         ("kind=thief", [-0.75, -0.75]),
     ]
-    assert "<h1>Returns of guard, thief, 2 trainings</h1>" in (tmp_path / "c.html").read_text()
+    assert "<h1>Returns of guard, thief, 2 runs</h1>" in (tmp_path / "c.html").read_text()
     with pytest.raises(SystemExit, match="^0$"):
         main(["plot", str(game), "--output", str(tmp_path / "d.html")])
     assert "kind=thief: returns -0.750, after 300 steps" in capsys.readouterr().out

@@ -48,7 +48,7 @@ def claimed(monkeypatch):
 def test_a_claim_names_the_sizes(claimed):
     graph = rollmill.ppo("CartPole-v1", num_envs=64, num_steps=8, num_minibatches=1)
     claim_before_compiling(graph, seeds=(0,), devices=[GPU])
-    assert claimed == [(bytes_of(64, 8), "a training with num_envs x num_steps = 64 x 8 needs", 1)]
+    assert claimed == [(bytes_of(64, 8), "a run with num_envs x num_steps = 64 x 8 needs", 1)]
     claim_before_compiling(graph, seeds=(0,), devices=[SimpleNamespace(platform="cpu")])
     assert len(claimed) == 1
 
@@ -61,7 +61,7 @@ def test_a_compiled_training_claims_what_xla_tells_and_what_it_has_not_taken_alr
     program = SimpleNamespace(devices=[GPU, GPU], step=step, copies_state=False)
     claim_compiled(rollmill.ppo("CartPole-v1", num_envs=64, num_steps=8, num_minibatches=1), program)
     # 1000 + 5000 + (900 - 600), less the 700 - 200 that this process holds and does not use.
-    assert claimed == [(5800, "a training with num_envs x num_steps = 64 x 8 needs", 2)]
+    assert claimed == [(5800, "a run with num_envs x num_steps = 64 x 8 needs", 2)]
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_compiled(monkeypatch, tmp_path):

@@ -153,7 +153,7 @@ def test_trainings_of_one_process_write_as_many_lines_together_as_one():
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2_000 * 64, **SIZES)
     iterations = graph.loops.iterations
     assert recorder.default_log_every(graph) == 1
-    each = recorder.default_log_every(graph, trainings=24)
+    each = recorder.default_log_every(graph, num_runs=24)
     assert iterations * 24 / each <= recorder.MAX_LINES < iterations * 24 / (each - 1)
 
 

@@ -39,9 +39,9 @@ class Evaluate(PolicyOptions):
     episodes: int = 100
     """Number of episodes to play. A match needs an even number."""
     against: str | None = None
-    """Another policy to play against: the directory of a run or random; in a game for two players also
-    lookahead-N, which plays best over the next N plies. With several kinds of agents also MODULE:FUNCTION; the run
-    plays each kind in turn, and the other policy all other kinds."""
+    """Another policy to play against: the directory of a run, or random. In two-player games, it may also be
+    lookahead-N, which plays optimally over the next N plies, and with several kinds of agents, MODULE:FUNCTION.
+    Of several kinds, the run plays each in turn, and the other policy plays all others."""
     roles: Annotated[tuple[str, ...], Arg(metavar="KIND [KIND ...]")] = ()
     """Kinds of agents that the run plays with --against, instead of each in turn."""
     against_checkpoint: str = "last"

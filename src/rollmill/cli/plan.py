@@ -34,7 +34,7 @@ class Showing:
     rate: float = 100_000.0
     """Assumed environment steps per second, from which bytes per second are computed."""
     memory: bool = False
-    """Also compile the training, and print the memory that it will need. Nothing is trained."""
+    """Also compile the run, and print the memory that it will need. Nothing is trained."""
     output: Path | None = None
     """File to write the plan to, for `rollmill train --plan FILE`."""
     force: Annotated[bool, Arg(only_on=True)] = False

@@ -20,8 +20,8 @@ class SearchOptions:
     """Options of a plan search."""
 
     search_plan: bool = False
-    """First search for the fastest way to run the training, using short trainings. Other placement options narrow
-    the search. The result is kept for next time."""
+    """First search for the fastest way to train, using short training runs. Other placement options restrict the
+    search. The result is stored for later runs."""
     budget: float = DEFAULT_BUDGET
     """Maximum duration of the search in seconds. The first candidate is always measured."""
     objective: Objective = "keep-batch"
@@ -104,8 +104,8 @@ def with_physics(request: TrainingRequest, searching: SearchOptions) -> Training
     for name in ("search_plan", *ELSEWHERE):
         if getattr(searching, name, False) or name in request.settings:
             raise UsageError(
-                f"physics=auto cannot be combined with {name}, because its short trainings are for this machine "
-                "and the placement that the options name. hint: give physics=jax or physics=warp."
+                f"physics=auto cannot be combined with {name}, because it measures short training runs on this "
+                "machine with the given placement. hint: use physics=jax or physics=warp."
             )
     quiet = request.settings.get("quiet", False)
     return choose_physics(request, (lambda line: None) if quiet else Lines().note)

@@ -30,7 +30,7 @@ class Render(PolicyOptions):
     """File that ends in .gif or .mp4, a name without an ending for a folder of PNG files, or terminal. Default:
     the name of the run with .gif, in the working directory."""
     episodes: int = 1
-    """Episodes to play, one after the other."""
+    """Number of episodes, played one after another."""
     max_steps: int = 1000
     """Maximum number of steps to show of an episode."""
     fps: float | None = None

@@ -41,11 +41,11 @@ class Resume:
     start_seconds: float | None = None
     """Seconds that a worker may take to start, build its environments and compile. Default: as before."""
     max_failures: int | None = None
-    """How many times in a row an environment may fail, or its worker be lost. One more failure ends the run."""
+    """Maximum number of failures in a row of an environment or its worker. One more failure ends the run."""
     stop_at_return: float | Literal["never"] | None = None
     """Mean return at which to stop, or never. Default: as before."""
     track: tuple[str, ...] = ()
-    """Trackers, as for `rollmill train`. A run does not remember them."""
+    """Trackers, as for `rollmill train`. A run does not store them."""
     dashboard: bool = True
     """Show losses, returns and other metrics at the bottom of the terminal, instead of a progress bar."""
     quiet: bool = False

@@ -73,18 +73,18 @@ def run(arguments: list[str]) -> int:
 
 
 _SAMPLER = (
-    f"grid: all combinations, the default; random: random draws; {', '.join(SAMPLERS)}: Optuna proposals, based "
-    "on the results so far."
+    "How values are chosen. grid, the default, uses all combinations, random draws them, and "
+    f"{' and '.join(SAMPLERS)} let Optuna propose them, based on the results so far."
 )
-_SHARE = f"Fraction of the trials that take over from better ones at a rung. Default: {DEFAULT_SHARE}."
+_SHARE = f"Fraction of the trials that copy better trials at each rung. Default: {DEFAULT_SHARE}."
 _FACTOR = f"One trial in this many continues at each rung. Default: {DEFAULT_FACTOR}."
 _AT_ONCE = (
-    "Maximum number of trials at a time. Default: one per core; under MPS no more than fit into GPU memory; one "
-    "per MIG slice; one per GPU when taking turns."
+    "Maximum number of trials at a time. Default: one per core, under MPS at most the number that fits into GPU "
+    "memory, one per MIG slice, or one per GPU if trials take turns."
 )
 _TOGETHER = (
-    "auto: trials that differ only in seeds and hyperparameters share a program; off: each trial is a process of "
-    "its own."
+    "With auto, trials that differ only in seeds and hyperparameters share a program. With off, each trial has a "
+    "separate process."
 )
 
 
@@ -106,20 +106,20 @@ class _New:
     """Stop trials whose return at a rung is not among the best, by asynchronous successive halving."""
     reduction_factor: Annotated[int | None, Arg(help=_FACTOR)] = None
     grace_steps: int | None = None
-    """Environment steps of the first rung; such that there are three rungs, if left out."""
+    """Environment steps of the first rung. By default, it is chosen so that there are three rungs."""
     pbt_every: Annotated[int | None, Arg(metavar="STEPS")] = None
-    """Population-based training: after every STEPS environment steps, the worst trials take over weights and
-    numbers of the best, and multiply these by 0.8 or 1.2, between their bounds."""
+    """Population-based training: after every STEPS environment steps, the worst trials copy the weights and
+    hyperparameters of the best. Copied numbers are multiplied by 0.8 or 1.2, within their bounds."""
     pbt_share: Annotated[float | None, Arg(metavar="SHARE", help=_SHARE)] = None
     group_seeds: Annotated[bool, Arg(only_on=True)] = False
     """Train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does."""
     at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
     together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
     metric: Annotated[str, Arg(metavar="NAME")] = "final_return"
-    """Result by which trials are compared, by its mean over seeds where these vary: final_return, best_return,
-    env_steps, steps_per_second, seconds, or returns/KIND for one of several kinds of agents."""
+    """Result by which trials are compared: final_return, best_return, env_steps, steps_per_second, seconds, or
+    returns/KIND for one of several kinds of agents. If seeds vary, their mean is compared."""
     sweep_dir: Path | None = None
-    """Directory of the sweep; named by algorithm, environment and time under runs/ if left out."""
+    """Directory of the sweep. Default: a folder in runs/, named after algorithm, environment and time."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,17 @@ class _Resumed:
     """How a sweep continues."""
 
     resume: Annotated[Path, Arg(metavar="SWEEP")]
-    """Go on with a sweep that was stopped or killed."""
+    """Continue a sweep that was stopped or killed."""
     trust: Annotated[bool, Arg(only_on=True)] = False
-    """Let the trials of this directory use the code that they name, now and later."""
+    """Let the trials in this directory import the modules that they name, now and later."""
     all: Annotated[bool, Arg(only_on=True)] = False
-    """Go on with trials that were stopped early, too; none is stopped any more."""
+    """Also continue trials that were stopped early, and turn early stopping off."""
     at_once: Annotated[int | None, Arg(help=_AT_ONCE)] = None
     gpu_sharing: GpuSharing = "auto"
-    """How trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or auto."""
+    """How trials share a GPU: mps (kernels side by side), mig (existing slices), turns, or auto."""
     together: Annotated[Together, Arg(help=_TOGETHER)] = "auto"
     metric: Annotated[str | None, Arg(metavar="NAME")] = None
-    """Column by which trials are compared; that of the sweep if left out."""
+    """Result by which trials are compared. Default: as before."""
     imports: Imports = ()
 
 

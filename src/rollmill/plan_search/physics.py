@@ -25,7 +25,7 @@ MIN_GAIN = 1.05
 """Minimum speed of MuJoCo Warp, relative to the other physics, from which it is chosen."""
 
 Measure: TypeAlias = Callable[[TrainingRequest, float | None], float]
-"""Returns the environment steps per second of a training. It may stop early below the given speed."""
+"""Returns the environment steps per second of a training run, which may stop early below the given speed."""
 
 
 def leaves_physics_open(request: TrainingRequest) -> bool:
@@ -63,7 +63,7 @@ def with_fastest_physics(
             reasons.append(f"physics={physics}: {error or f'no iteration within {START_SECONDS:.0f} s'}")
             say(reasons[-1])
         else:
-            say(f"physics={physics}: {rates[physics]:,.0f} steps/s in a short training")
+            say(f"physics={physics}: {rates[physics]:,.0f} steps/s in a short training run")
     if not rates:
         raise UsageError(f"no physics could train {request.environment}: {'; '.join(reasons)}")
     gain = rates.get(WARP, 0.0) / rates[OWN] if OWN in rates else math.inf

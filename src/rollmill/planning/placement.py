@@ -56,8 +56,8 @@ class PlacementOptions:
     """Let actors continue with the newest available weights, instead of waiting for the weights of their
     iteration."""
     actors_on: ActorDevice | None = None
-    """Device of actors that collect whole rollouts apart from the learner. Default: GPUs, where they are used for
-    the run and the environment is compiled, and otherwise CPUs. Workers of Ray: CPUs."""
+    """Device of actors that collect whole rollouts for a separate learner. Default: GPUs if the run uses GPUs and
+    the environment is compiled, and otherwise CPUs. On Ray, the default is CPUs."""
     gpu_sharing: GpuSharing = "auto"
     """How workers share a GPU if there are fewer GPUs than workers: with `mps`, on slices of `mig`, or in `turns`.
     `auto` uses slices if there are any, and otherwise MPS if it is available."""

@@ -41,12 +41,12 @@ def curves_page(curves: Curves, axes: Sequence[str]) -> str:
 def _subject(curves: Curves) -> str:
     if curves.kinds:
         runs = {run for group in curves.groups for run in group.runs}
-        trainings = f", {len(runs)} trainings" if len(runs) > 1 else ""
-        return one_line(truncate(", ".join(curves.kinds), MAX_LABEL)) + trainings
+        num_runs = f", {len(runs)} runs" if len(runs) > 1 else ""
+        return one_line(truncate(", ".join(curves.kinds), MAX_LABEL)) + num_runs
     groups, seeds = len(curves.groups), sum(len(group.runs) for group in curves.groups)
     if groups == 1:
         return labels(curves.groups)[0]
-    return f"{groups} configurations" + (f", {seeds} trainings" if seeds > groups else "")
+    return f"{groups} configurations" + (f", {seeds} seeds" if seeds > groups else "")
 
 
 def _lines(curves: Curves, names: Sequence[str], axis: str) -> list[ChartLine]:

@@ -37,8 +37,8 @@ class ProfileOptions:
     windows: Annotated[int, Range(1, 1000)] = 3
     """Number of time windows with the profiler. Each is preceded and followed by a window without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
-    """Further windows with the profiler after each of these. They only measure how much longer an iteration takes
-    and, on a GPU, how long the GPU waits."""
+    """Number of further windows with the profiler after each of these. Their events are not read. They only
+    measure the duration of an iteration and, on a GPU, how long the GPU waits."""
     window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3

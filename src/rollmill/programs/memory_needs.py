@@ -146,4 +146,4 @@ def _trajectory(graph: Graph, state: State) -> Any:
 
 
 def _sizes(graph: Graph) -> str:
-    return f"a training with num_envs x num_steps = {graph.loops.num_envs} x {graph.loops.num_steps}"
+    return f"a run with num_envs x num_steps = {graph.loops.num_envs} x {graph.loops.num_steps}"

@@ -18,7 +18,7 @@ FOLDER = "seconds"
 MAX_LOSS = 0.1
 """Share of a run's time without kernels that it may lose by searches, if they find no kernel that pays.
 
-Of five large steps, whose kernels took one to two minutes to compile, two kernels saved half of a training's time
+Of five large steps, whose kernels took one to two minutes to compile, two kernels saved half of a run's time
 (robots:Ant and robots:FrankaCabinet in benchmarks/robots_backends.py), and three were slower than XLA
 (Bodies-12 and Bodies-20 in benchmarks/fusion_limits.py, and TagContinuous-Small-v0). A tenth is therefore less
 than the saving that can be expected.

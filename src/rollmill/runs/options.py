@@ -39,8 +39,8 @@ class RunOptions(PlacementOptions):
     num_seeds: Seeds = 1
     """Train this many seeds in parallel in one program: seed, seed + 1, ..."""
     start_from: str | None = None
-    """Begin with the policy weights of another run, given by its directory, as far as names and shapes in the
-    networks agree. Optimiser and environments start from scratch."""
+    """Begin with the policy weights of another run, given by its directory. Weights with equal names and
+    shapes in both networks are copied. Optimiser and environments start from scratch."""
     clone: Path | None = None
     """Begin with weights that imitate recorded episodes. The file comes from `rollmill evaluate --record`. All
     seeds begin with the same weights."""
@@ -98,9 +98,9 @@ class RunOptions(PlacementOptions):
     start_seconds: Annotated[float, Range(1, finite=False)] = 600.0
     """Seconds that a worker may take to start: to import, build its environments and compile its programs."""
     max_failures: Annotated[int, Range(0, finite=False)] = 5
-    """How many failures in a row are tolerated. A Python environment fails in a row if it completes no episode in
-    between. An environment worker is lost in a row if it has not worked for `hang_seconds` and for a minute in
-    between. One more failure ends the run."""
+    """Maximum number of failures in a row. One more failure ends the run. Failures of a Python environment are in
+    a row if it completes no episode in between. Losses of an environment worker are in a row if it does not work
+    for `hang_seconds` and for a minute in between."""
     checksums: bool = False
     """Add checksums to messages between groups, which the receivers check."""
     unroll: Annotated[Count, Range(high=2**10)] | None = None

@@ -57,9 +57,9 @@ class EvolutionRule:
             )
         return every
 
-    def taking_over(self, trainings: int) -> int:
+    def taking_over(self, num_members: int) -> int:
         """Returns the number of members that copy others at a rung."""
-        return int(self.share * trainings)
+        return int(self.share * num_members)
 
 
 @dataclass(frozen=True)

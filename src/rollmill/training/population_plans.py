@@ -54,7 +54,7 @@ def plan_population(
     first = _Built(resolved, resolved.graph())
     loops = first.graph.loops
     shared = _SharedProgram(
-        trainings=len(requests),
+        num_runs=len(requests),
         checkpoint_iterations=None if rule is None else rule.rung_iterations(loops.batch_size, loops.iterations),
         goes_on=goes_on,
     )
@@ -71,7 +71,7 @@ def plan_population(
 class _SharedProgram(NamedTuple):
     """Properties shared by all runs."""
 
-    trainings: int
+    num_runs: int
     checkpoint_iterations: int | None
     """Iterations between checkpoints, or None for the interval in the options."""
     goes_on: bool
@@ -81,7 +81,7 @@ def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _Shared
     """Plans one of several runs, with the description traced for the first run's graph."""
     (request, _, options), graph = built
     if options.log_every is None:  # one process writes the lines of all runs
-        options = replace(options, log_every=default_log_every(graph, trainings=shared.trainings))
+        options = replace(options, log_every=default_log_every(graph, num_runs=shared.num_runs))
     if shared.checkpoint_iterations is not None:
         options = replace(options, checkpoint_iterations=shared.checkpoint_iterations)
     planned = plan_training(

@@ -92,10 +92,10 @@ def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
-def default_log_every(graph: Graph, *, trainings: int = 1) -> int:
-    """Returns the default number of iterations per log line, for a process that trains `trainings` runs."""
+def default_log_every(graph: Graph, *, num_runs: int = 1) -> int:
+    """Returns the default number of iterations per log line, for a process that trains `num_runs` runs."""
     most = MAX_LINES if graph.replay is None else MAX_LINES_OF_REPLAY
-    return math.ceil(graph.loops.iterations * trainings / most)
+    return math.ceil(graph.loops.iterations * num_runs / most)
 
 
 class _PendingLine(NamedTuple):

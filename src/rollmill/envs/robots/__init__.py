@@ -88,8 +88,8 @@ def make(name: str, *, physics: str = "jax", **options: Any) -> Environment | Ho
 def _check_physics(name: str, physics: str, options: dict[str, Any]) -> None:
     if physics == "auto":
         raise UsageError(
-            f"robots:{name}: physics='auto' is for `rollmill train`, which chooses between jax and warp by short "
-            "trainings. hint: give physics='jax' or physics='warp'."
+            f"robots:{name}: only `rollmill train` supports physics='auto', which chooses between jax and warp by "
+            "short training runs. hint: use physics='jax' or physics='warp'."
         )
     if physics not in PHYSICS:
         raise UsageError(
