@@ -16,11 +16,11 @@ from rollmill.record.run_directory import RunDirectory
 from wordings import raises
 
 
-def recorded(root, name, returns, *, seed=0, config=(), num_seeds=1, stride=100):
+def recorded(root, name, returns, *, seed=0, config=(), num_seeds=1, stride=100, **more):
     """A run directory with these returns, one a line; a list of lists has one for each seed."""
     graph = {"algorithm": "ppo", "environment": "CartPole-v1", "environment_options": {}}
     graph["config"] = {"learning_rate": 0.001, "network": {"hidden_sizes": [64, 64]}} | dict(config)
-    options = {"seed": seed, "num_seeds": num_seeds, "distribution": "gpu-only"}
+    options = {"seed": seed, "num_seeds": num_seeds, "distribution": "gpu-only", **more}
     run = RunDirectory.create(root / name, config={"graph": graph, "options": options}, versions={})
     lines = []
     for index, value in enumerate(returns, 1):
@@ -60,6 +60,18 @@ def test_copies_in_a_population_are_not_seeds(tmp_path):
     groups = rollmill.plot(first, *copies).groups
     assert [group.runs for group in groups] == [("0",), ("1",), ("2",)]
     assert [group.label for group in groups] == ["copied=none", "copied=0 to 1", "copied=0 to 2"]
+
+
+@pytest.mark.parametrize(
+    "option", [{"start_from": "/runs/a"}, {"clone": "a.npz"}, {"pool_from": "/runs/a"}], ids=str
+)
+def test_runs_with_other_initial_weights_are_not_seeds(tmp_path, option):
+    scratch = [recorded(tmp_path, f"scratch{seed}", [1.0, 2.0], seed=seed) for seed in (0, 1)]
+    tuned = [recorded(tmp_path, f"tuned{seed}", [5.0, 6.0], seed=seed, **option) for seed in (0, 1)]
+    groups = rollmill.plot(*scratch, *tuned).groups
+    ((name, value),) = option.items()
+    assert [group.label for group in groups] == [f"{name}={value}", f"{name}=none"]
+    assert [group.last.tolist() for group in groups] == [[6.0, 6.0], [2.0, 2.0]]
 
 
 def test_each_kind_of_agents_has_a_curve_by_default(tmp_path, capsys):

@@ -29,6 +29,8 @@ PLACEMENT = (
     "fusion",
     "numerics",
 )
+INITIAL_WEIGHTS = ("start_from", "clone", "clone_updates", "pool_from")
+NAMED = (*PLACEMENT, *INITIAL_WEIGHTS)
 """Options of a run that its label may show. Other options, such as the seed, do not distinguish groups."""
 NAMES_FIRST = ("algorithm", "environment")
 
@@ -92,7 +94,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {name: graph.get(name) for name in NAMES_FIRST}
     settings |= _flat(object_in(graph, "environment_options"), "")
     settings |= _flat(object_in(graph, "config"), "")
-    settings |= {name: options.get(name) for name in PLACEMENT}
+    settings |= {name: options.get(name) for name in NAMED}
     return settings
 
 
