@@ -79,7 +79,7 @@ def values(graph, learner, env, *, step):
     for _ in range(step):
         view, state, *_ = viewed.step(key, state, {"agent": jnp.zeros(2, jnp.int32)}, ())
     learn_from = graph.prepare.args[0]
-    said = learn_from.values(learner.weights.networks, learn_from.normalise(learner.weights, view))["agent"]
+    said = learn_from.values(learner.weights.networks, learn_from.normalise(learner.weights, view), ())["agent"]
     return np.asarray(said if learner.targets is None else denormalise(learner.targets["agent"], said))
 
 
