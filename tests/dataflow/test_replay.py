@@ -13,8 +13,15 @@ import pytest
 from gymnasium import spaces
 
 import rollmill
-from rollmill.dataflow import ReplayRing, Trajectory, empty_experience, init_state, iterate
+from rollmill.dataflow import (
+    ReplayRing,
+    Trajectory,
+    empty_experience,
+    init_state,
+    iterate,
+)
 from rollmill.dataflow.graph import Step
+from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.dataflow.priorities import BLOCK
 from rollmill.programs.compiled import lower
 
@@ -38,12 +45,13 @@ def graph_of(*, capacity, batch_size=64, **options):
 
 
 class History:
-    """All steps of all environments: observations are (environment, number of the step, final or not, 0)."""
+    """All steps of all environments: observations are (environment, number of the step, final or not, life)."""
 
     def __init__(self, seed, *, truncated=0.2, terminated=0.2):
         self.rng = np.random.default_rng(seed)
         self.rates = truncated, terminated
         self.steps = [[] for _ in range(E)]
+        self.life = 0
 
     def rollout(self):
         """The next steps of all environments, as a policy collects them."""
@@ -53,8 +61,8 @@ class History:
                 truncated, terminated = (self.rng.random() < rate for rate in self.rates)
                 steps.append(
                     {
-                        "observation": [environment, number, 0, 0],
-                        "final": [environment, number, 1, 0],
+                        "observation": [environment, number, 0, self.life],
+                        "final": [environment, number, 1, self.life],
                         "action": int(self.rng.integers(2)),
                         "reward": float(self.rng.normal()),
                         "terminated": terminated,
@@ -155,6 +163,39 @@ def test_transitions_are_those_that_happened(rollouts, prioritised, n_step):
             if following is not None:
                 np.testing.assert_array_equal(batch.next_observation[n], following)
     assert seen == history.drawable(capacity), "all that is stored is drawn, and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "prioritised"), [(1, False), (3, True), (13, False)], ids=["fresh", "before the end", "wrapped"]
+)
+def test_no_transition_leads_from_lost_environments_to_new_ones(rollouts, prioritised):
+    capacity = 24
+    graph, history = graph_of(capacity=capacity, n_step=3, prioritised=prioritised), History(rollouts)
+    rings = jax.jit(partial(end_running_episodes, graph))(filled(graph, history, rollouts))
+    again = jax.jit(partial(end_running_episodes, graph))(rings)
+    jax.tree.map(np.testing.assert_array_equal, again, rings)  # those episodes have ended already
+    running = [not (steps[-1]["terminated"] or steps[-1]["truncated"]) for steps in history.steps]
+    assert any(running)
+    for steps, runs in zip(history.steps, running, strict=True):
+        if runs:
+            unknown = steps.pop()
+            if not (steps[-1]["terminated"] or steps[-1]["truncated"]):
+                steps[-1] |= {"truncated": True, "final": unknown["observation"]}
+    history.life = 1
+    rings = adding(graph)(adding(graph)(rings, history.rollout()), history.rollout())
+    seen = set()
+    for drawn in drawn_from(graph, rings, times=8):
+        batch = jax.tree.map(np.asarray, drawn._replace(key=()))
+        for n in range(len(batch.reward)):
+            environment, number = map(int, batch.observation[n][:2])
+            seen.add((environment, number))
+            reward, discount, following = history.transition(environment, number, 3)
+            np.testing.assert_allclose(batch.reward[n], reward, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(batch.discount[n], discount, rtol=1e-6)
+            if following is not None:
+                np.testing.assert_array_equal(batch.next_observation[n], following)
+                assert batch.next_observation[n][3] == batch.observation[n][3]
+    assert seen == history.drawable(capacity)
 
 
 def test_every_transition_is_drawn_equally_often():

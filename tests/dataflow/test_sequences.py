@@ -20,6 +20,7 @@ from rollmill.dataflow import (
     init_state,
     iterate,
 )
+from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.programs.compiled import start_state
 from wordings import raises
 
@@ -222,6 +223,24 @@ def test_sequences_of_several_rollouts_begin_with_any_and_are_in_order(by_priori
     assert seen == set(right) and len(right) == ENVS * (min(count, LONG) - LENGTH + 1)
     assert drawn.steps.final_memory == () and drawn.steps.info == {}
     np.testing.assert_array_equal(drawn.weight, 1)  # of equal priorities
+
+
+def test_episodes_of_lost_environments_end_with_the_newest_rollout():
+    graph, history = graph_of(rollouts=LONG, length=LENGTH, minibatch_size=128), eight_rollouts()[: LONG + 1]
+    contents = jax.jit(partial(end_running_episodes, graph))(stored(graph.replay, graph, history))
+    drawn = drawn_from(graph.replay, graph)(contents, jax.random.key(1)).minibatch.samples
+    right, ended = sequences_of(history), 0
+    for i in range(128):
+        e, first, steps = right[np.asarray(drawn.steps.observation[i]).tobytes()]
+        truncated, final = steps.truncated.copy(), steps.final_observation.copy()
+        if first + LENGTH == len(history) and not (steps.terminated[-1] or truncated[-1]):
+            truncated[-1], final[-1] = True, history[-1].observation[e]
+            ended += 1
+        np.testing.assert_array_equal(drawn.steps.truncated[i], truncated)
+        np.testing.assert_array_equal(drawn.steps.final_observation[i], final)
+        for name in ("action", "reward", "terminated"):
+            np.testing.assert_array_equal(getattr(drawn.steps, name)[i], getattr(steps, name))
+    assert ended
 
 
 def test_the_memory_of_a_sequence_is_that_before_its_first_step():

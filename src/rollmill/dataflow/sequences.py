@@ -127,7 +127,7 @@ class SequenceReplay(NamedTuple):
             UsageError: the sizes do not fit the graph.
         """
         self._check(graph.loops)
-        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), _struct(graph))
+        one = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), rollout_struct(graph))
         rows = jax.eval_shape(to_rows, one)
         of_each = lambda leaf: jnp.zeros((len(index), self.rollouts, *leaf.shape[1:]), leaf.dtype)
         count = jnp.zeros(len(index), jnp.int32)
@@ -210,7 +210,7 @@ class SequenceReplay(NamedTuple):
         following = (row[:, None] + jnp.arange(self.length)[None]) % self.rollouts
         places = (environment[:, None] * self.rollouts + following).reshape(-1)
         flat = jax.tree.map(lambda leaf: leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:]), ring.rows)
-        taken: StoredRollout = from_rows(jax.tree.map(lambda leaf: leaf[places], flat), _struct(graph))
+        taken: StoredRollout = from_rows(jax.tree.map(lambda leaf: leaf[places], flat), rollout_struct(graph))
         joined = lambda leaf: leaf.reshape(len(row), self.length * self.num_steps, *leaf.shape[2:])
         return Sequence(
             jax.tree.map(joined, taken.steps),
@@ -330,7 +330,7 @@ def _by_environment(trajectory: Trajectory) -> StoredRollout:
     return StoredRollout(by_env, trajectory.start_memory, trajectory.observation)
 
 
-def _struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
+def rollout_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shapes of ONE rollout."""
 
     def rollout() -> StoredRollout:

@@ -1,11 +1,14 @@
 """The learner of a replica that computes gradients, kept between iterations, and the stages that use it."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience
+from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.programs.compiled import begin_learner
 from rollmill.programs.kernels import KernelChoice
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun, lag_metrics
@@ -23,8 +26,7 @@ class LearnerState:
         self._context, graph = context, context.graph
         restored = restored_learner(context)
         self.tree: Learner = begin_learner(graph, context.key) if restored is None else restored
-        rings = restored_rings(context, ring_shapes(context.flow, len(context.index)))
-        self._rings = jax.jit(partial(empty_experience, graph))(context.index) if rings is None else rings
+        self._rings = _experience(context)
         self._parameters = ParameterClient(context) if context.role.has_channel("parameters") else None
         self._learn = self._program(kernels)
 
@@ -68,6 +70,16 @@ class LearnerState:
             update=self._parameters,
             skip=None if self._parameters is None else self._parameters.skip,
         )
+
+
+def _experience(context: ReplicaContext) -> PyTree[Any]:
+    """Returns the experience with which a replica begins. Episodes of environments that begin anew are ended."""
+    graph, rings = context.graph, restored_rings(context, ring_shapes(context.flow, len(context.index)))
+    if rings is None:
+        return jax.jit(partial(empty_experience, graph))(context.index)
+    if context.begin.resets_environments:
+        return jax.jit(partial(end_running_episodes, graph))(rings)
+    return rings
 
 
 class FetchParameters(StageRun):
