@@ -154,10 +154,12 @@ import jax
 import rollmill
 from rollmill.programs import program_store
 from rollmill.programs.cache import enable_compilation_cache
+from rollmill.programs.compiler_options import start_options
 
 enable_compilation_cache()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 program_store.MIN_COMPILE_SECONDS = 0.0
+start_options()  # XLA refuses options that its version does not know, once in each process
 events = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))
 
