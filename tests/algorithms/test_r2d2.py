@@ -10,7 +10,7 @@ from drawn_sequences import assert_distinguishing, assert_two_devices_equal_one,
 from numpy_networks import CELLS, assert_slopes, in_float64
 
 import rollmill
-from rollmill.algorithms.r2d2 import rescaled, unscaled
+from rollmill.algorithms.r2d2 import rescale_values, undo_rescaling
 from rollmill.algorithms.returns import n_step_returns
 from rollmill.core.types import FINAL_MASK
 from rollmill.dataflow import identity
@@ -167,8 +167,8 @@ def test_priorities_mix_the_largest_and_the_mean_error(learning):
 def test_rescaling_is_inverted_without_loss_of_digits():
     returns = np.concatenate([[0.0], np.logspace(-4, 5, 60)])
     returns = np.concatenate([-returns, returns])
-    np.testing.assert_allclose(rescaled(jnp.float32(returns)), h(returns), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(unscaled(jnp.float32(h(returns))), returns, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(rescale_values(jnp.float32(returns)), h(returns), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(undo_rescaling(jnp.float32(h(returns))), returns, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 50])

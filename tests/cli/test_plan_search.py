@@ -10,7 +10,7 @@ import pytest
 
 from rollmill.cli import plan as plan_command, plan_search_options as searching
 from rollmill.cli.main import main
-from rollmill.cli.plan import described
+from rollmill.cli.plan import format_memory
 from rollmill.cli.requests import parse_training
 from rollmill.plan_search import orders
 from rollmill.plan_search.compiled_program import MemoryNeed
@@ -115,7 +115,7 @@ def test_the_memory_is_said_before_anything_runs(rollmill, tmp_path):
     ],
 )
 def test_a_need_is_compared_with_what_there_is(need, text):
-    assert text in described(need)
+    assert text in format_memory(need)
 
 
 def test_a_training_whose_search_fails_does_not_begin(rollmill, tmp_path):
@@ -147,7 +147,7 @@ def test_a_training_takes_the_plan_in_place_of_what_was_searched(monkeypatch):
         "--asynchronous",
     ]
     parsed = parse_training([*words, "--env-option", "max_steps=5", "--run-dir", "grow-batch"])
-    with searching.planned(parsed.request, parsed.searching) as request:
+    with searching.request_with_plan(parsed.request, parsed.searching) as request:
         plan = request.settings["plan"]
         assert Path(plan).is_file() and request == parsed.request.without(
             ("devices", "fusion", "asynchronous")

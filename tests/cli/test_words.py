@@ -32,7 +32,7 @@ PPO = ["ppo", "CartPole-v1", "--num-envs", "8"]
 def test_a_batch_grows_by_its_option_alone(words, grows, monkeypatch):
     monkeypatch.setattr(orders, "start_child", WritesPlan)
     parsed = parse_training([*PPO, "--search-plan", *words])
-    with searching.planned(parsed.request, parsed.searching) as planned:
+    with searching.request_with_plan(parsed.request, parsed.searching) as planned:
         assert ("num_envs" in planned.settings) is not grows
 
 

@@ -29,8 +29,8 @@ def test_the_sentence_on_the_page_is_the_one_that_is_raised():
 
     import rollmill
     from rollmill.core.spaces import struct
-    from rollmill.policies.policy_arguments import batched
+    from rollmill.policies.policy_arguments import as_batch
 
     with pytest.raises(rollmill.RollmillError) as caught:
-        batched("the observation", struct(rollmill.make("CartPole-v1").observation_space), np.zeros(3))
+        as_batch("the observation", struct(rollmill.make("CartPole-v1").observation_space), np.zeros(3))
     assert f"`{caught.value}`" in PAGE

@@ -9,7 +9,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 from rollmill.algorithms.returns import decaying_sum
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 
 checked = pytest.mark.skipif(os.environ.get("ROLLMILL_TYPE_CHECKS") == "0", reason="checks are off")
 
@@ -34,8 +34,8 @@ print(count)
 def test_wrong_types_are_refused_at_every_call():
     for _ in range(2):
         with pytest.raises(TypeCheckError, match="parameter 'one'"):
-            counted(1, one=2)  # pyright: ignore[reportArgumentType]
-        assert counted(1, "trial") == "1 trial"
+            format_count(1, one=2)  # pyright: ignore[reportArgumentType]
+        assert format_count(1, "trial") == "1 trial"
 
 
 @checked

@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from rollmill import envs
 from rollmill.core.errors import ContractError
-from rollmill.core.spaces import contains, repeated, sample, struct
+from rollmill.core.spaces import contains, repeat_space, sample, struct
 from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.envs.agents import active_agents, joint_spaces
 from wordings import raises
@@ -133,7 +133,7 @@ def test_kinds_that_active_leaves_out_take_part():
     ],
 )
 def test_repeated_spaces_have_one_more_axis_and_the_same_elements(space, shape, dtype, kind):
-    whole = repeated(spaces.Dict({"part": spaces.Tuple((space,))}), 4)
+    whole = repeat_space(spaces.Dict({"part": spaces.Tuple((space,))}), 4)
     found = struct(whole)["part"][0]
     assert (found.shape, found.dtype) == (shape, dtype) and isinstance(whole["part"][0], kind)
     drawn = sample(jax.random.key(1), whole)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.fusion.backends.triton.codegen import TritonWriter
-from rollmill.fusion.backends.triton.compile import Kernel, call, compiled
+from rollmill.fusion.backends.triton.compile import Kernel, call, compile_for
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.leaves import Leaf
@@ -55,5 +55,5 @@ def zeros_by_kernel(program, inputs, uniforms, *, block):
     kernel = kernel_of(program, len(inputs), len(uniforms), block)
     arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (*inputs, *uniforms)]
     if program.outputs:
-        assert ".target sm_90" in compiled(kernel, arrays, 90).asm["ptx"]
+        assert ".target sm_90" in compile_for(kernel, arrays, 90).asm["ptx"]
     return [jnp.zeros(struct.shape, struct.dtype) for struct in kernel.outputs]

@@ -12,7 +12,7 @@ import pytest
 
 from rollmill.core.process_tree import descendants_of
 from rollmill.fusion.backends.triton import compile, parallel_compile as ahead
-from rollmill.fusion.backends.triton.compile import Kernel, compilation_of, compiled
+from rollmill.fusion.backends.triton.compile import Kernel, compilation_of, compile_for
 from wordings import raises
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
@@ -67,7 +67,7 @@ def test_what_was_compiled_ahead_is_not_compiled_here(compiled_here):
     assert ".target sm_90" in compile._code(later, [STRUCT], 90).ptx
     assert compiled_here == [name_of(later)]
     # the same code as by a compilation in this process
-    assert codes == [compile.code_of(compiled(each, [STRUCT], 90)) for each in kernels]
+    assert codes == [compile.code_of(compile_for(each, [STRUCT], 90)) for each in kernels]
 
 
 def test_an_error_is_raised_where_the_kernel_is_needed_and_stops_no_other(compiled_here):

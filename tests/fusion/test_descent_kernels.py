@@ -147,7 +147,7 @@ def programs_of(
 @pytest.mark.parametrize("bound", [0.5, float("inf")], ids=["clipped", "not clipped"])
 def test_a_kernel_compiles_for_a_gpu_that_is_not_here(bound: float) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    from rollmill.fusion.backends.triton.compile import compiled
+    from rollmill.fusion.backends.triton.compile import compile_for
     from rollmill.fusion.backends.triton.descents import descent_kernel
 
     programs, (weights, gradients, *state) = programs_of(optax.scale_by_adam(), max_grad_norm=bound)
@@ -156,17 +156,17 @@ def test_a_kernel_compiles_for_a_gpu_that_is_not_here(bound: float) -> None:
     arrays = [gradients, weights, *(known[atom] for atom in (*programs.flat, *programs.single))]
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     kernel = descent_kernel(programs, SIZE)
-    assert ".target sm_90" in compiled(kernel, shapes, 90).asm["ptx"]
+    assert ".target sm_90" in compile_for(kernel, shapes, 90).asm["ptx"]
     assert kernel.aliases == {1: 1, 2: 2, 3: 3}
 
 
 def test_means_compile_for_a_gpu_that_is_not_here() -> None:
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    from rollmill.fusion.backends.triton.compile import compiled
+    from rollmill.fusion.backends.triton.compile import compile_for
     from rollmill.fusion.backends.triton.means import means_kernel
 
     kernel = means_kernel((132, 4_681), 131_072)
-    assert ".target sm_90" in compiled(kernel, [jax.ShapeDtypeStruct((132, 4_681), jnp.float32)], 90).asm["ptx"]
+    assert ".target sm_90" in compile_for(kernel, [jax.ShapeDtypeStruct((132, 4_681), jnp.float32)], 90).asm["ptx"]
     assert kernel.programs == 147 and kernel.outputs[0].shape == (4_681,)
 
 

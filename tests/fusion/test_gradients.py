@@ -21,7 +21,7 @@ from rollmill.fusion import (
     run_gradients_reference,
 )
 from rollmill.fusion.backends.cpu.launches import cpu_backend
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.fusion.kernels.accumulators import accumulators_of
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch, Shuffled
@@ -281,7 +281,7 @@ ALL += [(name, "tf32", 90, GradientLaunch(2, 16 if name in ("gru", "lstm") else 
 def test_kernels_compile_for_gpus_that_are_not_here(name, numerics, capability, launch):
     pytest.importorskip("triton")
     kernel, arrays = kernel_of(CASES[name], numerics, launch)
-    assert compiled(kernel, arrays, capability).asm["cubin"]
+    assert compile_for(kernel, arrays, capability).asm["cubin"]
 
 
 def test_a_long_program_is_read_by_instructions():
@@ -328,4 +328,4 @@ def test_a_stack_that_is_read_as_a_row_is_multiplied_as_one():
     pytest.importorskip("triton")
     loss = lambda weights, x: jnp.sum(jnp.tanh(x @ weights + x))
     kernel, arrays, _, _ = kernel_of_loss(loss, jax.ShapeDtypeStruct((12, 12), jnp.float32), 12)
-    assert compiled(kernel, arrays, 90).asm["cubin"]
+    assert compile_for(kernel, arrays, 90).asm["cubin"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollmill.fusion.backends.triton import compile as compiling
-from rollmill.fusion.backends.triton.compile import Kernel, call_in_lanes, compiled, entry, in_lanes
+from rollmill.fusion.backends.triton.compile import Kernel, call_in_lanes, compile_for, entry, in_lanes
 from wordings import raises
 
 LINES = """\
@@ -33,7 +33,7 @@ def test_a_kernel_in_lanes_compiles_without_a_gpu(batched):
     shapes = [(3, 16) if batched[0] else (16,), (3,) if batched[1] else ()]
     kernel = in_lanes(SCALED, shapes, batched, 3)
     assert (kernel.lanes, kernel.programs, kernel.outputs[0].shape) == (3, 1, (3, 16))
-    built = compiled(kernel, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], 90)
+    built = compile_for(kernel, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], 90)
     assert built.metadata.name == "scaled" and "%ctaid.y" in built.asm["ptx"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from kernel_runs import kernel_of
 
 from rollmill.fusion.backends.triton.codegen import TritonWriter
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.operations import (
     COMMON_OPERATIONS,
     COMPARISONS,
@@ -68,7 +68,7 @@ def compile_with_types(program, monkeypatch, tmp_path):
     monkeypatch.setattr(TritonWriter, "node", typed)
     shape = lambda node: (16,) if node.width is None else (16, node.width)
     structs = [jax.ShapeDtypeStruct(shape(node), node.dtype) for node in program.inputs]
-    return compiled(kernel_of(program, len(structs), 0, 16), structs, 90)
+    return compile_for(kernel_of(program, len(structs), 0, 16), structs, 90)
 
 
 @pytest.mark.parametrize("name", (*SHORT, *OTHERS))
@@ -120,7 +120,7 @@ def test_short_integers_are_compared_as_whole_ones(name, monkeypatch, tmp_path):
     most = region.emit("min", least, region.constant(7, dtype), dtype=dtype)
     shifted = region.emit("shift_right_arithmetic", held, most, dtype=dtype)
     kernel = kernel_of(region.program([most, shifted]), 1, 0, 16)
-    text = compiled(kernel, [jax.ShapeDtypeStruct((16,), x.dtype)], 90).asm["ptx"]
+    text = compile_for(kernel, [jax.ShapeDtypeStruct((16,), x.dtype)], 90).asm["ptx"]
     assert "max." in text and not re.search(r"(max|min)\.[su]16", text), text
 
 
@@ -146,5 +146,5 @@ def test_selections_of_short_integers_are_of_whole_ones(name, monkeypatch, tmp_p
         region.emit("rem", x, y, dtype=dtype),
     ]
     kernel = kernel_of(region.program(outputs), 2, 0, 16)
-    text = compiled(kernel, [jax.ShapeDtypeStruct((16,), dtype)] * 2, 90).asm["ptx"]
+    text = compile_for(kernel, [jax.ShapeDtypeStruct((16,), dtype)] * 2, 90).asm["ptx"]
     assert "selp.b32" in text and not re.search(r"(max|min)\.[su]16", text), text

@@ -13,7 +13,7 @@ import rollmill
 from one_time import first_state
 from rollmill.dataflow import collect, init_state
 from rollmill.fusion import CannotFuse, Launch, cpu_backend, fused_collect, lower_rollout, run_reference
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.rollout import rollout_kernel
 from rollmill.fusion.kernels.leaves import to_raw
 
@@ -82,7 +82,7 @@ def test_kernels_compile_for_a_gpu(name):
     task_ = step, step.prologue.shapes, to_raw(state.collector), keys, STEPS
     kernel, arrays = rollout_kernel(*task_, launch=Launch(16, 1), numerics="tf32")
     assert list(kernel.aliases.values()) == [0]
-    assert "bar.sync" in compiled(kernel, arrays, 90).asm["ptx"]
+    assert "bar.sync" in compile_for(kernel, arrays, 90).asm["ptx"]
 
 
 def test_an_array_made_of_its_neighbours_is_refused():

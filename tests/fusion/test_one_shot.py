@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.one_shot import (
     FLAG_BYTES,
     LANE,
@@ -22,7 +22,7 @@ def test_the_kernel_compiles_for_a_gpu(size, ranks):
     kernel = mean_kernel(size, ranks, first_lane=3)
     assert kernel.programs == num_lanes(size) == -(-size // LANE)
     arrays = [jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((2 * ranks + 1,), jnp.uint32)]
-    code = compiled(kernel, arrays, 90).asm["ptx"]
+    code = compile_for(kernel, arrays, 90).asm["ptx"]
     assert code.count("atom.global.sys.release.exch") == ranks  # a flag in the memory of each
     assert code.count("ld.global.sys.acquire") >= ranks  # those of all
     assert code.count("ld.volatile.global") >= ranks  # what others have written is in no cache

@@ -15,7 +15,7 @@ from one_time import first_state
 from rollmill.dataflow import collect, init_state, prepare
 from rollmill.envs import RunningStatistics, registered
 from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.control import ALWAYS
 from rollmill.fusion.backends.triton.hoist import Hoisted, permute_to_mma_order
 from rollmill.fusion.backends.triton.rollout import rollout_kernel, rollout_source
@@ -142,7 +142,7 @@ KERNELS = [
 @pytest.mark.parametrize(("environment", "network", "numerics", "capability", "launch"), KERNELS)
 @pytest.mark.slow_beyond(2)
 def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numerics, capability, launch):
-    found = compiled(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
+    found = compile_for(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
     assert f".target sm_{capability}" in found.asm["ptx"]
     assert ("mma" in found.asm["ptx"]) == (numerics != "float32" and environment not in SHOW_NOTHING)
 
@@ -154,7 +154,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numeri
 )
 def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, launch):
     kernel, arrays = kernel_of(graph_on("CartPole-v1", num_envs=32), numerics, launch)
-    found = compiled(kernel, arrays, 90).asm["ptx"]
+    found = compile_for(kernel, arrays, 90).asm["ptx"]
     assert found.count("div.rn.f32") == kernel.source.count("tl.div_rn(") > 0
     assert (".maxnreg 128" in found) == (launch.max_registers == 128)
 
@@ -167,9 +167,9 @@ def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
 
     Two of them are read once; the third are velocities, which the state has as well.
     """
-    found = compiled(*kernel_of(graph_on("Acrobot-v1", TINY, num_envs=num_envs), "tf32", Launch(32, 1)), 90).asm[
-        "ptx"
-    ]
+    found = compile_for(
+        *kernel_of(graph_on("Acrobot-v1", TINY, num_envs=num_envs), "tf32", Launch(32, 1)), 90
+    ).asm["ptx"]
     what = re.escape(condition) + r"{}\.global\.v2\.b32 {}; "
     place, pair = r"\[(%rd\d+) \+ (\d+)\]", r"\{%r\d+, ?%r\d+\}"
     loads = re.findall(what.format("ld", rf"{pair}, {place}").rstrip(), found)
@@ -190,7 +190,7 @@ def test_in_long_programs_triton_places_nothing_and_products_stand_apart(monkeyp
     before, branch = re.split(rf"\n( +)if {re.escape(ALWAYS)}:\n", kernel.source)[::2]
     inside = re.match(r"( {12}.*\n)*", branch).group()
     assert "tl.dot(" in before and inside.count("\n") > 400 and "tl.dot(" not in inside
-    assert "nctaid" not in compiled(kernel, arrays, 90).asm["ptx"]
+    assert "nctaid" not in compile_for(kernel, arrays, 90).asm["ptx"]
 
 
 def lamps(dtype):
@@ -216,7 +216,7 @@ def lamps(dtype):
 def test_numbers_of_all_sizes_are_stored(dtype, stored):
     sizes = {"num_envs": 40, "num_steps": 8, "total_timesteps": 320, "num_minibatches": 1}
     graph = rollmill.ppo(lamps(dtype), **sizes, network=TINY)
-    found = compiled(*kernel_of(graph, "tf32", Launch(32, 1)), 90).asm["ptx"]
+    found = compile_for(*kernel_of(graph, "tf32", Launch(32, 1)), 90).asm["ptx"]
     assert f"st.global.{stored}" in found
 
 
@@ -274,4 +274,4 @@ def test_a_rollout_reads_matrices_anew_where_they_do_not_fit():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_rollout_of_a_large_memory_finds_room_in_shared_memory():
-    assert compiled(*kernel_from_shapes(LSTM), 90).metadata.shared < 64 * 1024
+    assert compile_for(*kernel_from_shapes(LSTM), 90).metadata.shared < 64 * 1024

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.fusion import CHIPS, CannotFuse, Launch, explain, largest_tiled_size, lower_function, lower_rollout
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.launches import triton_backend
 from rollmill.fusion.lower.values import MAX_COLUMNS
 from wordings import raises
@@ -122,4 +122,4 @@ def test_a_kernel_with_the_observation_of_a_humanoid_compiles(hidden_sizes, laun
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     found = explain(graph_on_walker(*hidden_sizes), CHIPS["H200"], "tf32", launch)
-    assert ".target sm_90" in compiled(found.kernel, found.arrays, 90).asm["ptx"]
+    assert ".target sm_90" in compile_for(found.kernel, found.arrays, 90).asm["ptx"]

@@ -12,7 +12,7 @@ from recorded_runs import of_opponents, recorded
 from rollmill.cli.main import main
 from rollmill.overview.discovery import find_entries
 from rollmill.overview.entries import read_run
-from rollmill.overview.table import age, ordered, selected, table
+from rollmill.overview.table import age, filter_rows, sort_rows, table
 from rollmill.sweeps.directory import SweepDirectory
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
@@ -66,17 +66,17 @@ def test_numbers_are_those_of_the_summary_or_of_the_newest_lines(folder):
 def test_rows_are_selected_and_ordered(folder):
     rows = find_entries(folder)
     names = lambda entries: [entry.path.name for entry in entries]
-    assert names(selected(rows, states=["killed", "failed"])) == ["c", "d", "e"]
-    assert names(selected(rows, algorithm="d?n", environment="Acro*")) == ["c"]
-    assert names(selected(rows, where={"learning_rate": "0.01"})) == ["b"]
-    assert names(ordered(rows, "return"))[:2] == ["a", "b"] and names(ordered(rows, "name"))[0] == "a"
+    assert names(filter_rows(rows, states=["killed", "failed"])) == ["c", "d", "e"]
+    assert names(filter_rows(rows, algorithm="d?n", environment="Acro*")) == ["c"]
+    assert names(filter_rows(rows, where={"learning_rate": "0.01"})) == ["b"]
+    assert names(sort_rows(rows, "return"))[:2] == ["a", "b"] and names(sort_rows(rows, "name"))[0] == "a"
     with raises("no-run-has-setting", "'learning_rat'", "Did you mean learning_rate"):
-        selected(rows, where={"learning_rat": "1"})
+        filter_rows(rows, where={"learning_rat": "1"})
 
 
 def test_a_table_ends_its_lines_with_the_path(folder):
     now = max(entry.changed for entry in find_entries(folder)) + timedelta(hours=3)
-    text = table(ordered(find_entries(folder), "name"), folder=folder, show=["learning_rate"], now=now)
+    text = table(sort_rows(find_entries(folder), "name"), folder=folder, show=["learning_rate"], now=now)
     head, first, *rest = text.splitlines()
     assert " ".join(head.split()) == "STATE ALGORITHM ENVIRONMENT STEPS RETURN STEPS/S CHANGED learning_rate RUN"
     assert " ".join(first.split()) == "finished ppo CartPole-v1 600 12.5 50 3 h ago 0.001 a"
@@ -127,7 +127,7 @@ def test_each_kind_of_agents_has_its_return(tmp_path):
     recorded(tmp_path / "a", summary=of_kinds, more=of_opponents)
     recorded(tmp_path / "b", more=of_opponents)
     recorded(tmp_path / "c", lines=1, more=of_opponents)  # no episode ended
-    rows = ordered(find_entries(tmp_path), "name")
+    rows = sort_rows(find_entries(tmp_path), "name")
     assert [row.returns for row in rows] == [
         {"guard": 0.32, "thief": -0.32},
         {"guard": 0.75, "thief": -0.75},
@@ -156,7 +156,7 @@ def test_a_sweep_shows_the_kind_by_which_trials_are_compared(tmp_path, metric, e
     rows = find_entries(tmp_path)
     row = next(row for row in rows if row.kind == "sweep")
     assert row.return_text == (expected or "")
-    first = ordered(rows, "return")[0].kind
+    first = sort_rows(rows, "return")[0].kind
     assert first == ("run" if metric == "env_steps" else "sweep")
 
 

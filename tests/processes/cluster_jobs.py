@@ -41,12 +41,12 @@ def crashes_when_told(job, control):
 
 def coordinate_on_ray():
     """The same on a Ray instance of its own."""
-    from rollmill.processes.cluster.joining import joined
+    from rollmill.processes.cluster.joining import connect_to_ray
     from rollmill.processes.cluster.launcher import RayLauncher
 
     jobs = [job(has_a_child, replica) for replica in range(2)]
     os.environ["RAY_ADDRESS"] = "local"
-    with joined("ray", workers=2) as cluster, RayLauncher(cluster) as launcher:
+    with connect_to_ray("ray", workers=2) as cluster, RayLauncher(cluster) as launcher:
         address = f"tcp:{cluster.host}:0"
         with Supervisor(jobs, launcher=launcher, address=address, display=lambda line: None) as supervisor:
             supervisor.start()

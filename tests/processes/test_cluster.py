@@ -24,7 +24,7 @@ from rollmill.dataflow import Group, Partition
 from rollmill.policies.policies import load_weights
 from rollmill.processes.cluster import launcher as launcher_module
 from rollmill.processes.cluster.capacity import Demand, demands_of
-from rollmill.processes.cluster.joining import joined
+from rollmill.processes.cluster.joining import connect_to_ray
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.events import Finished, Hung, Lost, Received, Started
 from rollmill.processes.supervisor import Supervisor
@@ -62,7 +62,7 @@ def ray_nodes():
 
 @pytest.fixture(scope="module")
 def ray_cluster(ray_nodes):
-    with joined("ray", workers=2) as cluster:
+    with connect_to_ray("ray", workers=2) as cluster:
         yield cluster
 
 
@@ -202,7 +202,7 @@ def test_kill_9_of_the_coordinator_leaves_nothing_running(tmp_path):
 
 def test_an_unknown_cluster_is_refused_with_a_way_out():
     message = r"cluster='raj' is not valid, expected ray, auto, ray://HOST:PORT or HOST:PORT"
-    with pytest.raises(UsageError, match=message), joined("raj", workers=1):
+    with pytest.raises(UsageError, match=message), connect_to_ray("raj", workers=1):
         pass
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.processes.cluster.joining import StoppedJoining, _keeping_signals, joined
+from rollmill.processes.cluster.joining import StoppedJoining, _keeping_signals, connect_to_ray
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollmill[cluster]'")
 
@@ -20,7 +20,7 @@ def test_a_cluster_that_nobody_answers_for_is_refused_at_once(prefix):
         address = f"{prefix}127.0.0.1:{server.getsockname()[1]}"
     began = time.monotonic()
     message = rf"cluster='{address}' cannot be joined: there is no answer at 127.0.0.1:\d+ \(.*refused\)"
-    with pytest.raises(UsageError, match=message), joined(address, workers=1):
+    with pytest.raises(UsageError, match=message), connect_to_ray(address, workers=1):
         pass
     assert time.monotonic() - began < 60.0
 
@@ -31,7 +31,7 @@ def test_a_ray_that_cannot_be_imported_is_told_in_a_sentence(monkeypatch, tmp_pa
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     message = r"Ray is installed but cannot be imported: OSError: libstdc\+\+.so.6: version not found\nhint: pip"
-    with pytest.raises(UsageError, match=message), joined("ray", workers=1):
+    with pytest.raises(UsageError, match=message), connect_to_ray("ray", workers=1):
         pass
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.profiling.hlo import module_name, program_number, read_instructions
 from rollmill.profiling.hlo_text import operations_in
 
@@ -91,9 +91,9 @@ def test_costs_are_those_of_shapes():
 
 def test_a_compiled_program_is_read():
     def step(x, _):
-        with traced("policy"):
+        with operation_scope("policy"):
             x = jnp.tanh(x @ x)
-        with traced("environment"):
+        with operation_scope("environment"):
             return jnp.sort(x, axis=0) + 1.0, None
 
     compiled = jax.jit(lambda x: jax.lax.scan(step, x, None, length=5)[0]).lower(jnp.ones((32, 32))).compile()
@@ -153,7 +153,7 @@ def test_what_moves_data_counts_no_operation_and_only_the_bytes_that_it_moves():
     """A loop that reads a row of a table in each turn, and writes one of its results."""
 
     def turn(x, index, table):
-        with traced("environment"):
+        with operation_scope("environment"):
             x = jnp.sin(x) * 1.5 + table[index]
         return x, x
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from profiling.by_hand import USES, profile
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.profiler.report.html import profile_page
 from rollmill.profiler.report.memory import COLOURS, memory_section
 from rollmill.profiler.report.terminal import draw_profile
@@ -26,10 +26,10 @@ MATRIX = 4 * SIDE * SIDE
 
 def work(x):
     """Matrices of the policy, then of gradients; at least two of the policy's are there at once."""
-    with traced("policy"):
+    with operation_scope("policy"):
         first = jnp.sort(jnp.outer(x, x), axis=0)
         second = jnp.sort(jnp.flip(first, 1), axis=1)
-    with traced("gradients"):
+    with operation_scope("gradients"):
         return jnp.sort(second.T @ second, axis=0).sum()
 
 
@@ -93,9 +93,9 @@ def test_of_a_program_from_the_cache_the_fullest_moment_is_known(compiled, found
 
 def loop(x):
     """Two matrices that a loop carries on, in place."""
-    with traced("start"):
+    with operation_scope("start"):
         state = jnp.outer(x, x), jnp.outer(x, -x)
-    with traced("steps"):
+    with operation_scope("steps"):
         state, _ = jax.lax.scan(lambda two, _: ((jnp.sort(two[1], axis=0), two[0] + 1.0), None), state, length=3)
         return state[0].sum() + state[1].sum()
 

@@ -97,7 +97,7 @@ import os
 
 import jax
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.programs.cache import enable_compilation_cache, names_in_cache
 
 enable_compilation_cache()
@@ -106,7 +106,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 def text(name):
     def step(x):
-        with traced(name):
+        with operation_scope(name):
             return 2 * x
 
     return jax.jit(step).lower(21).compile().as_text()

@@ -11,7 +11,7 @@ from rollmill.core.errors import StorageError
 from rollmill.core.stored_paths import FOLDER, run_folder, url_of
 from rollmill.record import mirror, object_store
 from rollmill.record.checkpoints import Checkpoints
-from rollmill.record.mirror import Mirror, mirrored
+from rollmill.record.mirror import Mirror, mirror_run
 from rollmill.record.object_store import ObjectStore, StoreError
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.stored_runs import bring, is_run_file, local_marker
@@ -79,7 +79,7 @@ def train(url, *iterations, keep_last=2, until="stopped", log=""):
     run, told = RunDirectory(folder(url)), []
     with (
         run.lock(),
-        mirrored(run, url, told.append, told.append),
+        mirror_run(run, url, told.append, told.append),
         Checkpoints(run.checkpoints, keep_last=keep_last) as kept,
     ):
         for iteration in iterations:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from rollmill.serving.batching import Batcher, BatchingRule, check_rule, padded, padded_size, padded_sizes
+from rollmill.serving.batching import Batcher, BatchingRule, check_rule, pad_batch, padded_size, padded_sizes
 from wordings import raises
 
 
@@ -76,11 +76,11 @@ def test_padding_is_zeros_after_the_rows():
         {"x": np.float32([[1, 2]]), "n": np.int32([7])},
         {"x": np.float32([[3, 4], [5, 6]]), "n": np.int32([8, 9])},
     ]
-    found = padded(parts, 4)
+    found = pad_batch(parts, 4)
     np.testing.assert_array_equal(found["x"], np.float32([[1, 2], [3, 4], [5, 6], [0, 0]]))
     np.testing.assert_array_equal(found["n"], np.int32([7, 8, 9, 0]))
     assert found["x"].dtype == np.float32 and found["n"].dtype == np.int32
-    assert padded([()], 4) == ()
+    assert pad_batch([()], 4) == ()
 
 
 @pytest.mark.parametrize(

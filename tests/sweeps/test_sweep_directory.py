@@ -6,7 +6,7 @@ import pytest
 
 from rollmill.core.errors import CheckpointError
 from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
+from rollmill.sweeps.early_stopping import EarlyStopping, describe_stop, goes_on
 from rollmill.sweeps.halving import HalvingRule, HalvingState
 from rollmill.sweeps.report import write_report
 from rollmill.sweeps.search_space import listed_axis, parse_axis
@@ -110,7 +110,7 @@ def test_trials_that_are_worse_at_a_rung_are_stopped(tmp_path):
     write(sweep, bad, (150, 20.0), (180, 99.0))
     judgement = early.look(bad)
     assert judgement is not None
-    assert described(judgement) == "at 100 steps, where its return of 20 was number 2 of 2"
+    assert describe_stop(judgement) == "at 100 steps, where its return of 20 was number 2 of 2"
     assert json.loads((sweep.root / "early_stopping.json").read_text())["rungs"] == {
         "100": {"0": 30.0, "1": 20.0},
         "200": {"0": 40.0},

@@ -13,7 +13,7 @@ from rollmill.sweeps.analysis import configurations, importances
 from rollmill.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.sweeps.intervals import bootstrap_interval
 from rollmill.sweeps.parallel_coordinates import parallel_coordinates
-from rollmill.sweeps.ranking import ranked
+from rollmill.sweeps.ranking import rank_rows
 from rollmill.sweeps.report import LabelledCurve, learning_curves, report, write_report
 from rollmill.sweeps.search_space import listed_axis
 from rollmill.sweeps.spec import SweepSpec
@@ -195,7 +195,7 @@ def test_parallel_coordinates_place_values_on_their_axes():
 
 def test_the_report_has_configurations_coordinates_and_importance():
     others = {"trial": "0", "status": "finished", **dict.fromkeys(TRIAL_RESULTS), "seconds": 12.345678}
-    rows = ranked([others | row for row in LUCKY], OPTIONS, "r")
+    rows = rank_rows([others | row for row in LUCKY], OPTIONS, "r")
     text = report("a", [], rows, options=OPTIONS, metric="r", all_rows=rows)
     page = Page(text)
     assert not page.open and not page.loaded and "80.0 to 90.0" in page.cells and "1 of 2" in page.cells

@@ -10,7 +10,7 @@ import rollmill
 from one_time import first_state
 from rollmill.dataflow import collect, flow, plain_minibatch_loop
 from rollmill.fusion import GradientLaunch, fused_minibatch_loop, lower_gradients, run_gradients_reference
-from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.compile import compile_for
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.workers.replica.learner import CutLearner
 
@@ -49,4 +49,4 @@ def test_a_learner_of_several_replicas_has_the_gradient_kernel_of_a_gpu():
     assert row.keys() == plain_row.keys()
     # Statistics of the four minibatches of all epochs are reduced at once, and not each by itself.
     assert count == plain_count - 3
-    assert len(kernels) == 1 and compiled(*kernels[0], 90).asm["cubin"]
+    assert len(kernels) == 1 and compile_for(*kernels[0], 90).asm["cubin"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmill.algorithms.a3c import A3CConfig, advantage_actor_critic
-from rollmill.algorithms.building import configured
+from rollmill.algorithms.building import validate_config
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.core.bounds import Count, Rate
 from rollmill.core.field_help import with_field_help
@@ -64,5 +64,5 @@ def a2c(
     Examples:
         >>> algorithm = rollmill.a2c("CartPole-v1", total_timesteps=500_000)
     """
-    _, choices = configured(A2CConfig, env, config, network, overrides)
+    _, choices = validate_config(A2CConfig, env, config, network, overrides)
     return advantage_actor_critic("a2c", env, choices, params=params)

@@ -16,15 +16,15 @@ from typing import Annotated, Any
 import optax
 from jaxtyping import Array, Float
 
-from rollmill.algorithms.building import Choices, configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import Choices, graph_of, loops_of, parts_of, validate_config
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import (
     TrainingSamples,
     mean_gradients,
+    no_condition,
     prepare,
     standardise_advantages,
-    unconditioned,
 )
 from rollmill.core.bounds import (
     Count,
@@ -119,7 +119,7 @@ def a3c(
         >>> algorithm = rollmill.a3c("CartPole-v1", total_timesteps=500_000)
         >>> rollmill.train(algorithm, distribution="single-learner-coarse", actors=2, asynchronous=True)
     """
-    _, choices = configured(A3CConfig, env, config, network, overrides)
+    _, choices = validate_config(A3CConfig, env, config, network, overrides)
     return advantage_actor_critic("a3c", env, choices, params=params)
 
 
@@ -142,7 +142,7 @@ def advantage_actor_critic(
         compute_values=parts.policy.fused_values,
         compact_step=parts.policy.compaction,
         gradients=mean_gradients(parts.policy, sample_loss, config),
-        condition=standardise_advantages if config.norm_adv else unconditioned,
+        condition=standardise_advantages if config.norm_adv else no_condition,
     )
 
 

@@ -26,12 +26,12 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.algorithms.building import (
     Choices,
-    assembled,
-    configured,
+    assemble_graph,
     loops_of,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
+    validate_config,
     with_layout,
 )
 from rollmill.algorithms.fragments import (
@@ -44,7 +44,7 @@ from rollmill.algorithms.fragments import (
 )
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import squared_value_loss
-from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
+from rollmill.algorithms.on_policy import ActorCriticLearner, no_condition, start_learner, update
 from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.positions import Position, advance, discrete_action, plannable_parts, position
 from rollmill.algorithms.reports import GAMES, value_moments
@@ -72,7 +72,7 @@ from rollmill.core.bounds import (
 )
 from rollmill.core.errors import UsageError
 from rollmill.core.field_help import with_field_help
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.schema import check_fields
 from rollmill.core.types import (
     Environment,
@@ -265,7 +265,7 @@ def alphazero(
     Examples:
         >>> algorithm = rollmill.alphazero("ConnectFour-v0", total_timesteps=1_000_000, num_simulations=32)
     """
-    config, choices = configured(AlphaZeroConfig, env, config, network, overrides)
+    config, choices = validate_config(AlphaZeroConfig, env, config, network, overrides)
     env, planned = plannable_parts(env, who="alphazero")
     config = with_layout(config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
@@ -280,7 +280,7 @@ def alphazero(
     )
     optimiser = optimiser_of(choices, _scaling, loops)
     numbers = numbers_to_hold(config, loops)
-    return assembled(
+    return assemble_graph(
         "alphazero",
         env,
         environment,
@@ -294,7 +294,7 @@ def alphazero(
         start_learner=partial(start_learner, policy, optimiser, numbers, normalise_rewards=False),
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, planner),
-        condition=unconditioned,
+        condition=no_condition,
         greedy=partial(play_greedily, planner),
         rebuild_for=partial(_rebuild_for, choices),
         report=partial(report, partial(schedule_of, choices, loops), loops.batch_size),
@@ -362,7 +362,7 @@ def _decide(
 ) -> Decision:
     prior, value = planner.predict(weights.network, observation, now.action_mask)
     root = EvaluatedPosition(prior, value, now.state)
-    with traced("search"):
+    with operation_scope("search"):
         result = search(planner, weights.network, key, root, now, explores=explores)
     discount = planner.advance(now.state, result.choice, now.params)[1] if explores else planner.config.gamma
     agrees = jnp.argmax(prior) == jnp.argmax(result.action_weights)
@@ -421,10 +421,10 @@ def _expanded(
     planner: Planner, network: PyTree[Array], params: Params, choice: Int[Array, ""], state: PyTree[Array]
 ) -> Expansion:
     """Returns a step of a search: an action's outcome, evaluated by the network."""
-    with traced("environment"):
+    with operation_scope("environment"):
         timestep, discount = planner.advance(state, choice, params)
         legal = legal_actions(planner.env, timestep.state, params)
-    with traced("network"):
+    with operation_scope("network"):
         logits, value = planner.predict(network, timestep.observation, legal)
     return Expansion(timestep.reward, discount, EvaluatedPosition(logits, value, timestep.state))
 

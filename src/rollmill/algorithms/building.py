@@ -24,7 +24,7 @@ from rollmill.algorithms.hyperparameters import (
     numbers_of,
     schedule_evaluator,
 )
-from rollmill.algorithms.on_policy import merge_metrics, report, start_learner, unconditioned, update
+from rollmill.algorithms.on_policy import merge_metrics, no_condition, report, start_learner, update
 from rollmill.algorithms.optimisers import (
     Optimiser,
     at_iteration_end,
@@ -85,7 +85,7 @@ class Parts(NamedTuple):
     """Names of the parts given as Python objects, which no file can store."""
 
 
-def configured(
+def validate_config(
     kind: type[Config],
     env: Any,
     config: Config | Mapping[str, Any] | None,
@@ -391,7 +391,7 @@ def end_iteration_of(choices: Choices, loops: Loops, numbers: Mapping[str, float
     return partial(at_iteration_end, updates=loops.epochs * loops.num_minibatches)
 
 
-def assembled(
+def assemble_graph(
     name: str,
     env: Environment | HostEnvironment,
     environment: EnvironmentFunctions,
@@ -438,7 +438,7 @@ def graph_of(
     scaling: Callable[[Any], optax.GradientTransformation],
     prepare: Any,
     gradients: Any,
-    condition: Any = unconditioned,
+    condition: Any = no_condition,
     keep_learning: Any = None,
     adapt: Any = None,
     compute_values: Any = None,
@@ -452,7 +452,7 @@ def graph_of(
     """
     policy, rewards = parts.policy, choices.config.normalize_rewards
     optimiser, numbers = optimiser_of(choices, scaling, loops), numbers_to_hold(parts.config, loops)
-    return assembled(
+    return assemble_graph(
         name,
         parts.env,
         parts.environment,

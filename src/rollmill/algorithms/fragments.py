@@ -57,7 +57,7 @@ from rollmill.envs import (
     record_final_mask,
     strongly_typed,
 )
-from rollmill.envs.numbers import UNIFORM, drawing, held_numbers, now_of, replaced, with_ends
+from rollmill.envs.numbers import UNIFORM, drawing, held_numbers, now_of, replace_params, with_ends
 from rollmill.networks import ActorCritic, Distribution, Output
 
 MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
@@ -224,7 +224,7 @@ def _can_be_inputs(env: Environment, names: Sequence[str]) -> bool:
     """Returns whether the environment can be traced with these parameters abstract."""
 
     def once(numbers: Mapping[str, Array], key: Key, action: Action) -> Timestep:
-        params = replaced(env.params, numbers)
+        params = replace_params(env.params, numbers)
         return env.step(key, env.reset(key, params)[1], action, params)
 
     numbers = dict.fromkeys(names, jax.ShapeDtypeStruct((), jnp.float32))

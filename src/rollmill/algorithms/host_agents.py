@@ -37,7 +37,7 @@ def agent_environment(
     """
     if isinstance(env, HostEnvironment):
         refuse_params(env, params)
-        return host_functions(env, view=viewed), StartViewed(env.start)
+        return host_functions(env, view=add_agent_views), StartViewed(env.start)
     view = partial(view_agents, critic=critic)
     functions = environment_functions(
         env,
@@ -50,7 +50,7 @@ def agent_environment(
     return functions, None
 
 
-def viewed(step: HostStep) -> HostStep:
+def add_agent_views(step: HostStep) -> HostStep:
     """Returns a host step in which each observation is an `AgentView`, which includes the active agents.
 
     The arrays are shared with the original step.
@@ -61,8 +61,8 @@ def viewed(step: HostStep) -> HostStep:
     return step._replace(observation=AgentView(step.observation, active, ()), info=info)
 
 
-def plain(step: HostStep) -> HostStep:
-    """Reverts `viewed`: returns a host step with plain observations and separate active agents."""
+def remove_agent_views(step: HostStep) -> HostStep:
+    """Reverts `add_agent_views`: returns a host step with plain observations and separate active agents."""
     view, final = step.observation, step.info["final_observation"]
     info = {**step.info, "final_observation": final.agents, "active": view.active, "final_active": final.active}
     return step._replace(observation=view.agents, info=info)
@@ -104,11 +104,11 @@ class ViewedVector:
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
         """Starts an episode in each environment."""
-        return viewed(self._vector.reset(out=None if out is None else plain(out)))
+        return add_agent_views(self._vector.reset(out=None if out is None else remove_agent_views(out)))
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
         """Applies one action to each environment, and resets each environment whose episode ends."""
-        return viewed(self._vector.step(actions, out=None if out is None else plain(out)))
+        return add_agent_views(self._vector.step(actions, out=None if out is None else remove_agent_views(out)))
 
     def drain_failures(self) -> list[HostFailure]:
         """Returns the failures of environments since the last call, in order."""

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import graph_of, loops_of, parts_of, validate_config
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
@@ -220,7 +220,7 @@ def impala(
     Examples:
         >>> algorithm = rollmill.impala("CartPole-v1", total_timesteps=500_000)
     """
-    config, choices = configured(IMPALAConfig, env, config, network, overrides)
+    config, choices = validate_config(IMPALAConfig, env, config, network, overrides)
     parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=True, epochs=config.update_epochs, num_minibatches=config.num_minibatches)
     return graph_of(

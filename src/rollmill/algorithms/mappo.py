@@ -23,13 +23,13 @@ from jaxtyping import Array, Bool
 from rollmill.algorithms.agents import AgentPolicy, CriticSees, MakeAgentNetwork, agent_policy, require_multi_agent
 from rollmill.algorithms.building import (
     Choices,
-    assembled,
-    configured,
+    assemble_graph,
     end_iteration_of,
     loops_of,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
+    validate_config,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.host_agents import agent_environment
@@ -205,7 +205,7 @@ def _graph(
     *,
     critic: CriticSees,
 ) -> Graph:
-    config, choices = configured(MAPPOConfig, env, config, network, overrides)
+    config, choices = validate_config(MAPPOConfig, env, config, network, overrides)
     make_network = choices.network
     env = require_multi_agent(as_environment(env), name)
     environment, host = agent_environment(env, config, params=params, critic=critic)
@@ -249,7 +249,7 @@ def _assemble(
     numbers = numbers_to_hold(config, loops, **numbers_of_roles(config, policy.sets))
     opponents = kinds_with_opponents(config, policy.sets)
     trained = tuple(group for group in policy.sets if group.name not in config.frozen)
-    return assembled(
+    return assemble_graph(
         name,
         env,
         environment,

@@ -46,7 +46,14 @@ from rollmill.algorithms.opponent_pool import (
     no_opponents,
     start_pool,
 )
-from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
+from rollmill.algorithms.optimisers import (
+    Annealing,
+    Optimiser,
+    count_planned_update,
+    descend,
+    no_updates,
+    rate_now,
+)
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.roles import numbers_of_role
@@ -544,7 +551,7 @@ def update(
         stepped, optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
         networks[name] = _unless_idle(learner, group, gradients[name], weights.networks[name], stepped)
     updated = replace(weights, networks=networks)
-    progress = None if learner.progress is None else advanced(learner.progress, share)
+    progress = None if learner.progress is None else count_planned_update(learner.progress, share)
     return replace(learner, weights=updated, optimisers=optimisers, progress=progress)
 
 

@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.algorithms.fragments import weights_and_rest
 from rollmill.algorithms.hyperparameters import current_config, current_hyperparameters
 from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, with_rate
-from rollmill.algorithms.optimisers import Optimiser, advanced, descend
+from rollmill.algorithms.optimisers import Optimiser, count_planned_update, descend
 from rollmill.algorithms.returns import decaying_sum
 from rollmill.core.types import Key, Observation
 from rollmill.dataflow import Batch, ElementwiseUpdate, Graph, MeanGradients, Metrics, Reduce, Step, Trajectory
@@ -176,5 +176,5 @@ def _update(
         weights=replace(learner.weights, network=network),
         novelty=replace(novelty, predictor=predictor),
         optimiser=state,
-        progress=None if progress is None else advanced(progress, share),
+        progress=None if progress is None else count_planned_update(progress, share),
     )

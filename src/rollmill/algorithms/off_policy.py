@@ -20,17 +20,17 @@ from jaxtyping import Array, Bool, Float, Integer, PyTree
 
 from rollmill.algorithms.building import (
     Choices,
-    assembled,
-    configured,
+    assemble_graph,
     environment_parts,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
+    validate_config,
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
 from rollmill.algorithms.hyperparameters import Number, current_hyperparameters
-from rollmill.algorithms.on_policy import unconditioned
+from rollmill.algorithms.on_policy import no_condition
 from rollmill.algorithms.optimisers import Optimiser, rate_now
 from rollmill.algorithms.sizes import check_positive, iterations_for
 from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
@@ -268,7 +268,7 @@ def prepare_off_policy(
     `prepare_environment` checks and prepares the environment. By default, it rejects several agents. Raises a
     `UsageError` for invalid names, types or sizes, and for an unsupported environment.
     """
-    config, choices = configured(kind, env, config, network, overrides)
+    config, choices = validate_config(kind, env, config, network, overrides)
     refuse_network(choices)
     made, environment, host = prepare_environment(env, config, params=params, final_mask=True)
     config = with_layout(config, made)
@@ -330,7 +330,7 @@ def off_policy_graph(
     update: Any,
     report: Any,
     hyperparameters: Mapping[str, float] = MappingProxyType({}),
-    condition: Any = unconditioned,
+    condition: Any = no_condition,
     outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
     store: ExperienceStore | None = None,
     start_memory: Callable[[], Memory] = lambda: (),
@@ -341,7 +341,7 @@ def off_policy_graph(
     `StepCounts`, and a field `hyperparameters` if there are any. `store` replaces `parts.replay`. By default, the
     policy has no memory. The other arguments are fields of `Graph`.
     """
-    return assembled(
+    return assemble_graph(
         name,
         parts.env,
         parts.environment,

@@ -16,7 +16,14 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
 from rollmill.algorithms.hyperparameters import as_data, current_config, current_hyperparameters, follows_schedules
-from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
+from rollmill.algorithms.optimisers import (
+    Annealing,
+    Optimiser,
+    count_planned_update,
+    descend,
+    no_updates,
+    rate_now,
+)
 from rollmill.algorithms.reports import MOMENTS, value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
@@ -275,7 +282,7 @@ def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch._replace(samples=minibatch.samples._replace(advantage=standardised))
 
 
-def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
+def no_condition(minibatch: Batch, reduce: Reduce) -> Batch:
     """Returns the minibatch unchanged: the identity for `Graph.condition`."""
     return minibatch
 
@@ -334,7 +341,7 @@ def update(
     """Makes one optimiser step. `share` is the fraction of a minibatch that the gradients come from."""
     held, progress = with_rate(learner, current_hyperparameters(learner)), learner.progress
     network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, held, share=share)
-    progress = None if progress is None else advanced(progress, share)
+    progress = None if progress is None else count_planned_update(progress, share)
     weights = replace(learner.weights, network=network)
     return replace(learner, weights=weights, optimiser=state, progress=progress)
 

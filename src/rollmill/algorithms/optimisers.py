@@ -43,7 +43,7 @@ def no_updates() -> Annealing:
     return Annealing(jnp.int32(0), jnp.float32(0))
 
 
-def advanced(count: Annealing, share: float) -> Annealing:
+def count_planned_update(count: Annealing, share: float) -> Annealing:
     """Returns the count of planned updates after one more.
 
     `share` is the fraction of a minibatch that the update covers.
@@ -289,6 +289,6 @@ def _scheduled(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
 
     def update(updates, state, params=None, *, share: float = 1.0, **_):
         step_size = -jnp.float32(rate(state.updates))
-        return jax.tree.map(lambda u: step_size.astype(u.dtype) * u, updates), advanced(state, share)
+        return jax.tree.map(lambda u: step_size.astype(u.dtype) * u, updates), count_planned_update(state, share)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -21,12 +21,12 @@ from jaxtyping import Array, Bool, Float
 from rollmill.algorithms.building import (
     Choices,
     Parts,
-    configured,
     graph_of,
     loops_of,
     optimiser_of,
     parts_of,
     single_agent,
+    validate_config,
 )
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
@@ -42,9 +42,9 @@ from rollmill.algorithms.on_policy import (
     TrainingSamples,
     adapt_rate,
     mean_gradients,
+    no_condition,
     prepare,
     standardise_advantages,
-    unconditioned,
 )
 from rollmill.core.bounds import (
     Count,
@@ -170,7 +170,7 @@ def ppo(
     Examples:
         >>> algorithm = rollmill.ppo("CartPole-v1", total_timesteps=500_000, learning_rate=1e-3)
     """
-    config, choices = configured(PPOConfig, env, config, network, overrides)
+    config, choices = validate_config(PPOConfig, env, config, network, overrides)
     env = single_agent(env)
     if config.normalize_observations is None:
         unscaled = is_unbounded(env.observation_space) or config.rnd_coef is not None
@@ -198,7 +198,7 @@ def ppo(
         compute_values=None if explores else parts.policy.fused_values,
         compact_step=parts.policy.compaction,
         gradients=mean_gradients(parts.policy, _loss_within(config, choices, parts.env.action_space), config),
-        condition=standardise_advantages if config.norm_adv else unconditioned,
+        condition=standardise_advantages if config.norm_adv else no_condition,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),
         adapt=None if config.desired_kl is None else adapt_rate,
     )

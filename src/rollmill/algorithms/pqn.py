@@ -21,20 +21,27 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.building import (
-    assembled,
-    configured,
+    assemble_graph,
     environment_parts,
     loops_of,
     numbers_to_hold,
     optimiser_of,
     schedule_of,
+    validate_config,
     with_layout,
 )
 from rollmill.algorithms.epsilon_greedy import EpsilonGreedy, ValueAgent, value_agent
 from rollmill.algorithms.hyperparameters import PLANNED_UPDATES, as_data, current_config, current_hyperparameters
 from rollmill.algorithms.off_policy import check_discrete, functional_network, refuse_network
-from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, over_steps, unconditioned
-from rollmill.algorithms.optimisers import Annealing, Optimiser, advanced, descend, no_updates, rate_now
+from rollmill.algorithms.on_policy import IMAGES_AT_ONCE, no_condition, over_steps
+from rollmill.algorithms.optimisers import (
+    Annealing,
+    Optimiser,
+    count_planned_update,
+    descend,
+    no_updates,
+    rate_now,
+)
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.algorithms.value_distributions import Mean
 from rollmill.core.bounds import Count, Range, Rate, Scheduled, ScheduledFraction, ScheduledPositive
@@ -150,7 +157,7 @@ def pqn(
     Examples:
         >>> algorithm = rollmill.pqn("CartPole-v1", total_timesteps=500_000)
     """
-    _, choices = configured(PQNConfig, env, config, network, overrides)
+    _, choices = validate_config(PQNConfig, env, config, network, overrides)
     refuse_network(choices)
     env, environment, host = environment_parts(env, choices.config, params=params, final_mask=True)
     chosen = with_layout(choices.config, env)
@@ -170,7 +177,7 @@ def pqn(
     )
     optimiser = optimiser_of(choices, lambda config: optax.scale_by_radam(eps=config.adam_eps), loops)
     numbers = numbers_to_hold(chosen, loops)
-    return assembled(
+    return assemble_graph(
         "pqn",
         env,
         environment,
@@ -184,7 +191,7 @@ def pqn(
         start_learner=partial(_start, agent, optimiser, numbers),
         weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(chosen, learner)),
         prepare=partial(_prepare, agent, chosen),
-        condition=unconditioned,
+        condition=no_condition,
         greedy=agent.act,
         host=host,
         report=partial(_report, chosen, partial(schedule_of, choices, loops)),
@@ -267,7 +274,7 @@ def _update(
 ) -> PQNLearner:
     held = current_hyperparameters(learner)
     network, state = descend(optimiser, learner.network, learner.optimiser, gradients, held, share=share)
-    return PQNLearner(network, state, advanced(learner.progress, share), learner.hyperparameters)
+    return PQNLearner(network, state, count_planned_update(learner.progress, share), learner.hyperparameters)
 
 
 def _report(config: PQNConfig, schedule: Any, learner: PQNLearner, batch: Batch) -> Metrics:

@@ -215,7 +215,7 @@ def differences(
     value = of_action(online.outputs, steps.action)
     best = lambda values, legal: agent.distribution(values, legal).mode()
     next_value = of_action(next_target, jax.vmap(jax.vmap(best))(next_online, legal_after(steps)))
-    into, back = (rescaled, unscaled) if config.rescale_values else (jnp.asarray, jnp.asarray)
+    into, back = (rescale_values, undo_rescaling) if config.rescale_values else (jnp.asarray, jnp.asarray)
     next_value = jnp.where(steps.terminated, 0, back(next_value))
     returns = jax.vmap(partial(n_step_returns, gamma=config.gamma, n=config.n_step))
     done = steps.terminated | steps.truncated
@@ -223,13 +223,13 @@ def differences(
     return Differences(wanted - value, back(value))
 
 
-def rescaled(values: Float[Array, "..."]) -> Float[Array, "..."]:
+def rescale_values(values: Float[Array, "..."]) -> Float[Array, "..."]:
     """Rescales returns by `h` (Pohlen et al., 2018, proposition 3.2)."""
     return jnp.sign(values) * (jnp.sqrt(jnp.abs(values) + 1) - 1) + RESCALING * values
 
 
-def unscaled(values: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Inverts `rescaled`.
+def undo_rescaling(values: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Inverts `rescale_values`.
 
     The quotient is written without a difference of nearly equal numbers, which would lose half of the digits.
     """

@@ -11,7 +11,7 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.text import compact
 from rollmill.overview.table import steps_text
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
-from rollmill.pages.page import escaped, folded, legend, table
+from rollmill.pages.page import escaped, folding_section, legend, table
 from rollmill.plotting.curves import curves_of
 from rollmill.plotting.groups import CurveGroup, SeedCurve, grouped, setting_text, smoothed_points, thinned
 from rollmill.plotting.labels import AXIS_TITLES
@@ -128,7 +128,7 @@ def settings_table(items: Sequence[Item]) -> str:
     ]
     shown = [*results, *((name, *texts[name]) for name in differing)]
     alike = [(name, *texts[name][:1]) for name in names if name not in differing]
-    rest = [folded(f"{len(alike)} settings that are equal in all of them", [table(("", "value"), alike)])]
+    rest = [folding_section(f"{len(alike)} settings that are equal in all of them", [table(("", "value"), alike)])]
     return "\n".join([table(columns, shown), *(rest if alike else [])])
 
 

@@ -11,11 +11,11 @@ from rollmill.board.curves import CurveCache, small_chart
 from rollmill.core.errors import RollmillError
 from rollmill.core.folder import Folder
 from rollmill.core.shell import command
-from rollmill.core.text import compact, counted, number
+from rollmill.core.text import compact, format_count, number
 from rollmill.envs.options import option_text
 from rollmill.overview.entries import Entry
 from rollmill.overview.table import steps_text
-from rollmill.pages.page import escaped, folded, table, tiles
+from rollmill.pages.page import escaped, folding_section, table, tiles
 from rollmill.planning.plan import Plan
 from rollmill.plotting.groups import SeedCurve, object_in, setting_text
 from rollmill.record.metric_curves import metric_names
@@ -46,7 +46,7 @@ def details(contents: FolderContents, cache: CurveCache, item: Item) -> str:
     if entry.kind == "run":
         parts += [*_charts(cache, item, run), *_plan(run)]
         settings = [(name, setting_text(value)) for name, value in entry.settings.items()]
-        parts.append(folded("all settings", [table(("setting", "value"), settings, most=100)]))
+        parts.append(folding_section("all settings", [table(("setting", "value"), settings, most=100)]))
     parts.append(_commands(entry, run))
     return "\n".join(part for part in parts if part)
 
@@ -59,7 +59,7 @@ def file_url(path: str) -> str:
 def _headline(entry: Entry) -> str:
     on = f"{entry.algorithm or '?'} on {entry.environment or '?'}"
     seeds = f", {entry.num_seeds} seeds" if (entry.num_seeds or 1) > 1 else ""
-    trials = "" if entry.trials is None else f", {entry.finished_trials} of {counted(entry.trials, 'trial')}"
+    trials = "" if entry.trials is None else f", {entry.finished_trials} of {format_count(entry.trials, 'trial')}"
     note = f" ({entry.note})" if entry.note else ""
     return f"{entry.state}: {on}{seeds}{trials}{note}"
 
@@ -192,7 +192,7 @@ def _commands(entry: Entry, run: RunDirectory) -> str:
             output = ("--output", entry.path / "profile")
             lines.append(command("profile", *named, *output, imports=run.imports()))
     made = "".join(f"<li><code>{escape(line)}</code></li>" for line in lines)
-    return folded("commands", [f'<ul class="commands">{made}</ul>'])
+    return folding_section("commands", [f'<ul class="commands">{made}</ul>'])
 
 
 def _environment_options(run: RunDirectory) -> list[str]:

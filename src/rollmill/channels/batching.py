@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.channels.layout import Layout, LeafLayout, aligned, fresh_buffer
+from rollmill.channels.layout import Layout, LeafLayout, fresh_buffer, round_to_alignment
 from rollmill.core.errors import UsageError
 
 
@@ -38,7 +38,7 @@ class BatchLayout:
         for leaf, leaf_axis in zip(message.leaves, axes, strict=True):
             shape = (*leaf.shape[:leaf_axis], leaf.shape[leaf_axis] * count, *leaf.shape[leaf_axis + 1 :])
             leaves.append(leaf._replace(shape=shape, offset=offset))
-            offset = aligned(offset + leaves[-1].nbytes)
+            offset = round_to_alignment(offset + leaves[-1].nbytes)
         return BatchLayout(Layout(message.structure, tuple(leaves), offset), axes, count)
 
     def allocate(self) -> tuple[PyTree[np.ndarray], list[list[np.ndarray]]]:

@@ -68,7 +68,7 @@ class Layout:
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
             dtype = _numeric(name, leaf)
             leaves.append(LeafLayout(name, tuple(leaf.shape), dtype, offset))
-            offset = aligned(offset + leaves[-1].nbytes)
+            offset = round_to_alignment(offset + leaves[-1].nbytes)
         return Layout(structure, tuple(leaves), offset)
 
     @cached_property
@@ -109,7 +109,7 @@ class Layout:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def aligned(nbytes: int) -> int:
+def round_to_alignment(nbytes: int) -> int:
     """Rounds a number of bytes up to the alignment of leaves."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 

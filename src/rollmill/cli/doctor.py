@@ -15,7 +15,7 @@ from rollmill.core.installation import install_command
 from rollmill.core.machine import hardware, versions
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
-from rollmill.core.text import counted, format_bytes
+from rollmill.core.text import format_bytes, format_count
 from rollmill.gpus.jax_settings import check_platform
 from rollmill.programs.cache import cache_directory
 from rollmill.programs.faults.replay import Replayed
@@ -82,7 +82,9 @@ def _installation() -> int:
     check_platform()
     machine = hardware()
     print("versions:", *(f"  {name} {version or 'missing'}" for name, version in versions().items()), sep="\n")
-    print(f"machine: {machine['cpu']}, {counted(machine['cores'], 'core')}, {_memory(machine['memory_bytes'])}")
+    print(
+        f"machine: {machine['cpu']}, {format_count(machine['cores'], 'core')}, {_memory(machine['memory_bytes'])}"
+    )
     print(
         "devices:",
         *map(_device, machine["devices"]),

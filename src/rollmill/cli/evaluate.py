@@ -15,7 +15,7 @@ from rollmill.cli.shared_options import PolicyOptions
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.policies.cross_play import cross_play, environment_with_roles, load_partner, roles_in_turn
 from rollmill.policies.matches import environment_of, load_opponent, match_runs
 from rollmill.policies.policies import evaluate_rule, evaluate_run
@@ -219,7 +219,7 @@ def _cross_play_sentences(result: dict[str, Any]) -> str:
     other = result["against"]
     if result["against_iteration"] is not None:
         other += f" (iteration {result['against_iteration']})"
-    lines = [f"{result['environment']}, {counted(result['episodes'], 'episode')} each: {own} and {other}"]
+    lines = [f"{result['environment']}, {format_count(result['episodes'], 'episode')} each: {own} and {other}"]
     for played in result["cross_play"]:
         sides = {result["run"]: played["roles"], result["against"]: played["roles_of_other"]}
         if len(sides) == 1:
@@ -272,8 +272,8 @@ def _match_sentence(result: dict[str, Any]) -> str:
         against += f" (iteration {result['against_iteration']})"
     elo = "" if result["elo"] is None else f", Elo {result['elo']:+.0f}"
     return (
-        f"{result['environment']}, {counted(result['games'], 'game')}, iteration {result['iteration']} against "
-        f"{against}: score {result['score']:.3f} (standard error {result['standard_error']:.2g}){elo}; "
+        f"{result['environment']}, {format_count(result['games'], 'game')}, iteration {result['iteration']} "
+        f"against {against}: score {result['score']:.3f} (standard error {result['standard_error']:.2g}){elo}; "
         f"moving {'; '.join(sides)}"
     )
 
@@ -289,8 +289,8 @@ def _sentence(result: dict) -> str:
             f"min {result['min_return']:.5g}, max {result['max_return']:.5g})"
         )
     return (
-        f"{result['environment']}, {counted(result['episodes'], 'episode')}, {policy}: mean return {returns}, "
-        f"mean length {result['mean_length']:.5g}"
+        f"{result['environment']}, {format_count(result['episodes'], 'episode')}, {policy}: "
+        f"mean return {returns}, mean length {result['mean_length']:.5g}"
     )
 
 

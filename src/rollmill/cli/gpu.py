@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Annotated
 
-from rollmill.cli.help import described
+from rollmill.cli.help import format_options
 from rollmill.cli.parsing import HELP, parse
 from rollmill.core.child_processes import run_program
 from rollmill.core.errors import UsageError
@@ -52,7 +52,7 @@ class _Partition:
 
 
 def _help() -> str:
-    return described(
+    return format_options(
         {"options": options_of(_Listing), "options of partition": options_of(_Partition)},
         prog="rollmill gpu",
         usage="rollmill gpu [--seconds FLOAT]\n       rollmill gpu partition --slices INT [--gpu INT] [--yes]",

@@ -50,12 +50,12 @@ def help_text(options: Sequence[Option], *, prog: str, description: str = "", ev
     all others, unless `everything` is set.
     """
     if not any(option.path[0] == "hyperparameters" for option in options):
-        return described({"options": options}, prog=prog, description=description)
+        return format_options({"options": options}, prog=prog, description=description)
     groups: dict[str, list[Option]] = {name: [] for name in GROUPS}
     for option in options:
         groups[_group(option)].append(option)
     if everything:
-        return described(groups, prog=prog, description=description)
+        return format_options(groups, prog=prog, description=description)
     by_name = {option.name: option for option in options}
     own = [option for option in groups["options"] if option.path[0] != "searching"]
     positional = [option for option in options if option.arg.positional]
@@ -68,7 +68,7 @@ def help_text(options: Sequence[Option], *, prog: str, description: str = "", ev
     rows = [(name, " ".join(names)) for name, names in rest.items() if names]
     return "\n".join(
         [
-            described(first, prog=prog, description=description),
+            format_options(first, prog=prog, description=description),
             "",
             f"more options, described by `{prog} --help-all`:",
             *two_columns(rows),
@@ -78,7 +78,9 @@ def help_text(options: Sequence[Option], *, prog: str, description: str = "", ev
     )
 
 
-def described(groups: Mapping[str, Sequence[Option]], *, prog: str, description: str = "", usage: str = "") -> str:
+def format_options(
+    groups: Mapping[str, Sequence[Option]], *, prog: str, description: str = "", usage: str = ""
+) -> str:
     """Returns a help text with the descriptions of options by group, wrapped to the width of the terminal."""
     of_all = [option for group in groups.values() for option in group]
     shown = [option.shown for option in of_all if option.arg.positional]

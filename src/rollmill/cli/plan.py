@@ -121,10 +121,10 @@ def _memory_text(request: TrainingRequest) -> str:
             f"--memory shows the memory of a single program, but {where}. hint: use `--search-plan`, which "
             "measures it."
         )
-    return described(need)
+    return format_memory(need)
 
 
-def described(need: MemoryNeed) -> str:
+def format_memory(need: MemoryNeed) -> str:
     """Formats the memory that a program needs, and the available memory."""
     if need.process is None:
         of_what = f"on each of {need.devices} devices" if need.devices > 1 else "on the device"

@@ -55,7 +55,7 @@ class PlanSearchFailed(RollmillError):
 
 
 @contextlib.contextmanager
-def planned(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
+def request_with_plan(request: TrainingRequest, searching: SearchOptions) -> Iterator[TrainingRequest]:
     """Context manager that yields the request, with the plan of a search if one was requested.
 
     The search runs in a separate process, because it starts JAX with other devices than the run may need.

@@ -14,7 +14,7 @@ from rollmill.cli.parsing import parse
 from rollmill.cli.shared_options import PolicyOptions
 from rollmill.core.local_paths import local_path
 from rollmill.core.options import Arg
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.pictures import FASTEST_GIF, check_destination, check_fps, coloured_lines, plain_lines, write_frames
 from rollmill.policies.rendering import Frame, render_run, with_caption
 
@@ -96,9 +96,9 @@ class Tally:
         """Returns a sentence about the written file and the outcomes of the episodes."""
         height, width = self._last[0].picture.shape[:2]
         returns = ", ".join(
-            f"{frame.episode_return:.5g} in {counted(frame.step, 'step')}" for frame in self._last.values()
+            f"{frame.episode_return:.5g} in {format_count(frame.step, 'step')}" for frame in self._last.values()
         )
-        frames = f"{counted(self._count, 'frame')} of {width} x {height} pixels at {fps:g} frames per second"
+        frames = f"{format_count(self._count, 'frame')} of {width} x {height} pixels at {fps:g} frames per second"
         return f"{output}: {frames}; return {returns}"
 
 

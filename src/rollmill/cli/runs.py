@@ -9,10 +9,10 @@ from typing import Annotated, TypeAlias
 from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError
 from rollmill.core.options import Arg
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.overview.discovery import find_entries
 from rollmill.overview.entries import State
-from rollmill.overview.table import SortKey, check_settings, ordered, selected, table
+from rollmill.overview.table import SortKey, check_settings, filter_rows, sort_rows, table
 
 _States: TypeAlias = Annotated[tuple[State, ...], Arg(name="state", repeated=True)]
 _Where: TypeAlias = Annotated[tuple[str, ...], Arg(metavar="NAME=VALUE", repeated=True)]
@@ -54,10 +54,10 @@ def run(arguments: list[str]) -> int:
     where = dict(_pair(text) for text in options.where)
     entries = find_entries(options.folder, trials=options.trials or bool(where))
     check_settings(entries, options.show)
-    rows = selected(
+    rows = filter_rows(
         entries, states=options.states, algorithm=options.algorithm, environment=options.env, where=where
     )
-    rows = ordered(rows, options.sort)
+    rows = sort_rows(rows, options.sort)
     shown = rows[: options.limit]
     if options.json:
         print(json.dumps([entry.to_json() for entry in shown], indent=2))
@@ -80,7 +80,7 @@ def _note_hidden(folder: Path, *, found: int, fitting: int, shown: int) -> None:
         print(f"note: {folder} contains no runs.", file=sys.stderr)
     elif not fitting:
         print(
-            f"note: none of the {counted(found, 'run or sweep', 'runs and sweeps')} in {folder} matches.",
+            f"note: none of the {format_count(found, 'run or sweep', 'runs and sweeps')} in {folder} matches.",
             file=sys.stderr,
         )
     elif shown < fitting:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.cli.help import described
+from rollmill.cli.help import format_options
 from rollmill.cli.parsing import HELP, Parsed, parse_given
 from rollmill.cli.requests import MERGED, parse_training
 from rollmill.cli.shared_options import Imports
@@ -144,7 +144,7 @@ class _Resumed:
 def _help() -> str:
     new = options_of(_New)
     resumed = [option for option in options_of(_Resumed) if option.name not in {one.name for one in new}]
-    return described(
+    return format_options(
         {"options of a new sweep": new, "options of a resumed sweep": resumed},
         prog="rollmill sweep",
         usage=USAGE,

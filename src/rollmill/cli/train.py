@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rollmill.cli.help import two_columns
 from rollmill.cli.parsing import HELP
-from rollmill.cli.plan_search_options import planned, with_physics
+from rollmill.cli.plan_search_options import request_with_plan, with_physics
 from rollmill.cli.requests import parse_training
 from rollmill.core.membership import HOSTS, Membership, read_membership
 from rollmill.core.plugins import plugins
@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     parsed = parse_training(arguments)
     if parsed.request.settings.get("cluster") == HOSTS and (member := read_membership()).rank:
         return serve(member)
-    with planned(with_physics(parsed.request, parsed.searching), parsed.searching) as request:
+    with request_with_plan(with_physics(parsed.request, parsed.searching), parsed.searching) as request:
         return report(train_request(request))
 
 

@@ -109,11 +109,11 @@ def suggestion(name: str, known: Iterable[str], *, meant: str | None = None) -> 
     The sentence names `meant` if it is given, and otherwise the nearest names, or all names.
     """
     names = sorted(known)
-    near = [meant] if meant else nearest(name, names)
+    near = [meant] if meant else nearest_names(name, names)
     return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
 
 
-def nearest(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
+def nearest_names(name: str, known: Iterable[str], *, limit: int = 3, cutoff: float = 0.5) -> list[str]:
     """Returns up to `limit` known names that resemble `name`, the nearest first.
 
     Case is ignored. If known names differ from `name` only in case, only these names are returned.

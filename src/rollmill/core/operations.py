@@ -45,7 +45,7 @@ def set_recording(on: bool) -> None:
     _Recording.on = on
 
 
-def traced(name: str) -> AbstractContextManager[object]:
+def operation_scope(name: str) -> AbstractContextManager[object]:
     """Returns the scope of an operation, to be entered in traced code."""
     return jax.named_scope(SCOPE_MARK + name)
 
@@ -107,7 +107,7 @@ class operation:
         self._name = name
 
     def __enter__(self) -> None:
-        self._parts = (traced(self._name), span(self._name, INNER))
+        self._parts = (operation_scope(self._name), span(self._name, INNER))
         for part in self._parts:
             part.__enter__()
 

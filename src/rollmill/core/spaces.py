@@ -27,7 +27,7 @@ def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
             dtype = jax.dtypes.canonicalize_dtype(space.dtype)
             return jax.ShapeDtypeStruct(space.shape or (), dtype)
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
 def is_unbounded(space: spaces.Space) -> bool:
@@ -63,7 +63,7 @@ def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
             return jax.random.bernoulli(key, 0.5, space.shape).astype(_dtype(space))
         case spaces.Box():
             return _sample_box(key, space)
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
 def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
@@ -84,7 +84,7 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
             low, high = map(jnp.asarray, box_bounds(space, value.dtype))
             inside = [jnp.all((value >= low) & (value <= high))]
         case _:
-            raise unsupported(space)
+            raise unsupported_space(space)
     return jnp.all(jnp.stack(inside)) if inside else jnp.asarray(True)
 
 
@@ -117,7 +117,7 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
     return None
 
 
-def repeated(space: spaces.Space, count: int) -> spaces.Space:
+def repeat_space(space: spaces.Space, count: int) -> spaces.Space:
     """Returns the space of `count` elements of `space`, as arrays with one more leading axis.
 
     A `Discrete` becomes a `MultiDiscrete`. The parts of a `Dict` or `Tuple` are repeated. Other kinds of spaces
@@ -125,9 +125,9 @@ def repeated(space: spaces.Space, count: int) -> spaces.Space:
     """
     match space:
         case spaces.Dict():
-            return spaces.Dict({name: repeated(part, count) for name, part in space.spaces.items()})
+            return spaces.Dict({name: repeat_space(part, count) for name, part in space.spaces.items()})
         case spaces.Tuple():
-            return spaces.Tuple([repeated(part, count) for part in space.spaces])
+            return spaces.Tuple([repeat_space(part, count) for part in space.spaces])
         case spaces.Discrete():
             return spaces.MultiDiscrete(
                 np.full(count, space.n), space.dtype.type, start=np.full(count, space.start)
@@ -139,10 +139,10 @@ def repeated(space: spaces.Space, count: int) -> spaces.Space:
             return spaces.MultiBinary((count, *space.shape))
         case spaces.Box():
             return spaces.Box(_rows(space.low, count), _rows(space.high, count), dtype=space.dtype.type)
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
-def unsupported(space: spaces.Space) -> UsageError:
+def unsupported_space(space: spaces.Space) -> UsageError:
     """Returns the error for a kind of space that has no JAX form with a fixed shape."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
     return UsageError(f"the space {space} has no fixed-shape JAX form. Supported spaces: {names}.")

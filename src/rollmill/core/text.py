@@ -26,7 +26,7 @@ def format_bytes(count: int | float) -> str:
     return f"{size:.0f} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
 
 
-def counted(number_of: int, one: str, many: str | None = None) -> str:
+def format_count(number_of: int, one: str, many: str | None = None) -> str:
     """Formats a number together with its noun, in the singular or the plural, by default `one` with an s."""
     return f"{number_of:,} {one if number_of == 1 else many or one + 's'}"
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.types import OVERFLOW, UNSTABLE, Key
 from rollmill.dataflow.fragment_results import check_action
 from rollmill.dataflow.graph import Collector, Graph, Hyperparameters, Metrics, Step, Trajectory, Weights
@@ -90,7 +90,7 @@ def step_all(
     after, steps = jax.vmap(step)(collector)
     if graph.compact_step is None:
         return after, steps
-    with traced("policy"):
+    with operation_scope("policy"):
         return after, graph.compact_step(weights, steps)
 
 
@@ -107,12 +107,12 @@ def step_one(
         t: index of the step, below 2^31.
     """
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
-    with traced("policy"):
+    with operation_scope("policy"):
         decision = graph.policy(
             weights, policy_key, collector.memory, collector.observation, collector.action_mask
         )
         check_action(decision.action, graph.action_space, "policy")
-    with traced("environment"):
+    with operation_scope("environment"):
         timestep = graph.environment(env_key, collector.environment, decision.action)
         action_mask = graph.action_mask(timestep.state)
     info = dict(timestep.info)

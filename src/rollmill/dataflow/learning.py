@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collection_metrics
 from rollmill.dataflow.experience import FILL
@@ -64,7 +64,7 @@ def learn_from_trajectory(
     Returns:
         The learner, the contents of the experience store, and the metrics of the iteration.
     """
-    with traced("prepare"):
+    with operation_scope("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
         reported = report(graph, learner, batch)
     if graph.replay is None:
@@ -72,12 +72,12 @@ def learn_from_trajectory(
             graph, learner, batch, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
         )
     else:
-        with traced("store"):
+        with operation_scope("store"):
             rings = graph.replay.add(graph, rings, trajectory)
         learner, rings, learned = learn_from_replay(
             graph, learner, rings, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
         )
-    with traced("metrics"):
+    with operation_scope("metrics"):
         collected = reduce({**collection_metrics(graph, trajectory, graph.weights(learner), index), **reported})
     return learner, rings, {**collected, **learned}
 
@@ -120,7 +120,7 @@ def learn(
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
     begin = _Progress(loop.begin(evaluate_schedules(graph, learner)), jnp.asarray(True))
-    with traced("shuffle"):
+    with operation_scope("shuffle"):
         shuffled = loop.shuffle(samples, epoch_rows(key, index, graph.loops))
     unroll = min(graph.loops.epochs, max(1, loop.unroll // graph.loops.num_minibatches))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled, unroll=unroll)
@@ -169,7 +169,7 @@ def learn_from_replay(
     def again(n: Int[Array, ""], carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
         carried, mutable, sums = carry
         carried, mutable, metrics = one_update(carried, mutable, n)
-        return carried, mutable, added(sums, metrics)
+        return carried, mutable, add_metrics(sums, metrics)
 
     def all_updates(_: Int[Array, ""], carry: tuple[Any, Any, Metrics]) -> tuple[Any, Any, Metrics]:
         # A device runs a loop with a fixed number of turns without asking the host before each turn.
@@ -195,7 +195,7 @@ def learn_sample(
     """
     assert graph.replay is not None
     learner = loop.end(carry)
-    with traced("draw"):
+    with operation_scope("draw"):
         sample = graph.replay.sample(graph, rings, learner, key, index)
     advanced, metrics = loop.run_drawn(carry, sample.minibatch)
     return advanced, graph.replay.update(graph, rings, learner, sample), metrics
@@ -209,7 +209,7 @@ def metrics_without_updates(metrics: Mapping[str, Any]) -> Metrics:
     return {name: jnp.full(m.shape, float(is_flag(name)), m.dtype) for name, m in metrics.items()}
 
 
-def added(sums: Metrics, metrics: Metrics) -> Metrics:
+def add_metrics(sums: Metrics, metrics: Metrics) -> Metrics:
     """Adds two sets of metrics. For flags, it takes the minimum."""
     return {
         name: jnp.minimum(s, metrics[name]) if is_flag(name) else s + metrics[name] for name, s in sums.items()

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import COLLECT, LEARN, START, collect, iteration_key, start_collector
 from rollmill.dataflow.experience import empty_experience
@@ -92,9 +92,9 @@ def iterate(
     collect_key = iteration_key(state.key, state.iteration, COLLECT)
     learn_key = iteration_key(state.key, state.iteration, LEARN)
     weights = graph.weights(state.learner)
-    with traced("collect"):
+    with operation_scope("collect"):
         collector, trajectory = (collect_with or collect)(graph, weights, state.collector, collect_key)
-    with traced("learn"):
+    with operation_scope("learn"):
         learner, rings, metrics = learn_from_trajectory(
             graph,
             state.learner,

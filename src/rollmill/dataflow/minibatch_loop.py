@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.dataflow.fragment_results import check_metrics
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Weights
 from rollmill.dataflow.minibatches import MinibatchGather, minibatch_gather
@@ -80,7 +80,7 @@ def learn_minibatch(
     graph: Graph, learner: Learner, minibatch: Batch, *, reduce: Reduce = identity
 ) -> tuple[Learner, Metrics]:
     """Computes the gradients of one minibatch, reduces them over replicas, and updates the learner."""
-    with traced("gradients"):
+    with operation_scope("gradients"):
         gradients, metrics = graph.gradients(learner, graph.condition(minibatch, reduce))
         check_metrics(metrics)
         gradients, metrics = reduce((gradients, metrics))
@@ -94,7 +94,7 @@ def row_gradients(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., t
 
 
 def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
-    with traced("update"):
+    with operation_scope("update"):
         advanced = graph.update(adapt_hyperparameters(graph, learner, metrics), gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.drawings.classic import draw_acrobot
-from rollmill.envs.physics import Scalar, wrapped
+from rollmill.envs.physics import Scalar, wrap_angle
 from rollmill.envs.transforms import time_limit
 
 
@@ -149,8 +149,8 @@ def _along(state: AcrobotState, rate: AcrobotState, duration: Scalar) -> Acrobot
 
 def _bounded(state: AcrobotState, params: AcrobotParams) -> AcrobotState:
     return AcrobotState(
-        angle_1=wrapped(state.angle_1),
-        angle_2=wrapped(state.angle_2),
+        angle_1=wrap_angle(state.angle_1),
+        angle_2=wrap_angle(state.angle_2),
         speed_1=jnp.clip(state.speed_1, -params.max_speed_1, params.max_speed_1),
         speed_2=jnp.clip(state.speed_2, -params.max_speed_2, params.max_speed_2),
     )

@@ -13,14 +13,14 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, PyTree
 
-from rollmill.core.spaces import possible_choices, repeated, sample
+from rollmill.core.spaces import possible_choices, repeat_space, sample
 from rollmill.core.types import Action, AgentKind, Environment, HostEnvironment, Key, Params, State
 
 
 def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Space]:
     """Returns the joint observation and action spaces of these agents, as dictionaries of kinds."""
-    observation = {kind.name: repeated(kind.observation_space, kind.count) for kind in agents}
-    action = {kind.name: repeated(kind.action_space, kind.count) for kind in agents}
+    observation = {kind.name: repeat_space(kind.observation_space, kind.count) for kind in agents}
+    action = {kind.name: repeat_space(kind.action_space, kind.count) for kind in agents}
     return spaces.Dict(observation), spaces.Dict(action)
 
 
@@ -60,7 +60,7 @@ def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
     """
     if not env.agents:
         return possible_choices(env.action_space)
-    choices = {kind.name: possible_choices(repeated(kind.action_space, kind.count)) for kind in env.agents}
+    choices = {kind.name: possible_choices(repeat_space(kind.action_space, kind.count)) for kind in env.agents}
     return {name: mask for name, mask in choices.items() if mask is not None} or None
 
 
@@ -76,7 +76,7 @@ def random_action(key: Key, env: Environment | HostEnvironment, mask: PyTree[Boo
     masks = {} if isinstance(mask, tuple) else mask
     for kind, kind_key in zip(env.agents, keys, strict=True):
         if kind.name in masks:
-            space = repeated(kind.action_space, kind.count)
+            space = repeat_space(kind.action_space, kind.count)
             action[kind.name] = _draw_legal(kind_key, space, masks[kind.name])
     return action
 

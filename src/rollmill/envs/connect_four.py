@@ -116,7 +116,7 @@ def empty() -> ConnectFourState:
 
 def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
     """Drops a stone of the player to move into a column. If the column is full, the player loses."""
-    stone = dropped(state.own | state.opponent, column)
+    stone = landing_square(state.own | state.opponent, column)
     mine = state.own | stone
     after = ConnectFourState(own=state.opponent, opponent=mine, moves=state.moves + 1)
     return move_result(
@@ -128,7 +128,7 @@ def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
     )
 
 
-def dropped(stones: Stones, column: Int[Array, ""]) -> Stones:
+def landing_square(stones: Stones, column: Int[Array, ""]) -> Stones:
     """Returns the square on which a dropped stone comes to rest, or no square if the column is full."""
     squares = jnp.uint32(BOTTOM_LEFT) << column.astype(jnp.uint32)
     free_lower = ~stones.lower & squares

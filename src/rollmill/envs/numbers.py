@@ -77,7 +77,7 @@ def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSched
     return course._replace(shape=UNIFORM) if shape == UNIFORM else course
 
 
-def replaced(params: Params, numbers: Mapping[str, Any]) -> Params:
+def replace_params(params: Params, numbers: Mapping[str, Any]) -> Params:
     """Replaces values of an environment's parameters, cast to the old types. The new values may be traced."""
     types = {name: jnp.asarray(getattr(params, name)).dtype for name in numbers}
     typed = {name: jnp.asarray(value).astype(types[name]) for name, value in numbers.items()}
@@ -117,7 +117,10 @@ def now_of(params: Params, inputs: Mapping[str, NumberSchedule], done: float | F
     The result is an `EpisodeParams` if some parameters are drawn for each episode.
     """
     values = {name: course.at(done) for name, course in inputs.items() if course.shape != UNIFORM}
-    own, drawn = replaced(params, values), {n: course for n, course in inputs.items() if course.shape == UNIFORM}
+    own, drawn = (
+        replace_params(params, values),
+        {n: course for n, course in inputs.items() if course.shape == UNIFORM},
+    )
     if not drawn:
         return own
     ends = ({name: jnp.float32(course[end]) for name, course in drawn.items()} for end in (1, 2))
@@ -144,7 +147,7 @@ def _drawn(key: Key, params: EpisodeParams) -> EpisodeParams:
     for number, (name, low) in enumerate(sorted(params.low.items())):
         share = jax.random.uniform(jax.random.fold_in(key, number))
         values[name] = low + share * (params.high[name] - low)
-    return EpisodeParams(replaced(params.own, values), params.low, params.high)
+    return EpisodeParams(replace_params(params.own, values), params.low, params.high)
 
 
 def _is_number(value: Any) -> bool:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.drawings.classic import draw_pendulum
-from rollmill.envs.physics import Scalar, wrapped
+from rollmill.envs.physics import Scalar, wrap_angle
 from rollmill.envs.transforms import time_limit
 
 
@@ -68,7 +68,9 @@ def reset(key: Key, params: PendulumParams) -> tuple[Float[Array, "3"], Pendulum
     The observation is `[cos angle, sin angle, angular velocity]`.
     """
     angle, speed = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
-    state = PendulumState(angle=wrapped(params.reset_angle * angle), angular_velocity=params.reset_speed * speed)
+    state = PendulumState(
+        angle=wrap_angle(params.reset_angle * angle), angular_velocity=params.reset_speed * speed
+    )
     return _observe(state), state
 
 
@@ -95,7 +97,7 @@ def _semi_implicit_step(state: PendulumState, torque: Float[Array, ""], params: 
     torque_term = 3.0 / (params.mass * params.length**2) * torque
     speed = state.angular_velocity + (gravity_term + torque_term) * params.time_step
     speed = jnp.clip(speed, -params.max_speed, params.max_speed)
-    return PendulumState(angle=wrapped(state.angle + speed * params.time_step), angular_velocity=speed)
+    return PendulumState(angle=wrap_angle(state.angle + speed * params.time_step), angular_velocity=speed)
 
 
 def _observe(state: PendulumState) -> Float[Array, "3"]:

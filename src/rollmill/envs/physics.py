@@ -10,6 +10,6 @@ Scalar: TypeAlias = Float[Array, "..."] | float
 """A constant of an environment: a float, or a float32 array `[]`, or `[E]` with one value for each environment."""
 
 
-def wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
+def wrap_angle(angle: Float[Array, ""]) -> Float[Array, ""]:
     """Wraps an angle (rad) to the range [-pi, pi]."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key as KeyArray, PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.schema import coerce
 from rollmill.core.types import (
     FINAL_MASK,
@@ -117,7 +117,7 @@ def auto_reset(env: Environment) -> Environment:
                 "auto_reset out."
             )
         done = jnp.asarray(timestep.terminated | timestep.truncated)
-        with traced("reset"):
+        with operation_scope("reset"):
             observation, state = restart(done, key, params, (timestep.observation, timestep.state))
         info = {**timestep.info, "final_observation": timestep.observation}
         return timestep._replace(observation=observation, state=state, info=info)

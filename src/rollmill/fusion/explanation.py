@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from rollmill.core.child_processes import run_program
 from rollmill.core.machine import Numerics
 from rollmill.dataflow import Graph, init_state
-from rollmill.fusion.backends.triton.compile import Kernel, compiled
+from rollmill.fusion.backends.triton.compile import Kernel, compile_for
 from rollmill.fusion.backends.triton.launches import compile_seconds_on_gpu
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
 from rollmill.fusion.estimate.chips import Chip
@@ -108,7 +108,7 @@ def compiled_resources(explanation: Explanation, chip: Chip) -> KernelResources 
         from triton import knobs
     except ImportError:
         return None
-    binary = compiled(explanation.kernel, explanation.arrays, chip.compute_capability)
+    binary = compile_for(explanation.kernel, explanation.arrays, chip.compute_capability)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()

@@ -20,7 +20,7 @@ from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.json_data import parse_object
 from rollmill.core.schema import read_as
 from rollmill.core.text import format_bytes
-from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, Holder, ordered, process_name, read_gpu_memory
+from rollmill.gpus.memory import HINT, MAX_NAMED, GpuMemory, Holder, process_name, read_gpu_memory, sort_by_memory
 
 LOCK, SUFFIX = "lock", ".claim"
 MAX_BYTES = 2**16
@@ -87,7 +87,9 @@ def ask_gpu_memory() -> tuple[GpuMemory, ...]:
     """
     memory = read_gpu_memory()
     claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if memory else []
-    return tuple(each._replace(holders=ordered([*each.holders, *_claimed(each, claims)])) for each in memory)
+    return tuple(
+        each._replace(holders=sort_by_memory([*each.holders, *_claimed(each, claims)])) for each in memory
+    )
 
 
 def living_claims(folder: Path | None = None) -> list[Claim]:

@@ -114,7 +114,7 @@ def memory_by_smi() -> tuple[GpuMemory, ...]:
             gpu.uuid,
             gpu.memory_bytes,
             gpu.memory_bytes - gpu.used_bytes,
-            ordered(held.get(gpu.uuid, ())),
+            sort_by_memory(held.get(gpu.uuid, ())),
         )
         for gpu in gpus
     )
@@ -164,7 +164,9 @@ def _holders(nvml: Any, device: Any) -> tuple[Holder, ...]:
         used = getattr(process, "usedGpuMemory", None)
         known = [each for each in (found.get(process.pid), used) if isinstance(each, int)]
         found[int(process.pid)] = max(known, default=None)
-    return ordered(Holder(pid, process_name(pid, _driver_name(nvml, pid)), used) for pid, used in found.items())
+    return sort_by_memory(
+        Holder(pid, process_name(pid, _driver_name(nvml, pid)), used) for pid, used in found.items()
+    )
 
 
 def _answered(nvml: Any, name: str, device: Any) -> Sequence[Any]:
@@ -183,7 +185,7 @@ def _driver_name(nvml: Any, pid: int) -> str:
     return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
 
 
-def ordered(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+def sort_by_memory(holders: Iterable[Holder]) -> tuple[Holder, ...]:
     """Sorts processes by the GPU memory that they hold, the largest first."""
     return tuple(sorted(holders, key=lambda holder: -(holder.bytes or 0)))
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.gpus.devices import Gpu
 from rollmill.gpus.memory_limit import FRACTION, FRACTIONS, IN_USE, PREALLOCATE
 from rollmill.gpus.mps import MpsDaemon, MpsUnavailable, mps_obstacle, shared_mps
@@ -154,7 +154,8 @@ def divide_gpus(
     counts = {device: sum(other[1] == device for other in ordered) for _, device, *_ in devices}
     if way == "mps" and max(counts.values()) > MAX_CLIENTS:
         raise UsageError(
-            f"{instances} processes on {counted(len(gpus), 'GPU')} exceed the MPS limit of {MAX_CLIENTS} per GPU."
+            f"{instances} processes on {format_count(len(gpus), 'GPU')} exceed the MPS limit of "
+            f"{MAX_CLIENTS} per GPU."
         )
     made = []
     for gpu, device, memory, free in ordered:

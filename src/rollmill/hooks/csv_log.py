@@ -17,7 +17,7 @@ from rollmill.hooks.events import (
     TrainingEvent,
     TrainingRewound,
     TrainingStarted,
-    named,
+    name_hook,
 )
 
 ITERATION = "iteration"
@@ -51,7 +51,7 @@ def csv_log(path: str | Path | None = None) -> Hook:
             case MetricsLogged() | PolicyEvaluated():
                 table[0].add(event.row)
 
-    return named("csv_log", hook)
+    return name_hook("csv_log", hook)
 
 
 class _CsvTable:

@@ -133,7 +133,7 @@ Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
 """A function that is called with each event of a run, one at a time."""
 
 
-def named(name: str, hook: Hook) -> Hook:
+def name_hook(name: str, hook: Hook) -> Hook:
     """Gives a hook the name that messages use for it, and returns the hook."""
     hook.__name__ = hook.__qualname__ = name  # pyright: ignore[reportFunctionMemberAccess]
     return hook

@@ -14,7 +14,7 @@ from rollmill.hooks.events import (
     Stop,
     TrainingEvent,
     TrainingStarted,
-    named,
+    name_hook,
 )
 
 WINDOW = 100
@@ -56,7 +56,7 @@ def stop_at_return(
     if not 1 <= episodes <= WINDOW:
         raise UsageError(f"episodes={episodes} must lie between 1 and {WINDOW}.")
     metric = evaluation_return(kind) if evaluated else training_return(kind)
-    return named("stop_at_return", partial(_stop_at_return, value, episodes, metric))
+    return name_hook("stop_at_return", partial(_stop_at_return, value, episodes, metric))
 
 
 def _stop_at_return(value: float, episodes: int, metric: str, event: TrainingEvent) -> HookRequest:
@@ -124,7 +124,7 @@ def early_stopping(
         shown = -best if smaller_is_better else best
         return Stop(f"{metric} has not improved on {shown:.6g} in {lines_since} lines")
 
-    return named("early_stopping", hook)
+    return name_hook("early_stopping", hook)
 
 
 def _check_that_it_exists(hook: str, metric: str, event: TrainingEvent) -> None:

@@ -22,7 +22,7 @@ from rollmill.hooks.events import (
     TrainingEvent,
     TrainingFinished,
     TrainingStarted,
-    named,
+    name_hook,
 )
 
 STEP = "env_steps"
@@ -71,7 +71,7 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
             case FailureReported(ends=True) if run is not None:
                 run.finish(exit_code=1)
 
-    return named("wandb_log", hook)
+    return name_hook("wandb_log", hook)
 
 
 def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None) -> Hook:
@@ -111,7 +111,7 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
                 client.set_tag(run_id, "failure", event.message[:MAX_CHARACTERS])
                 client.set_terminated(run_id, "FAILED")
 
-    return named("mlflow_log", hook)
+    return name_hook("mlflow_log", hook)
 
 
 def _wandb_id(event: TrainingStarted) -> str:

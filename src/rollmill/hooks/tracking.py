@@ -19,7 +19,7 @@ from rollmill.hooks.events import (
     TrainingEvent,
     TrainingFinished,
     TrainingStarted,
-    named,
+    name_hook,
 )
 from rollmill.hooks.trackers import mlflow_log, wandb_log
 
@@ -52,7 +52,7 @@ def trackers(
     If a tracker fails, it is not called again, `note` reports this once, and training continues. `others`
     contains additional trackers, by name. Raises the errors of `check_trackers`.
     """
-    return [named(name, _Background(name, _tracker(name, others), note)) for name in dict.fromkeys(names)]
+    return [name_hook(name, _Background(name, _tracker(name, others), note)) for name in dict.fromkeys(names)]
 
 
 def _tracker(name: str, others: Trackers) -> Hook:

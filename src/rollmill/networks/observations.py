@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from rollmill.core.spaces import unsupported
+from rollmill.core.spaces import unsupported_space
 from rollmill.core.types import Observation
 
 ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
@@ -67,7 +67,7 @@ def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Obser
             return (ObservationLeaf(path, space.shape),)
         case spaces.Box():
             return (ObservationLeaf(path, space.shape, scale=_scale(space), image=len(space.shape) == 3),)
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
 def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[ObservationLeaf, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError, suggestion
-from rollmill.core.text import compact, counted, one_line, truncate
+from rollmill.core.text import compact, format_count, one_line, truncate
 from rollmill.overview.entries import Entry
 from rollmill.plotting.groups import setting_text
 
@@ -33,7 +33,7 @@ def _return_of(entry: Entry) -> float:
     return max(entry.returns.values(), default=lowest) if entry.mean_return is None else entry.mean_return
 
 
-def selected(
+def filter_rows(
     entries: Sequence[Entry],
     *,
     states: Sequence[str] = (),
@@ -69,7 +69,7 @@ def check_settings(entries: Sequence[Entry], names: Sequence[str] | Mapping[str,
             raise UsageError(f"no run has a setting {name!r}. {suggestion(name, known)}")
 
 
-def ordered(entries: Sequence[Entry], key: SortKey) -> list[Entry]:
+def sort_rows(entries: Sequence[Entry], key: SortKey) -> list[Entry]:
     """Returns the rows sorted by a column: newest, largest or highest first, but names from A to Z."""
     return sorted(entries, key=_KEYS[key], reverse=key != "name")
 
@@ -99,7 +99,9 @@ def table(entries: Sequence[Entry], *, folder: Path, show: Sequence[str] = (), n
 
 def _cells(entry: Entry, folder: Path, show: Sequence[str], now: datetime) -> list[str]:
     trials = (
-        "" if entry.trials is None else f"  sweep, {entry.finished_trials} of {counted(entry.trials, 'trial')}"
+        ""
+        if entry.trials is None
+        else f"  sweep, {entry.finished_trials} of {format_count(entry.trials, 'trial')}"
     )
     note = f"  ({one_line(truncate(entry.note, 80))})" if entry.note else ""
     name = entry.path.name if entry.path == folder else str(entry.path.relative_to(folder))

@@ -178,14 +178,14 @@ def _cell(text: str, side: str) -> str:
     return f"<td{side}>{escaped_name(text)}</td>"
 
 
-def folded(summary: str, body: Iterable[str]) -> str:
+def folding_section(summary: str, body: Iterable[str]) -> str:
     """Returns a part of a page as HTML that opens when its summary is clicked."""
     return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])
 
 
 def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns the values of a chart as an HTML table that opens on a click."""
-    return folded("the same as a table", [table(columns, rows)])
+    return folding_section("the same as a table", [table(columns, rows)])
 
 
 def ratio(part: float, whole: float) -> float:

@@ -96,7 +96,7 @@ def quaternion_matrix(q: Float[Array, "4"]) -> Float[Array, "3 3"]:
     return jnp.stack(entries).reshape(3, 3)
 
 
-def turned(
+def rotate_about_axis(
     rotation: Float[Array, "3 3"], axis: Sequence[float], axis_in_world: Float[Array, "3"], angle: Float[Array, ""]
 ) -> Float[Array, "3 3"]:
     """Rotates a frame about a fixed unit axis of its own, by Rodrigues' formula."""
@@ -122,21 +122,21 @@ def _combined(*terms: tuple[float, Array], like: Array | None = None) -> Array:
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-def joined(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Float[Array, "... 6"]:
+def spatial_vector(angular: Float[Array, "... 3"], linear: Float[Array, "... 3"]) -> Float[Array, "... 6"]:
     """Joins angular and linear velocity to a motion, or torque and force to a wrench."""
     return jnp.concatenate([angular, linear], axis=-1)
 
 
-def carried(by: Float[Array, "... 6"], motion: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
+def spatial_cross(by: Float[Array, "... 6"], motion: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
     """Returns the spatial cross product: how fast `motion` changes if fixed to a body with the motion `by`."""
     turning = cross(by[..., :3], motion[..., :3])
-    return joined(turning, cross(by[..., :3], motion[..., 3:]) + cross(by[..., 3:], motion[..., :3]))
+    return spatial_vector(turning, cross(by[..., :3], motion[..., 3:]) + cross(by[..., 3:], motion[..., :3]))
 
 
 def carried_wrench(by: Float[Array, "... 6"], wrench: Float[Array, "... 6"]) -> Float[Array, "... 6"]:
     """Returns how fast `wrench` changes if fixed to a body with the motion `by`."""
     torque = cross(by[..., :3], wrench[..., :3]) + cross(by[..., 3:], wrench[..., 3:])
-    return joined(torque, cross(by[..., :3], wrench[..., 3:]))
+    return spatial_vector(torque, cross(by[..., :3], wrench[..., 3:]))
 
 
 def point_velocity(motion: Float[Array, "... 6"], arm: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
@@ -146,17 +146,17 @@ def point_velocity(motion: Float[Array, "... 6"], arm: Float[Array, "... 3"]) ->
 
 def point_force(force: Float[Array, "... 3"], arm: Float[Array, "... 3"]) -> Float[Array, "... 6"]:
     """Returns the wrench of a force that acts at a point."""
-    return joined(cross(arm, force), force)
+    return spatial_vector(cross(arm, force), force)
 
 
 def point_stiffness(stiffness: Float[Array, "... 3 3"], arm: Float[Array, "... 3"]) -> Float[Array, "... 6 6"]:
     """Returns P'WP, where P maps a body's motion to the velocity of a point of the body, and W is symmetric."""
     arms = jnp.broadcast_to(arm[..., None, :], stiffness.shape)
     mixed = transposed(cross(arms, stiffness))
-    return blocks(mirrored(cross(arms, mixed)), mixed, mirrored(stiffness))
+    return blocks(complete_symmetric(cross(arms, mixed)), mixed, complete_symmetric(stiffness))
 
 
-def mirrored(matrix: Float[Array, "... 3 3"]) -> Float[Array, "... 3 3"]:
+def complete_symmetric(matrix: Float[Array, "... 3 3"]) -> Float[Array, "... 3 3"]:
     """Completes a symmetric matrix from the entries on and above its diagonal."""
     return symmetric(matrix[..., 0, :], matrix[..., 1, 1:], matrix[..., 2, 2:])
 

@@ -14,13 +14,13 @@ from rollmill.physics.algebra import (
     TINY,
     blocks,
     cross,
-    joined,
     pick,
     point_velocity,
     product,
     real,
     row,
     skew,
+    spatial_vector,
     times,
     transposed,
 )
@@ -94,7 +94,7 @@ def equality_rows(
     points, turns = None, None
     if held:
         turning = in_world(model.structure, placed, rates)
-        upwards = joined(jnp.zeros(3), -jnp.asarray(model.params.gravity, float))
+        upwards = spatial_vector(jnp.zeros(3), -jnp.asarray(model.params.gravity, float))
         biases = bias_accelerations(model, placed, turning, motions) - upwards[None]
         points, turns = _body_rows(placed, held, motions, biases)
     return EqualityRows(points, turns, _coupled_rows(coupled, positions, rates) if coupled else None)
@@ -310,7 +310,7 @@ def _twisted(
     result = jnp.zeros((len(structure.bodies), 6))
     for side in sides:
         own = pick(torques, side.points) * side.sign
-        result = result + scattered(joined(own, jnp.zeros_like(own)), side.bodies, len(structure.bodies))
+        result = result + scattered(spatial_vector(own, jnp.zeros_like(own)), side.bodies, len(structure.bodies))
     return result
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rollmill.physics.algebra import carried_wrench, cross, joined, pick, real, row, times
+from rollmill.physics.algebra import carried_wrench, cross, pick, real, row, spatial_vector, times
 from rollmill.physics.kinematics import Frames, bias_accelerations, in_world, velocities, without_flight
 from rollmill.physics.masses import generalised_forces
 from rollmill.physics.model import Model
@@ -156,5 +156,5 @@ def _site_wrenches(model: Model, placed: Frames, forces: Float[Array, " actuator
             own = np.array(actuator.rotation)
             push = times(rotation, real(own @ actuator.direction[:3])) * row(forces, i)
             twist = times(rotation, real(own @ actuator.direction[3:])) * row(forces, i)
-            sums[actuator.body] = sums[actuator.body] + joined(twist + cross(arm, push), push)
+            sums[actuator.body] = sums[actuator.body] + spatial_vector(twist + cross(arm, push), push)
     return jnp.stack(sums)

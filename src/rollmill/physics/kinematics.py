@@ -12,19 +12,19 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rollmill.physics.algebra import (
-    carried,
     cross,
     dot,
-    joined,
     pick,
     product,
     quaternion_matrix,
     real,
+    rotate_about_axis,
     row,
+    spatial_cross,
+    spatial_vector,
     symmetric,
     times,
     transposed,
-    turned,
 )
 from rollmill.physics.model import WORLD, Body, Joint, Model, Structure
 
@@ -40,7 +40,7 @@ class Inertias(NamedTuple):
         """Returns the momenta of motions, or the wrenches that cause accelerations."""
         angular, linear = motions[..., :3], motions[..., 3:]
         torque = times(self.rotational, angular) + cross(self.moments, linear)
-        return joined(torque, self.masses[:, None] * linear - cross(self.moments, angular))
+        return spatial_vector(torque, self.masses[:, None] * linear - cross(self.moments, angular))
 
 
 class Frames(NamedTuple):
@@ -128,14 +128,14 @@ def _moved(joint: Joint, pose: _Pose, coordinates: Array) -> tuple[_Pose, Float[
     if joint.kind == "ball":
         after = product(rotation, quaternion_matrix(lax.slice_in_dim(coordinates, at, at + 4)))
         columns = transposed(after)
-        axes = joined(columns, cross(jnp.broadcast_to(anchor[None], (3, 3)), columns))
+        axes = spatial_vector(columns, cross(jnp.broadcast_to(anchor[None], (3, 3)), columns))
         return (_about(anchor, after, joint), after), axes
     axis = times(rotation, real(joint.axis))
     change = row(coordinates, at) - joint.reference
     if joint.kind == "slide":
-        return (position + change * axis, rotation), joined(jnp.zeros(3), axis)[None]
-    after = turned(rotation, joint.axis, axis, change)
-    return (_about(anchor, after, joint), after), joined(axis, cross(anchor, axis))[None]
+        return (position + change * axis, rotation), spatial_vector(jnp.zeros(3), axis)[None]
+    after = rotate_about_axis(rotation, joint.axis, axis, change)
+    return (_about(anchor, after, joint), after), spatial_vector(axis, cross(anchor, axis))[None]
 
 
 def _about(anchor: Array, rotation: Array, joint: Joint) -> Array:
@@ -153,7 +153,7 @@ def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"
     for body in structure.bodies:
         start, size = body.joints[0].velocity, sum(joint.size for joint in body.joints)
         if body.joints[0].kind == "free":
-            own = joined(rates[start + 3 : start + 6], rates[start : start + 3])
+            own = spatial_vector(rates[start + 3 : start + 6], rates[start : start + 3])
         else:
             own = jnp.sum(lax.slice_in_dim(turning, start, start + size), axis=0)
         result.append(own if body.parent == WORLD else own + result[body.parent])
@@ -215,7 +215,7 @@ def bias_accelerations(
     """
     structure = model.structure
     carrying = _carrying(structure, placed, rates, motions)
-    upwards = joined(jnp.zeros(3), -jnp.asarray(model.params.gravity, float))
+    upwards = spatial_vector(jnp.zeros(3), -jnp.asarray(model.params.gravity, float))
     result: list[Array] = []
     for index, body in enumerate(structure.bodies):
         lifted = upwards if of_weightless or not body.weightless else jnp.zeros(6)
@@ -223,10 +223,10 @@ def bias_accelerations(
         start, size = body.joints[0].velocity, sum(joint.size for joint in body.joints)
         if body.joints[0].kind == "free":  # the linear velocity of a free body carries its rotation along
             flight, spin = rates[start : start + 3], rates[start + 3 : start + 6]
-            result.append(before + joined(jnp.zeros(3), cross(flight, spin)))
+            result.append(before + spatial_vector(jnp.zeros(3), cross(flight, spin)))
             continue
         turning = placed.axes[start : start + size] * rates[start : start + size, None]
-        result.append(before + jnp.sum(carried(carrying[index], turning), axis=0))
+        result.append(before + jnp.sum(spatial_cross(carrying[index], turning), axis=0))
     return jnp.stack(result)
 
 

@@ -170,7 +170,7 @@ def generalised_forces(
     return jnp.concatenate([*parts, forces[end:]]) if parts else forces
 
 
-def solved(matrix: SparseMatrix, right: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
+def solve(matrix: SparseMatrix, right: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
     """Solves A x = b for a positive definite matrix A, by Cholesky's method from the last row upwards.
 
     The right side b is the first entry of each row, and is eliminated together with the row.
@@ -205,7 +205,7 @@ def solved_joined(
 ) -> Float[Array, " dofs"]:
     """Solves (A + B) x = b, where A is sparse and B is dense."""
     if joining is None or len(matrix.rows) < LARGE:
-        return solved(with_joining(matrix, joining), right)
+        return solve(with_joining(matrix, joining), right)
     factor = lax.linalg.cholesky(dense(matrix) + joining)
     half = lax.linalg.triangular_solve(factor, right[:, None], left_side=True, lower=True)
     whole = lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)

@@ -21,7 +21,7 @@ from rollmill.physics.masses import (
     SparseMatrix,
     dense,
     generalised_forces,
-    solved,
+    solve,
     solved_joined,
     with_diagonal,
     with_stiffness,
@@ -73,7 +73,7 @@ def constrained_accelerations(
         start: accelerations at which Newton's method begins.
     """
     if rows.are_none:
-        return solved(matrix, smooth), smooth
+        return solve(matrix, smooth), smooth
     problem = _Problem(structure, placed, rows, matrix, dense(matrix), smooth)
     begin = (start, times(problem.inertia, start))
     return lax.fori_loop(0, structure.iterations, lambda _, now: _newton_step(problem, *now), begin)

@@ -27,7 +27,7 @@ from rollmill.physics.kinematics import (
     velocities,
     without_flight,
 )
-from rollmill.physics.masses import SparseMatrix, mass_matrix, solved, summed_outwards, with_diagonal
+from rollmill.physics.masses import SparseMatrix, mass_matrix, solve, summed_outwards, with_diagonal
 from rollmill.physics.model import Model, RobotState, Sensor, Structure
 from rollmill.physics.solver import constrained_accelerations, contact_wrenches
 from rollmill.physics.tendons import on_joints, rates_of, with_tendons
@@ -132,7 +132,7 @@ def _implicit(
         pulled = structure.time_step * of_tendons
         forces = forces + on_joints(structure, pulled * rates_of(structure, own))
         damped = with_tendons(structure, placed, damped, pulled)
-    return accelerations - solved(damped, in_world(structure, placed, forces))
+    return accelerations - solve(damped, in_world(structure, placed, forces))
 
 
 def _tendon_damping(structure: Structure, acted: Actuation) -> Float[Array, " tendons"] | None:

@@ -19,7 +19,7 @@ from rollmill.core.machine import (
     usable_cores,
     versions,
 )
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.dataflow import Graph, fingerprint, interfaces
 from rollmill.gpus.mps import mps_obstacle
 from rollmill.plan_search.process import SearchStopped
@@ -121,8 +121,8 @@ def list_candidates(request: SearchRequest, machine: Machine, workload: Workload
     if not found:
         chosen = " ".join(f"{name}={value}" for name, value in request.fixed.items())
         raise UsageError(
-            f"{chosen} matches none of the searched plans for {counted(machine.cores, 'core')} and "
-            f"{counted(machine.gpus, 'GPU')}. "
+            f"{chosen} matches none of the searched plans for {format_count(machine.cores, 'core')} and "
+            f"{format_count(machine.gpus, 'GPU')}. "
             "hint: leave it out, or train without a search."
         )
     return found
@@ -155,7 +155,7 @@ def find_plan(
         share, cores = f"{workload.waiting:.0%}", machine.cores
         say(
             f"steps of the environment wait for {share} of their time, so the search tries up to {most} "
-            f"processes on {counted(cores, 'core')}"
+            f"processes on {format_count(cores, 'core')}"
         )
     say(
         f"the search has {len(found)} candidates and takes {request.budget:g} s; it always measures one "

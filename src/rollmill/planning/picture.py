@@ -1,6 +1,6 @@
 """Draws a plan with characters: the role of each group, and the data sent between groups."""
 
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.dataflow import Graph, Interface, OwnedPart, Partition, Role, graph_roles, interfaces
 from rollmill.planning.plan import Plan
 
@@ -12,7 +12,7 @@ def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
     """
     partition, edges = plan.partition, interfaces(graph)
     rate = steps_per_second / graph.loops.batch_size
-    lines = [f"{partition.name} ({plan.place}), {counted(graph.loops.num_envs, 'environment')}", ""]
+    lines = [f"{partition.name} ({plan.place}), {format_count(graph.loops.num_envs, 'environment')}", ""]
     for role in graph_roles(graph, partition).values():
         lines += [*_box(role, graph.loops.num_envs), ""]
     lines.append(f"at {steps_per_second:,.0f} steps/s, {rate:,.2f} iterations/s:")
@@ -28,7 +28,9 @@ def _box(role: Role, num_envs: int) -> list[str]:
     title = f" {group.name} x {group.replicas} "
     waits = "" if group.synchronous else ", asynchronous"
     share = (
-        "" if group.fragments == ("update",) else f"{counted(num_envs // group.replicas, 'environment')} each, "
+        ""
+        if group.fragments == ("update",)
+        else f"{format_count(num_envs // group.replicas, 'environment')} each, "
     )
     owned = [part for part in OwnedPart if part in role.owned_parts]
     rows = [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rollmill.core.text import compact, number, one_line, truncate
 from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
-from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
+from rollmill.pages.page import asset, escaped, folding_section, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
 from rollmill.plotting.labels import AXIS_TITLES, MAX_LABEL, baseline_label, explanation, labels, metric_title
 
@@ -34,7 +34,7 @@ def curves_page(curves: Curves, axes: Sequence[str]) -> str:
     shown = curves.groups[:MAX_ROWS]
     how = "The last value of each seed, smoothed like the curves."
     body.append(section("Last values", how, [table(COLUMNS, map(_row, names, shown), most=LONGEST)]))
-    body.append(folded("runs of each group", ["<ul>", *map(_runs, names, shown), "</ul>"]))
+    body.append(folding_section("runs of each group", ["<ul>", *map(_runs, names, shown), "</ul>"]))
     return page(title, body, script=asset(charts.__name__, "charts.js"))
 
 

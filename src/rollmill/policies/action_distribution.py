@@ -15,7 +15,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
 from rollmill.policies.policy_arguments import (
     Shape,
-    batched,
+    as_batch,
     holds_jax,
     is_traced,
     key_or_seed,
@@ -80,7 +80,7 @@ class ActionDistribution(eqx.Module):
             action: action `[*batch, ...]`, before `Policy.action` would clip it to its bounds.
         """
         expected = jax.eval_shape(lambda one: one.mode(), self._single())
-        array, found = batched("the action", expected, action)
+        array, found = as_batch("the action", expected, action)
         if found != self.batch_shape:
             raise UsageError(
                 f"the action has the leading axes {list(found)}, but the distribution has the leading axes "

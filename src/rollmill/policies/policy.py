@@ -21,7 +21,7 @@ from rollmill.dataflow import Graph, Weights
 from rollmill.policies.action_distribution import ActionDistribution, action_distribution
 from rollmill.policies.policy_arguments import (
     Shape,
-    batched,
+    as_batch,
     check_finite,
     extra_input_struct,
     holds_jax,
@@ -278,7 +278,7 @@ class Policy:
             self._key, key = jax.random.split(self._key)
         memory = self._memory
         if memory is None:
-            _, batch = batched("the observation", struct(self.observation_space), observation)
+            _, batch = as_batch("the observation", struct(self.observation_space), observation)
             memory = self.initial_memory(batch)
         action, after = self.action(
             observation, deterministic=not stochastic, key=key, memory=memory, action_mask=action_mask
@@ -323,7 +323,7 @@ class Policy:
         *,
         searches: bool,
     ) -> PolicyInput:
-        array, batch = batched("the observation", struct(self.observation_space), observation)
+        array, batch = as_batch("the observation", struct(self.observation_space), observation)
         own = self._memory_of(memory, batch)
         check_finite("the observation", array)
         check_finite("the memory", own)

@@ -50,7 +50,7 @@ def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
     return () if choices is None else jax.ShapeDtypeStruct(choices.shape, np.dtype(bool))
 
 
-def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], value: Any) -> tuple[PyTree, Shape]:
+def as_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], value: Any) -> tuple[PyTree, Shape]:
     """Converts an argument to arrays with the expected dtypes, and returns them with their common leading axes.
 
     `expected` holds the shapes and dtypes of one element, in nested dictionaries and tuples. `value` contains JAX
@@ -66,10 +66,10 @@ def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], value: Any) -> tu
 
 
 def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], value: Any, batch: Shape) -> PyTree:
-    """Converts an argument as `batched` does, and checks that it has one element for each observation of
+    """Converts an argument as `as_batch` does, and checks that it has one element for each observation of
     `batch`.
     """
-    arrays, found = batched(name, expected, value)
+    arrays, found = as_batch(name, expected, value)
     if found != batch and jax.tree.leaves(expected):
         raise UsageError(
             f"{name} has the leading axes {list(found)}, but the observation has the leading axes {list(batch)}."

@@ -111,7 +111,7 @@ def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
     return named
 
 
-def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
+def addressed_jobs(jobs: Iterable[Job], to: Job | str) -> list[str]:
     """Returns the names of the jobs that `to` addresses (see `Supervision.send`).
 
     Raises a `UsageError` if it addresses no job.
@@ -124,7 +124,7 @@ def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
     return names
 
 
-def named(jobs: Iterable[Job], job: Job | str) -> str:
+def job_name(jobs: Iterable[Job], job: Job | str) -> str:
     """Returns the name of `job`, which must be one of `jobs`. Raises a `UsageError` otherwise."""
     name, names = job.name if isinstance(job, Job) else job, [job.name for job in jobs]
     if name not in names:

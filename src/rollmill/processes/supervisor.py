@@ -27,7 +27,7 @@ from rollmill.processes.launchers import Launcher
 from rollmill.processes.local_launcher import LocalLauncher
 from rollmill.processes.logs import LogReader, WorkerLog
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
-from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed, by_name, named
+from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed_jobs, by_name, job_name
 
 POLL_SECONDS = 0.05
 KILL_SECONDS = 5.0
@@ -114,7 +114,7 @@ class Supervisor:
     def clock(self, job: Job | str) -> Clock:
         """Returns a worker's clock as last measured, or this host's clock if the worker is gone."""
         with self._changed:
-            worker = self._workers.get(named(self.jobs, job))
+            worker = self._workers.get(job_name(self.jobs, job))
             return Clock() if worker is None else worker.connection.watch.clock
 
     def out_of_reach(self) -> dict[str, str]:
@@ -133,11 +133,11 @@ class Supervisor:
 
         Raises `TimedOut` if one of the workers has left gigabytes of messages unread.
         """
-        self._send_to(addressed(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
+        self._send_to(addressed_jobs(self.jobs, to), snapshot(outgoing(kind, fields, arrays)))
 
     def replace(self, job: Job | str) -> Job:
         """Starts another worker process for a job, and returns the job with its next attempt."""
-        name = named(self.jobs, job)
+        name = job_name(self.jobs, job)
         old = self._dismiss([name])
         self._kill(old)
         self._forget(old)
@@ -151,7 +151,7 @@ class Supervisor:
         Workers are first asked to stop. After `grace_seconds`, they receive SIGTERM, and two seconds later
         SIGKILL.
         """
-        names = addressed(self.jobs, to)
+        names = addressed_jobs(self.jobs, to)
         self._send_to(names, WorkerMessage(".stop", {}, {}))
         workers = self._dismiss(names)
         for worker in workers:

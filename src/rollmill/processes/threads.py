@@ -19,7 +19,7 @@ from rollmill.processes.heartbeat import Progress
 from rollmill.processes.jobs import Job, function_of
 from rollmill.processes.mailbox import Mailbox, MailboxControl
 from rollmill.processes.messages import NOTHING, Seconds, WorkerMessage, outgoing, size_of, snapshot
-from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed, by_name, named
+from rollmill.processes.supervision import ALL, MAX_UNREAD, addressed_jobs, by_name, job_name
 
 POLL_SECONDS = 0.5
 
@@ -144,7 +144,7 @@ class ThreadSupervisor:
         """Sends a message to workers, in order and without waiting. Workers that are starting get it later."""
         message = outgoing(kind, fields, arrays)
         with self._changed:
-            workers = [self._workers[name] for name in addressed(self.jobs, to) if name in self._workers]
+            workers = [self._workers[name] for name in addressed_jobs(self.jobs, to) if name in self._workers]
         for worker in workers:
             worker.mailbox.put(snapshot(message))
 
@@ -152,7 +152,7 @@ class ThreadSupervisor:
         """Starts another thread for a job, and returns the job with its next attempt. Raises a `UsageError` if the
         thread still runs.
         """
-        name = named(self.jobs, job)
+        name = job_name(self.jobs, job)
         if name in self._workers:
             raise UsageError(f"worker {name!r} is a thread, which cannot be killed. hint: use place=processes.")
         self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
@@ -164,7 +164,7 @@ class ThreadSupervisor:
         `grace_seconds` are left behind.
         """
         with self._changed:
-            names = addressed(self.jobs, to)
+            names = addressed_jobs(self.jobs, to)
             workers = [self._workers.pop(name) for name in names if name in self._workers]
             for worker in workers:
                 worker.dismissed = True

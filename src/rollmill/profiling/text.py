@@ -2,7 +2,7 @@
 
 import math
 
-from rollmill.core.text import compact, counted, number, one_line
+from rollmill.core.text import compact, format_count, number, one_line
 from rollmill.profiling.breakdown import device_kinds, whole_time, working_processes
 from rollmill.profiling.results import MemoryUse, Profile
 
@@ -77,7 +77,7 @@ def fullest_text(memory: MemoryUse, most: int) -> str:
     return ", ".join([*shown, "..."] if len(live) > most else shown)
 
 
-def titled(profile: Profile) -> str:
+def profile_title(profile: Profile) -> str:
     """Returns the title of a profile: its algorithm and environment."""
     return one_line(f"{profile.training.algorithm} on {profile.training.environment}")
 
@@ -85,7 +85,7 @@ def titled(profile: Profile) -> str:
 def machine_text(profile: Profile) -> str:
     """Returns a line with the device, the cores and the placement of a profiled run."""
     machine, training = profile.machine, profile.training
-    cores = counted(machine.cores, "core")
+    cores = format_count(machine.cores, "core")
     return one_line(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
 
 

@@ -51,7 +51,7 @@ class StackedRows(NamedTuple):
         return self._replace(names=[*self.names, *others], numbers=np.concatenate([self.numbers, added], axis=1))
 
 
-def stacked(rows: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[StackedRows]:
+def stack_rows(rows: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> list[StackedRows]:
     """Stacks rows of metrics into arrays, one for each group of consecutive rows with the same metrics."""
     blocks: list[StackedRows] = []
     for names, group in groupby(zip(rows, counts, strict=True), key=lambda each: list(each[0])):

@@ -77,7 +77,7 @@ class CheckpointRecord:
         return not any(path.startswith(prefix) for path in self.leaves)
 
 
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a record with a digest of its own content, which tells a damaged record from the record of another
     run.
     """
@@ -106,7 +106,7 @@ def read_record(folder: Folder) -> CheckpointRecord:
     text = folder.read(RECORD, limit=MAX_HEADER_BYTES)
     value = parse_object(text, where=where, limit=MAX_HEADER_BYTES, error=DamageError)
     record = read_as(CheckpointRecord, value, where=where, error=DamageError)
-    if value != sealed(value):
+    if value != with_digest(value):
         raise DamageError("the record of the checkpoint does not match its digest")
     return record
 

@@ -23,7 +23,14 @@ from jaxtyping import PyTree
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
 from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.text import format_bytes
-from rollmill.record.checkpoint_files import DamageError, array_digest, read_arrays, read_record, sealed, write
+from rollmill.record.checkpoint_files import (
+    DamageError,
+    array_digest,
+    read_arrays,
+    read_record,
+    with_digest,
+    write,
+)
 from rollmill.record.json_files import disk_is_full, plain
 from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
 
@@ -233,7 +240,7 @@ class Checkpoints:
     ) -> None:
         """Writes a save to disk in the background thread, after its copy to the host."""
         iteration = record["iteration"]
-        record = sealed(record | {"sha256": digest(types, arrays)})
+        record = with_digest(record | {"sha256": digest(types, arrays)})
         try:
             if self._holds(iteration, record):
                 return

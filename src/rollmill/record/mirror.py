@@ -69,7 +69,7 @@ class OtherRun(TakenOver):
 
 
 @contextmanager
-def mirrored(
+def mirror_run(
     run: RunDirectory, url: str, note: Callable[[str], None], warn: Callable[[str], None]
 ) -> Iterator[None]:
     """Context manager that copies a run to its object store.

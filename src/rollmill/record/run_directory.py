@@ -28,7 +28,7 @@ from rollmill.record.run_files import (
     being_written,
     is_held,
     is_locked,
-    locked,
+    lock_run,
 )
 
 
@@ -202,8 +202,8 @@ class RunDirectory:
             raise write_failure(self.root / EVALUATIONS, error) from error
 
     def lock(self) -> AbstractContextManager[None]:
-        """Locks the run, so that no other process can write it. See `run_files.locked`."""
-        return locked(self.root)
+        """Locks the run, so that no other process can write it. See `run_files.lock_run`."""
+        return lock_run(self.root)
 
     def is_held(self) -> bool:
         """True if this process trains the run."""

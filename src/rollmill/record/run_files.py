@@ -20,7 +20,7 @@ _HELD: set[Path] = set()
 
 
 @contextmanager
-def locked(root: Path) -> Iterator[None]:
+def lock_run(root: Path) -> Iterator[None]:
     """Context manager that locks a run, so that no other process can write it.
 
     The lock excludes processes, not threads, so enter it only once within a process. Raises a `UsageError` if

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import PyTree
 
-from rollmill.core.spaces import possible_choices, struct, unsupported
+from rollmill.core.spaces import possible_choices, struct, unsupported_space
 from rollmill.serving.responses import Refusal
 
 UNSET: Any = msgspec.UNSET
@@ -152,7 +152,7 @@ def _json_type(space: spaces.Space) -> Any:
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
             number = float if np.issubdtype(struct(space).dtype, np.floating) else int
             return _nested(number, len(space.shape or ()))
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
 def _mask_type(mask: PyTree) -> Any:

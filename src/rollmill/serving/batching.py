@@ -113,7 +113,7 @@ def padded_sizes(max_batch: int) -> list[int]:
     return [1 << power for power in range(max_batch.bit_length())]
 
 
-def padded(parts: Sequence[PyTree[np.ndarray]], size: int) -> PyTree[np.ndarray]:
+def pad_batch(parts: Sequence[PyTree[np.ndarray]], size: int) -> PyTree[np.ndarray]:
     """Concatenates the rows of all parts, trees with leaves `[rows, ...]`, and adds zeros up to `size` rows."""
 
     def leaf(*arrays: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.serving.batching import Batcher, padded, padded_size
+from rollmill.serving.batching import Batcher, pad_batch, padded_size
 from rollmill.serving.decisions import BatchedPolicy, PolicyRows
 from rollmill.serving.responses import Refusal
 from rollmill.serving.statistics import ServerStatistics
@@ -102,7 +102,7 @@ class Engine:
     def _compute(self, jobs: Sequence[QueuedRequest]) -> list[Answer]:
         count = sum(job.rows.slot.size for job in jobs)
         size = padded_size(count)
-        rows: PolicyRows = padded([job.rows for job in jobs], size)
+        rows: PolicyRows = pad_batch([job.rows for job in jobs], size)
         rows.slot[count:] = self._policy.sessions
         actions = self._policy(rows)
         self._statistics.record_batch(count, size)

@@ -42,7 +42,7 @@ from rollmill.sweeps.files import (
 from rollmill.sweeps.halving import HalvingState, Judgement
 from rollmill.sweeps.metrics import TRIAL_RESULTS, columns_of_kinds, extra_columns, finite, is_of_kind, result_of
 from rollmill.sweeps.proposals import SAMPLERS, PastTrial, propose
-from rollmill.sweeps.ranking import OVER_SEEDS, SEED, ranked
+from rollmill.sweeps.ranking import OVER_SEEDS, SEED, rank_rows
 from rollmill.sweeps.spec import SweepSpec, Trial, text_of
 from rollmill.training.request import TrainingRequest, default_config
 
@@ -241,7 +241,7 @@ class SweepDirectory:
         """Returns a table row with values and results for each trial, sorted by `metric`, the largest first.
 
         Trials without a result come last. If a trial trains several seeds in one program, each seed has a row. If
-        a sweep varies seeds, rows are sorted by the mean over the seeds of each configuration (`ranked`). The
+        a sweep varies seeds, rows are sorted by the mean over the seeds of each configuration (`rank_rows`). The
         row of a `running` trial has no results, because recorded results would come from an earlier stop.
         """
         rows, stopped, failed = [], self.stopping().stopped, self.failed()
@@ -261,7 +261,7 @@ class SweepDirectory:
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: result_of(results, name) for name in columns}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
-        return ranked(rows, self.spec.options_varied, metric)
+        return rank_rows(rows, self.spec.options_varied, metric)
 
     def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
         """Writes the rows of the table to table.csv. Raises a `StorageError` if the file cannot be written."""

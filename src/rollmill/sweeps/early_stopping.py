@@ -39,7 +39,7 @@ def goes_on(sweep: SweepDirectory) -> None:
     sweep.write_stopping(state)
 
 
-def described(judgement: Judgement) -> str:
+def describe_stop(judgement: Judgement) -> str:
     """Returns a description, for the user, of why a trial was stopped."""
     place = f"number {judgement.place} of {judgement.trials}"
     return f"at {judgement.steps:,} steps, where its return of {judgement.result:.4g} was {place}"

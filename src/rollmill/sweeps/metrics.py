@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from rollmill.core.errors import UsageError, nearest, suggestion
+from rollmill.core.errors import UsageError, nearest_names, suggestion
 from rollmill.record.metric_curves import RETURN
 from rollmill.record.status import RETURNS
 
@@ -29,7 +29,7 @@ def check_metric(metric: object) -> str:
     """
     if isinstance(metric, str) and (metric in TRIAL_RESULTS or (is_of_kind(metric) and metric != RETURNS)):
         return metric
-    near = nearest(str(metric), TRIAL_RESULTS)
+    near = nearest_names(str(metric), TRIAL_RESULTS)
     meant = f"{suggestion(str(metric), near)} " if near else ""
     raise UsageError(
         f"unknown metric {str(metric)!r}. {meant}Known: {', '.join(TRIAL_RESULTS)} and {RETURNS}KIND, where KIND "

@@ -22,7 +22,7 @@ class _Point(NamedTuple):
     """Number of the point, in the order of the rows."""
 
 
-def ranked(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) -> list[dict[str, Any]]:
+def rank_rows(rows: Sequence[dict[str, Any]], options: Sequence[str], metric: str) -> list[dict[str, Any]]:
     """Returns rows, one for each trial or seed, sorted so that rows of the best configuration come first.
 
     Within a configuration, the largest `metric` comes first. Configurations with a result for every seed come

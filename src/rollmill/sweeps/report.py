@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import StorageError
 from rollmill.core.folder import Folder
-from rollmill.core.text import compact, counted, number
+from rollmill.core.text import compact, format_count, number
 from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
 from rollmill.pages.page import BarPart, asset, bar_row, escaped, legend, page, section, table
@@ -54,7 +54,7 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
     count = (
         f"{len(trials)} of {spec.num_trials} trials"
         if len(trials) < spec.num_trials
-        else counted(len(trials), "trial")
+        else format_count(len(trials), "trial")
     )
     title = f"{spec.request.algorithm} on {spec.request.environment}: {count}"
     text = report(title, curves, shown, options=spec.options_varied, metric=metric, all_rows=rows)

@@ -9,14 +9,14 @@ from typing import Any
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.interruption import CHECKPOINT_REQUEST
 from rollmill.core.machine import GpuSharing
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.gpus.machine_parts import MachinePart, MachineParts, divide_machine
 from rollmill.processes.logs import last_line
 from rollmill.processes.restarts import LossCounter, end_all
 from rollmill.record.run_directory import RunDirectory
 from rollmill.record.signals import StopRequest, stop_on_signals
 from rollmill.sweeps.directory import SweepDirectory
-from rollmill.sweeps.early_stopping import EarlyStopping, described, goes_on
+from rollmill.sweeps.early_stopping import EarlyStopping, describe_stop, goes_on
 from rollmill.sweeps.halving import Judgement
 from rollmill.sweeps.metrics import KIND_RETURNS
 from rollmill.sweeps.population_based import run_population
@@ -93,7 +93,7 @@ def run_sweep(
                 with divide_machine(at_once, open_trials, sharing, enough=enough) as parts:
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
-                    say(f"{counted(total, 'trial')}, {ended}; {len(parts)} at a time, {parts.note}")
+                    say(f"{format_count(total, 'trial')}, {ended}; {len(parts)} at a time, {parts.note}")
                     _run_all(sweep, schedule, parts, early, stop, say, results, imports, shares=shares)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []
@@ -185,7 +185,7 @@ def _next_trials(
     while schedule.waiting:
         trial = schedule.waiting.pop(0)
         if early and (judgement := early.look(trial)):
-            say(f"trial {trial} was stopped early {described(judgement)}")
+            say(f"trial {trial} was stopped early {describe_stop(judgement)}")
         else:
             yield trial
     while sweep.remaining:
@@ -218,7 +218,7 @@ def _outcome(
         final = f"final returns {each}" if each else f"final return {_short(summary['final_return'])}"
         return f"trial {trial} finished in {running.seconds:.0f} s, {final}"
     if trial.name in schedule.stopped:
-        return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
+        return f"trial {trial} was stopped early {describe_stop(schedule.stopped[trial.name])}"
     last = last_line(sweep.log(running.trial))
     if running.beside and code != 0:
         return _parted(schedule, running, trial, last)
@@ -256,7 +256,7 @@ def _memory_told(schedule: _Schedule) -> str:
     """Returns a sentence on how many trials ran out of memory, and how many of them did so even on their own."""
     times = schedule.without_memory
     lost = sum(name in times for name in schedule.failed)
-    ended, total = counted(len(times), "trial"), counted(sum(times.values()), "time")
+    ended, total = format_count(len(times), "trial"), format_count(sum(times.values()), "time")
     ran = f"{ended} ran out of GPU memory, {total} in total"
     return f"{ran}. Next to fewer trials, {'all' if not lost else f'all but {lost}'} of them completed."
 

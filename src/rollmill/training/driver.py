@@ -160,14 +160,14 @@ def warnings_of(options: RunOptions, display: Display) -> Callable[[str], None]:
     return _print_warning if options.quiet else display.note
 
 
-def copied(run: RunDirectory, options: RunOptions, display: Display) -> AbstractContextManager[None]:
-    """Context manager that copies a run to its object store, if it has one. See `mirror.mirrored`."""
+def copy_to_store(run: RunDirectory, options: RunOptions, display: Display) -> AbstractContextManager[None]:
+    """Context manager that copies a run to its object store, if it has one. See `mirror.mirror_run`."""
     url = url_of(run.root)
     if url is None:
         return nullcontext()
-    from rollmill.record.mirror import mirrored  # imported here, because only object stores need it
+    from rollmill.record.mirror import mirror_run  # imported here, because only object stores need it
 
-    return mirrored(run, url, display.note, warnings_of(options, display))
+    return mirror_run(run, url, display.note, warnings_of(options, display))
 
 
 def _print_warning(text: str) -> None:

@@ -198,7 +198,7 @@ def check_return_of(graph: Graph, options: RunOptions) -> None:
         raise unknown_name("kind of agents in return_of", options.return_of, kinds)
 
 
-def unwatched(options: RunOptions) -> RunOptions:
+def without_evaluations(options: RunOptions) -> RunOptions:
     """Returns the options of a run without evaluations and without `stop_at_return`."""
     default = RunOptions()
     return replace(

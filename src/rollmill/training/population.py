@@ -21,7 +21,7 @@ from rollmill.dataflow import Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram, start_environments, state_shapes
 from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
-from rollmill.record.aggregates import StackedRows, stacked
+from rollmill.record.aggregates import StackedRows, stack_rows
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.display import Display, choose_display
 from rollmill.record.metrics import MetricsLog
@@ -213,7 +213,7 @@ def _train_until(trained: _TrainedPopulation, state: Any, first: int, until: int
 
 def _take_rows(trained: _TrainedPopulation, report: MetricsRows) -> bool:
     """Records the metrics of all members. Returns whether a state is wanted."""
-    blocks = stacked(report.rows, report.counts or [1] * len(report.rows))  # stacked once for all lanes
+    blocks = stack_rows(report.rows, report.counts or [1] * len(report.rows))  # stacked once for all lanes
     saving = trained.stop.take_checkpoint_request()
     if trained.evolving is not None:
         _note_broken(trained, blocks)

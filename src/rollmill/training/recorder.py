@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from rollmill.algorithms.hyperparameters import SCHEDULES, scheduled_in
 from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.core.errors import UsageError
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.dataflow import COMPUTED, Graph
 from rollmill.gpus.activity import GpuActivity
 from rollmill.hooks import (
@@ -34,7 +34,7 @@ from rollmill.record.aggregates import (
     SavedSums,
     StackedRows,
     Throughput,
-    stacked,
+    stack_rows,
 )
 from rollmill.record.checkpoints import Checkpoints, Restored
 from rollmill.record.leaves import tree_digest
@@ -245,7 +245,7 @@ class Recorder:
         Returns the number of iterations completed so far. Iterations of one report are assumed to have equal
         durations.
         """
-        return self.record_rows(report.first, stacked(report.rows, report.counts or [1] * len(report.rows)))
+        return self.record_rows(report.first, stack_rows(report.rows, report.counts or [1] * len(report.rows)))
 
     def record_rows(self, first: int, blocks: Sequence[StackedRows]) -> int:
         """Logs the iterations that follow the first `first` ones, as `record` does."""
@@ -368,7 +368,7 @@ class Recorder:
         self._display.note(
             f"evaluated after {iteration * self._loops.batch_size:,} steps: mean return "
             f"{found['evaluation/return']:.5g}{' over all agents' if each else ''}{each} in "
-            f"{counted(found['evaluation/episodes'], 'episode')}"
+            f"{format_count(found['evaluation/episodes'], 'episode')}"
         )
         self._hooks.emit(PolicyEvaluated(**self._at(iteration), seconds=row["seconds"], row=row, best=best))
 

@@ -26,7 +26,7 @@ from rollmill.runs.algorithms import ALGORITHMS, find_algorithm
 from rollmill.runs.options import RunOptions
 from rollmill.runs.specification import build_graph, import_modules
 from rollmill.runs.trust import cluster_name, start_name
-from rollmill.training.evaluations import unwatched
+from rollmill.training.evaluations import without_evaluations
 from rollmill.training.placing import prepare_devices
 from rollmill.training.training import PreparedTraining, Run, prepare_training, train
 
@@ -173,7 +173,7 @@ def prepare_request(request: TrainingRequest) -> PreparedTraining:
     """Checks and compiles the run of a request in order to measure it, without writing files or evaluating."""
     prepare_devices(request.options, environment=request.environment)
     resolved = resolve(request)
-    options = unwatched(resolved.options)
+    options = without_evaluations(resolved.options)
     return prepare_training(resolved.graph(), options, imports=request.imports, recipe=request.recipe)
 
 

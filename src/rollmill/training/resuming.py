@@ -29,7 +29,7 @@ from rollmill.runs.reopening import open_graph
 from rollmill.runs.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.runs.specification import describe, import_modules
 from rollmill.runs.trust import approved_imports, check_cluster, check_start
-from rollmill.training.driver import check_tracking, copied, drive
+from rollmill.training.driver import check_tracking, copy_to_store, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.initial_weights import GivenWeights, given_weights
 from rollmill.training.placing import choose_plan, prepare_devices
@@ -103,7 +103,7 @@ def resume(
     with (
         contextlib.closing(display),
         run.lock(),
-        copied(run, options, display),
+        copy_to_store(run, options, display),
         open_checkpoints(run, options) as checkpoints,
     ):
         restored = _restore(run, checkpoints, reopened, options)

@@ -23,7 +23,7 @@ from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
 from rollmill.runs.saved_run import read_saved
 from rollmill.runs.specification import describe
-from rollmill.training.driver import check_tracking, copied, drive
+from rollmill.training.driver import check_tracking, copy_to_store, drive
 from rollmill.training.hook_calls import check_hooks
 from rollmill.training.initial_weights import given_weights
 from rollmill.training.placing import choose_plan, refuse_unread, with_settings
@@ -136,7 +136,7 @@ def begin_training(
     with (
         contextlib.closing(display),
         run.lock(),
-        copied(run, options, display),
+        copy_to_store(run, options, display),
         open_checkpoints(run, options) as checkpoints,
     ):
         trained = drive(prepared, run, checkpoints, hooks=hooks, watch=watch)

@@ -10,7 +10,14 @@ from pathlib import Path
 from rollmill.core.errors import CheckpointError
 from rollmill.core.folder import Folder
 from rollmill.dataflow import Graph
-from rollmill.hooks.events import CheckpointSaved, Hook, TrainingEvent, TrainingFinished, TrainingStarted, named
+from rollmill.hooks.events import (
+    CheckpointSaved,
+    Hook,
+    TrainingEvent,
+    TrainingFinished,
+    TrainingStarted,
+    name_hook,
+)
 from rollmill.pictures import FASTEST_GIF, pillow, write_frames
 from rollmill.policies.policies import load_weights
 from rollmill.policies.rendering import Frame, render_run, with_caption
@@ -47,7 +54,7 @@ def video_log(algorithm: Graph | None = None) -> Hook:
             case TrainingFinished():
                 videos[0].finish(event)
 
-    return named("video_log", hook)
+    return name_hook("video_log", hook)
 
 
 class _Videos:

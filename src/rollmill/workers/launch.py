@@ -15,7 +15,7 @@ from rollmill.core.membership import HOSTS, Membership, own_address, read_member
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.planning.plan import Plan
 from rollmill.processes.cluster.capacity import Demand, autoscales, check_room, demands_of, living_nodes
-from rollmill.processes.cluster.joining import LOOPBACK, Cluster, joined
+from rollmill.processes.cluster.joining import LOOPBACK, Cluster, connect_to_ray
 from rollmill.processes.cluster.launcher import RayLauncher
 from rollmill.processes.cluster.modules import modules_to_send
 from rollmill.processes.hosts.launcher import HostsLauncher
@@ -139,7 +139,7 @@ def _on_cluster(
 ) -> Iterator[Supervision]:
     spec, count = settings.run, len(list(plan.partition.replicas))
     with (
-        joined(spec.cluster.address or "ray", workers=count, host=spec.cluster.host, show=show) as cluster,
+        connect_to_ray(spec.cluster.address or "ray", workers=count, host=spec.cluster.host, show=show) as cluster,
         contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
     ):
         worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)

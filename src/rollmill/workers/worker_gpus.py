@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, visible_gpus
-from rollmill.core.text import counted
+from rollmill.core.text import format_count
 from rollmill.gpus.devices import find_computing_gpus, open_nvml
 from rollmill.gpus.sharing import shared_gpus
 from rollmill.planning.plan import AllReduceOption
@@ -94,8 +94,8 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
     """Returns the all-reduce of workers that share GPUs, and why the requested one is not possible."""
     if wanted == "one-shot":
         raise UsageError(
-            f"reduction=one-shot with {workers} processes on {counted(gpus, 'GPU')}: processes on the same GPU "
-            f"would wait for each other. hint: use reduction=auto, or learners={gpus}."
+            f"reduction=one-shot with {workers} processes on {format_count(gpus, 'GPU')}: processes on the "
+            f"same GPU would wait for each other. hint: use reduction=auto, or learners={gpus}."
         )
     version = nccl_version()
     if version is None or version < MIN_NCCL:
@@ -103,7 +103,7 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
         needed = f"NCCL {MIN_NCCL[0]}.{MIN_NCCL[1]} or newer is needed for several processes on one GPU, but {had}"
         if wanted in ("flat", "hierarchical"):
             raise UsageError(
-                f"reduction={wanted} with {workers} processes on {counted(gpus, 'GPU')}: {needed}. hint: use "
+                f"reduction={wanted} with {workers} processes on {format_count(gpus, 'GPU')}: {needed}. hint: use "
                 f"reduction=host, or learners={gpus}."
             )
         return "host", "" if wanted == "host" else f"means are computed in host memory: {needed}"

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import unsupported
+from rollmill.core.spaces import unsupported_space
 
 
 def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int) -> PyTree[np.ndarray]:
@@ -31,7 +31,7 @@ def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int
             return tuple(fit_to_space(p, a, num_envs) for p, a in zip(space.spaces, actions, strict=True))
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
             return _fit_leaf(space, actions, num_envs)
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
 def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from rollmill.core.spaces import struct
 from rollmill.core.types import FINAL_MASK, UNSTABLE, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks, reward_struct
-from rollmill.envs.host.numbers import fitted
+from rollmill.envs.host.numbers import cast_exactly
 
 COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_returns", UNSTABLE}
 
@@ -71,10 +71,10 @@ def copy_batch(
         CastError: an integer does not fit into the dtype of `target`.
     """
     if isinstance(source, np.ndarray):
-        target[rows] = fitted(source, target.dtype)
+        target[rows] = cast_exactly(source, target.dtype)
         return
     for target_leaf, source_leaf in zip(leaves(space, target), leaves(space, source), strict=True):
-        target_leaf[rows] = fitted(source_leaf, target_leaf.dtype)
+        target_leaf[rows] = cast_exactly(source_leaf, target_leaf.dtype)
 
 
 def leaves(space: spaces.Space, value: Any) -> Iterator[Any]:

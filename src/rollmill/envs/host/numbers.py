@@ -82,7 +82,7 @@ class CastError(ContractError):
     """Raised if the dtype of a batch cannot hold an integer."""
 
 
-def fitted(value: Any, dtype: np.dtype) -> np.ndarray:
+def cast_exactly(value: Any, dtype: np.dtype) -> np.ndarray:
     """Casts a value to a dtype. Floating-point values are rounded, but integers must fit exactly.
 
     Raises a `CastError` with the first integer that the dtype cannot hold.

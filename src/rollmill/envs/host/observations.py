@@ -9,7 +9,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.spaces import struct
-from rollmill.envs.host.numbers import fitted
+from rollmill.envs.host.numbers import cast_exactly
 
 Write = Callable[[PyTree[np.ndarray], int, Any], None]
 """`write(batch, i, observation)`."""
@@ -34,7 +34,7 @@ def _writer_of_numbers(dtype: np.dtype) -> Write:
         return operator.setitem
 
     def write(batch: Any, i: int, observation: Any) -> None:
-        batch[i] = fitted(observation, dtype)
+        batch[i] = cast_exactly(observation, dtype)
 
     return write
 
@@ -46,7 +46,7 @@ def _writer_of_arrays(shape: tuple[int, ...], dtype: np.dtype) -> Write:
         actual = observation.shape if isinstance(observation, np.ndarray) else np.shape(observation)
         if actual != shape:
             raise _wrong_shape(actual, shape)
-        batch[i] = fitted(observation, dtype) if is_whole else observation
+        batch[i] = cast_exactly(observation, dtype) if is_whole else observation
 
     return write
 
@@ -68,7 +68,7 @@ def _writer_of_parts(space: spaces.Space) -> Write:
         for path, shape, dtype in expected:
             part = _at(observation, path)
             if not isinstance(part, np.ndarray) or part.dtype != dtype:
-                part = fitted(part, dtype)
+                part = cast_exactly(part, dtype)
             if part.shape != shape:
                 raise _wrong_shape(part.shape, shape)
             parts.append(part)

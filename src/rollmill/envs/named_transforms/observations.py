@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces as gymnasium_spaces
 
 from rollmill.core.errors import UsageError
-from rollmill.core.spaces import box_bounds, struct, unsupported
+from rollmill.core.spaces import box_bounds, struct, unsupported_space
 from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, box_of, count_of
 
 
@@ -161,7 +161,7 @@ def _limits(space: gymnasium_spaces.Space) -> tuple[np.ndarray, np.ndarray]:
         case gymnasium_spaces.MultiBinary():
             size = int(np.prod(space.shape))
         case _:
-            raise unsupported(space)
+            raise unsupported_space(space)
     return np.zeros(size, np.float32), np.ones(size, np.float32)
 
 

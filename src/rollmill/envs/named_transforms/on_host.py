@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from rollmill.core.spaces import struct
 from rollmill.envs.host.layout import leaves
-from rollmill.envs.host.numbers import fitted
+from rollmill.envs.host.numbers import cast_exactly
 from rollmill.envs.named_transforms.definition import Transform
 
 
@@ -56,7 +56,7 @@ class TransformedObject(gymnasium.Wrapper):
     def _arrays(self, observation: Any) -> Any:
         """Returns the observation as arrays of the space's 32-bit dtypes."""
         parts = leaves(self._inner_observations, observation)
-        arrays = [fitted(part, like.dtype) for part, like in zip(parts, self._kinds, strict=True)]
+        arrays = [cast_exactly(part, like.dtype) for part, like in zip(parts, self._kinds, strict=True)]
         for array, like in zip(arrays, self._kinds, strict=True):
             if array.shape != like.shape:
                 raise ValueError(

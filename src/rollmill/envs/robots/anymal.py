@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.flying import clipped
+from rollmill.envs.robots.flying import clip_action
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
@@ -186,7 +186,7 @@ class _Anymal:
 
     def step(self, key: Key, state: AnymalState, action: Float[Array, "12"], params: AnymalParams) -> Timestep:
         """Advances the physics twice. Terminates if the base or a knee reaches the floor."""
-        action = clipped(action)
+        action = clip_action(action)
         targets = jnp.asarray(self.defaults) + params.reach * action
         robot = advance(physics.Model(self.structure, params.robot), state.robot, targets, SUBSTEPS)
         moved = AnymalState(robot, state.command, action)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.flying import clipped
+from rollmill.envs.robots.flying import clip_action
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32
@@ -176,7 +176,7 @@ class _BallBalance:
         self, key: Key, state: BallBalanceState, action: Float[Array, "3"], params: BallBalanceParams
     ) -> Timestep:
         """Advances the physics twice. Terminates if the ball has fallen off."""
-        angles = jnp.clip(state.angles + TIME_STEP * params.turn * clipped(action), LOWEST, HIGHEST)
+        angles = jnp.clip(state.angles + TIME_STEP * params.turn * clip_action(action), LOWEST, HIGHEST)
         robot = advance(physics.Model(self.structure, params.robot), state.robot, angles, SUBSTEPS)
         observation = _observe(robot)
         place, flight = observation[6:9], observation[9:12]

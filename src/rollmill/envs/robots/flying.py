@@ -61,6 +61,6 @@ def flight_reward(
     return near + near * (upright / (1.0 + tilt * tilt) + 1.0 / (1.0 + spin * spin))
 
 
-def clipped(action: Float[Array, " n"]) -> Float[Array, " n"]:
+def clip_action(action: Float[Array, " n"]) -> Float[Array, " n"]:
     """Clips an action to the range from -1 to 1."""
     return jax.lax.clamp(-1.0, action, 1.0)

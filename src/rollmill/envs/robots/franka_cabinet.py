@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.flying import clipped
+from rollmill.envs.robots.flying import clip_action
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
@@ -237,7 +237,7 @@ class _FrankaCabinet:
 
     def step(self, key: Key, state: FrankaState, action: Float[Array, "9"], params: FrankaParams) -> Timestep:
         """Advances the physics twice. Terminates once the drawer is open."""
-        action = clipped(action)
+        action = clip_action(action)
         moved = state.targets + TIME_STEP * params.speed * self.speeds * action
         targets = jnp.clip(moved, self.low, self.high)
         model = physics.Model(self.structure, params.robot)

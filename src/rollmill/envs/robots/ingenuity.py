@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.flying import clipped, distance_of, first_place, flight_reward, observe_flight
+from rollmill.envs.robots.flying import clip_action, distance_of, first_place, flight_reward, observe_flight
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, in_float32
@@ -115,7 +115,7 @@ class _Ingenuity:
         self, key: Key, state: IngenuityState, action: Float[Array, "6"], params: IngenuityParams
     ) -> Timestep:
         """Advances the physics twice. Terminates far from the target or near the ground."""
-        action = clipped(action)
+        action = clip_action(action)
         robot = advance(
             physics.Model(self.structure, params.robot), state.robot, _forces(action, params), SUBSTEPS
         )

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.flying import clipped, distance_of, first_place, flight_reward, observe_flight
+from rollmill.envs.robots.flying import clip_action, distance_of, first_place, flight_reward, observe_flight
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
@@ -139,7 +139,7 @@ class _Quadcopter:
         self, key: Key, state: QuadcopterState, action: Float[Array, "12"], params: QuadcopterParams
     ) -> Timestep:
         """Advances the physics twice. Terminates far from the target or near the ground."""
-        action = clipped(action)
+        action = clip_action(action)
         angles = state.angles + TIME_STEP * params.turn * action[:8]
         angles = jnp.clip(angles, -LARGEST_ANGLE, LARGEST_ANGLE)
         thrusts = state.thrusts + TIME_STEP * params.climb * action[8:]

@@ -16,13 +16,13 @@ from jaxtyping import Array, Bool, Float
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.flying import clipped
+from rollmill.envs.robots.flying import clip_action
 from rollmill.envs.robots.hand_model import SERVOS, SUBSTEPS, TIPS, model_text
 from rollmill.envs.robots.pictures import ViewAngle, drawing_of
 from rollmill.envs.robots.stability import end_unstable
 from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
 from rollmill.envs.transforms import time_limit
-from rollmill.physics.algebra import cross, joined, pick, point_velocity, quaternion_matrix, times
+from rollmill.physics.algebra import cross, pick, point_velocity, quaternion_matrix, spatial_vector, times
 from rollmill.physics.kinematics import frames, in_world, velocities
 
 JOINTS, ACTIONS, READINGS = 24, 20, 30 + 24
@@ -123,7 +123,7 @@ class _ShadowHand:
 
     def step(self, key: Key, state: HandState, action: Float[Array, "20"], params: HandParams) -> Timestep:
         """Advances the physics twice. Terminates if the block falls."""
-        action = clipped(action)
+        action = clip_action(action)
         goal = jnp.where(state.reached, _orientation(key), state.goal)
         targets = self.lowest + 0.5 * (action + 1.0) * (self.highest - self.lowest)
         robot = advance(physics.Model(self.structure, params.robot), state.robot, targets, SUBSTEPS)
@@ -161,7 +161,7 @@ class _ShadowHand:
         motions = velocities(self.structure, placed, in_world(self.structure, placed, robot.velocities))
         arms = pick(placed.positions, self.tips)
         moving = pick(motions, self.tips)
-        speeds = joined(point_velocity(moving, arms), moving[:, :3])
+        speeds = spatial_vector(point_velocity(moving, arms), moving[:, :3])
         places = pick(placed.references, self.tips) + arms
         return jnp.concatenate([places, _quaternions(pick(placed.rotations, self.tips)), speeds], axis=1).reshape(
             -1

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rollmill.envs.physics import Scalar, wrapped
+from rollmill.envs.physics import Scalar, wrap_angle
 from rollmill.physics.algebra import quaternion_matrix
 
 
@@ -20,7 +20,7 @@ def observe_posture(
     away_x, away_y = target - positions[0], -positions[1]
     yaw = jnp.arctan2(rotation[1, 0], rotation[0, 0])
     roll = jnp.arctan2(rotation[2, 1], rotation[2, 2])
-    aside = wrapped(jnp.arctan2(away_y, away_x) - yaw)
+    aside = wrap_angle(jnp.arctan2(away_y, away_x) - yaw)
     distance = jnp.sqrt(away_x * away_x + away_y * away_y)
     heading = (rotation[0, 0] * away_x + rotation[1, 0] * away_y) / distance
     local = jnp.sum(rotation * rates[:3, None], axis=0)

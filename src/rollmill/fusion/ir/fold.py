@@ -88,7 +88,7 @@ class Maker(Protocol):
         ...
 
 
-def folded(
+def fold_node(
     region: Maker, op: str, operands: tuple[Node, ...], attributes: tuple, dtype: np.dtype, width: int | None
 ) -> Node | None:
     """Returns a constant or an existing node that equals the result of an operation, or None if there is none.

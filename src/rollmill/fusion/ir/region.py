@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.fusion.ir.fold import COMMUTATIVE, folded
+from rollmill.fusion.ir.fold import COMMUTATIVE, fold_node
 from rollmill.fusion.ir.node import Node, Program
 
 
@@ -62,7 +62,7 @@ class Region:
             return self.outer.emit(op, *operands, dtype=dtype, width=width, attributes=attributes)
         dtype = np.dtype(dtype)
         inside = tuple(self.inside(operand) for operand in operands)
-        simpler = folded(self, op, inside, attributes, dtype, width)
+        simpler = fold_node(self, op, inside, attributes, dtype, width)
         if simpler is not None:
             return simpler if simpler.width == width else self.emit("splat", simpler, dtype=dtype, width=width)
         # Looks up the exchanged operands instead of sorting them, because nodes have no order that all processes

@@ -111,12 +111,12 @@ def _without_calls(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> 
             called = equation.params[CALLS[equation.primitive.name]]
             results = _without_calls(called.jaxpr, called.consts, operands)
         else:
-            results = computed(equation, operands)
+            results = evaluate_equation(equation, operands)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
+def evaluate_equation(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """Evaluates one equation of a jaxpr with these operands, and returns its results."""
     results = equation.primitive.bind(*operands, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from rollmill.core.errors import CannotFuse
 from rollmill.fusion.ir import Program
-from rollmill.fusion.kernels.descent_plan import DescentPlan, computed, plan_of
+from rollmill.fusion.kernels.descent_plan import DescentPlan, evaluate_equation, plan_of
 from rollmill.fusion.lower.function import LoweredFunction, lower_function
 from rollmill.fusion.lower.values import ScalarArray, is_output
 
@@ -119,7 +119,7 @@ def _of_one(jaxpr: Any, known: dict[Any, Any]) -> dict[Any, Any]:
         if equation.primitive.name == "broadcast_in_dim":
             known[equation.outvars[0]] = operands[0]
         elif equation.primitive.name != "reduce_sum":
-            known.update(zip(equation.outvars, computed(equation, operands), strict=True))
+            known.update(zip(equation.outvars, evaluate_equation(equation, operands), strict=True))
     return known
 
 

@@ -55,7 +55,7 @@ class StepResults(NamedTuple):
     uniforms: Sequence[Array]
 
 
-def written(leaf: Leaf, step: StepResults) -> Array:
+def apply_writes(leaf: Leaf, step: StepResults) -> Array:
     """Returns a large array `[E, size]` after applying the writes of a step."""
     assert leaf.memory is not None
     now = step.memories[leaf.memory]

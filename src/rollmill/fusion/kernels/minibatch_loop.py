@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.flat_descent import descending_by
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.dataflow import (
     Batch,
     ElementwiseUpdate,
@@ -49,7 +49,7 @@ from rollmill.fusion.kernels.gradients import (
     results_of,
     shuffle_samples,
 )
-from rollmill.fusion.kernels.vector import Vector, as_vector, can_be_vector, cut
+from rollmill.fusion.kernels.vector import Vector, as_vector, can_be_vector, split_vector
 
 UNROLLED = 4
 """Number of minibatches compiled into one iteration of the loop. An iteration costs about as much as a kernel
@@ -155,7 +155,7 @@ class _OneVector(_Carried):
 
     def learner(self, carried: Any) -> tuple[Learner, Vector | None]:
         # The kernel recognises the leaves as slices of the vector, and reads its weights from the vector itself.
-        network, vector = cut(self._network(carried), _network_shapes(self.graph))
+        network, vector = split_vector(self._network(carried), _network_shapes(self.graph))
         return self._with_network(carried, network), vector
 
     def gradients(self, tree: Weights) -> Any:
@@ -224,13 +224,13 @@ class _FusedLoop:
         self, carried: Any, packed: PackedBatch, shuffled: Shuffled, number: Int[Array, ""]
     ) -> tuple[Any, Metrics]:
         learner, vector = self._carried.learner(carried)
-        with traced("gradients"):
+        with operation_scope("gradients"):
             minibatch = minibatch_of(self._graph, self._step, learner, packed, shuffled, number, vector)
             means = self._reduce(self._run(self._step, minibatch))
             tree, metrics = results_of(self._step, minibatch.uniforms, means)
             gradients = self._carried.gradients(tree)
         descents = _Descents(self._descend, gradients, means if begin_with_gradients(self._step, tree) else None)
-        with traced("update"), descents.by_kernel():
+        with operation_scope("update"), descents.by_kernel():
             advanced = self._graph.update(adapt_hyperparameters(self._graph, carried, metrics), gradients)
         if (squares := descents.squares) is not None:
             return advanced, {**metrics, **gradient_metrics_by_norm(jnp.sqrt(squares), metrics)}

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import CannotFuse
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     Collector,
@@ -33,7 +33,7 @@ from rollmill.dataflow import (
 from rollmill.fusion.estimate.pressure import Pressure, estimate_pressure
 from rollmill.fusion.ir import Program, count_nodes, evaluate
 from rollmill.fusion.kernels.leaves import Fill, Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
-from rollmill.fusion.kernels.memories import StepResults, in_order_of_writes, written
+from rollmill.fusion.kernels.memories import StepResults, apply_writes, in_order_of_writes
 from rollmill.fusion.lower.function import (
     LoweredFunction,
     TracedFunction,
@@ -206,7 +206,7 @@ def fused_collect(
     values that are equal in all such collectors. `step` is the graph's lowered program, lowered here by default.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
-    with traced("rollout kernel"):
+    with operation_scope("rollout kernel"):
         after_raw, step_raw = run(step, *rollout_inputs(step, weights, collector, key), graph.loops.num_steps)
     after, steps = from_raw(collector, after_raw), from_raw(step.shapes, step_raw)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
@@ -252,7 +252,7 @@ def run_reference(
 
         def join(leaf: Leaf) -> Array:
             if leaf.memory is not None:
-                return written(leaf, own).reshape(block, *leaf.shape)
+                return apply_writes(leaf, own).reshape(block, *leaf.shape)
             return leaf.join(outputs, uniforms, block)
 
         return [join(leaf) for leaf in step.leaves_after], [join(leaf) for leaf in step.step_leaves]
@@ -265,7 +265,7 @@ def written_leaves(step: RolloutStep) -> list[Leaf]:
     return [leaf for leaf, changes in zip(step.leaves_after, step.may_change, strict=True) if changes]
 
 
-def aliased(step: RolloutStep) -> dict[int, int]:
+def aliased_outputs(step: RolloutStep) -> dict[int, int]:
     """Maps the carried leaves that a rollout updates in place to the kernel's outputs, by index."""
     numbers = [n for n, changes in enumerate(step.may_change) if changes]
     return {n: output for output, n in enumerate(numbers) if step.carried_leaves[n].memory is not None}

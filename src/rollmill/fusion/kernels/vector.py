@@ -30,7 +30,9 @@ def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
     return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
-def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
+def split_vector(
+    numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]
+) -> tuple[PyTree[Array], Vector]:
     """Splits a vector into a pytree with the shapes of `like`.
 
     Returns the pytree, and a `Vector` with the position of each of its leaves.

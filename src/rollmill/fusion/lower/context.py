@@ -24,7 +24,7 @@ from rollmill.fusion.lower.values import (
     Uniform,
     Value,
     check_size,
-    filled,
+    fill_nodes,
     flat_nodes,
     positions,
 )
@@ -97,14 +97,14 @@ class Lowering(NamedTuple):
             case ScalarArray():
                 return value
             case Const(array):
-                return filled(
+                return fill_nodes(
                     value.shape, value.dtype, lambda at: self.region.constant(array[at].item(), array.dtype)
                 )
             case Uniform():
                 return self._uniform_keys(value) if is_key(value.dtype) else self._uniform_scalars(value)
             case RowArray(nodes, _, dtype):
                 check_columns(value)
-                return filled(value.shape, dtype, lambda at: self.column(nodes[at[:-1]], at[-1]))
+                return fill_nodes(value.shape, dtype, lambda at: self.column(nodes[at[:-1]], at[-1]))
             case Concat(parts):
                 check_size(value.shape)
                 return ScalarArray(
@@ -122,7 +122,9 @@ class Lowering(NamedTuple):
         check_size(value.shape)
         slot = self.prologue.slot(value.array)
         places = positions(value.shape) if value.places is None else value.places
-        return filled(value.shape, value.dtype, lambda at: self.region.uniform(slot, int(places[at]), value.dtype))
+        return fill_nodes(
+            value.shape, value.dtype, lambda at: self.region.uniform(slot, int(places[at]), value.dtype)
+        )
 
     def _uniform_keys(self, value: Uniform) -> ScalarArray:
         data = jax.random.key_data(self.prologue.picked(value))
@@ -130,7 +132,7 @@ class Lowering(NamedTuple):
 
     def keys(self, data: ScalarArray, dtype: Any) -> ScalarArray:
         """Converts the data of random keys, `[..., 2]`, to a value of random keys."""
-        return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
+        return fill_nodes(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
 
     def key_data(self, value: Value) -> ScalarArray:
         """Converts a value of random keys to their data, `[..., 2]`."""
@@ -158,7 +160,7 @@ class Lowering(NamedTuple):
         """Converts nodes to an array of rows. Scalars are repeated in all columns."""
         splat = lambda node: self.region.emit("splat", node, dtype=dtype, width=width)
         whole = lambda node: splat(node) if node.width is None else node
-        return RowArray(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
+        return RowArray(fill_nodes(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
 
     def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
         """Returns a node for each vector along the last axis, as an operand of an element-wise operation.
@@ -187,7 +189,7 @@ class Lowering(NamedTuple):
                 return self.region.constant(array[at][0].item(), array.dtype)
             return self.region.uniform(self.prologue.slot(array), int(first[at]), array.dtype, array.shape[-1])
 
-        return filled(array.shape[:-1], array.dtype, row).nodes
+        return fill_nodes(array.shape[:-1], array.dtype, row).nodes
 
     def _uniform_rows(self, value: Uniform) -> NodeArray:
         width = value.shape[-1]
@@ -199,7 +201,7 @@ class Lowering(NamedTuple):
             return self._uniform_rows(Uniform(self.prologue.picked(value)))
         slot = self.prologue.slot(value.array)
         row = lambda at: self.region.uniform(slot, int(places[(*at, 0)]), value.dtype, None if alike else width)
-        return filled(value.shape[:-1], value.dtype, row).nodes
+        return fill_nodes(value.shape[:-1], value.dtype, row).nodes
 
     def _stacked_rows(self, parts: ScalarArray) -> NodeArray:
         def row(at: tuple[int, ...]) -> Node:
@@ -209,7 +211,7 @@ class Lowering(NamedTuple):
                 return nodes[0]
             return self.region.emit("stack", *nodes, dtype=parts.dtype, width=len(nodes))
 
-        return filled(parts.shape[:-1], parts.dtype, row).nodes
+        return fill_nodes(parts.shape[:-1], parts.dtype, row).nodes
 
 
 def _is_uniform_row(node: Node) -> bool:

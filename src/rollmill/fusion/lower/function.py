@@ -21,7 +21,7 @@ from rollmill.fusion.lower.complex_numbers import without_complex_numbers
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
 from rollmill.fusion.lower.jaxpr import TYPES, lower_jaxpr
-from rollmill.fusion.lower.large_arrays import is_too_large, stored
+from rollmill.fusion.lower.large_arrays import is_too_large, writes_to_memory
 from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArrays, trace_prologue
 from rollmill.fusion.lower.rules.products import materialised
 from rollmill.fusion.lower.rules.random import check_threefry
@@ -44,10 +44,10 @@ from rollmill.fusion.lower.values import (
     Value,
     VectorPair,
     check_size,
-    filled,
+    fill_nodes,
     flat_nodes,
     is_traced,
-    shared,
+    shared_array,
 )
 
 
@@ -230,7 +230,7 @@ def _stable_layout(
     in rows is handed in as rows. A wide leaf that comes back in parts is handed in as scalars from then on, as
     tiled kernels cannot carry wide rows.
     """
-    common, in_parts = list(map(shared, uniform)), set[int]()
+    common, in_parts = list(map(shared_array, uniform)), set[int]()
     while True:
         ctx = Lowering(Region(), PrologueBuilder(), lower_jaxpr)
         inputs = _inputs(ctx.region, traced, assumed, layouts)
@@ -298,7 +298,9 @@ def _input(
 ) -> ScalarArray | RowArray:
     if is_key(leaf.dtype):
         check_threefry(leaf.dtype)
-        return filled(leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32)))
+        return fill_nodes(
+            leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32))
+        )
     dtype = np.dtype(leaf.dtype)
     if dtype.name not in TYPES:
         raise LoweringError(
@@ -306,10 +308,10 @@ def _input(
         )
     if in_rows:
         width = leaf.shape[-1]
-        rows = filled(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))
+        rows = fill_nodes(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))
         return RowArray(rows.nodes, width, dtype)
     check_size(leaf.shape, "an argument: the state")
-    numbers = filled(leaf.shape, dtype, lambda at: region.input(dtype))
+    numbers = fill_nodes(leaf.shape, dtype, lambda at: region.input(dtype))
     # The first element with a label represents all others with this label, which remain inputs without readers.
     for at, label in zip(np.ndindex(*leaf.shape), labels or (), strict=bool(labels)):
         known = isinstance(label, ConstLabel)
@@ -322,7 +324,7 @@ def _input(
 def _stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
     """Converts a carried array to the values that are written to its memory."""
     try:
-        return stored(ctx, memory, value)
+        return writes_to_memory(ctx, memory, value)
     except LoweringError as error:
         raise CannotFuse(f"a result cannot be fused: {error}.") from error
 

@@ -19,7 +19,7 @@ from rollmill.core.user_frame import user_frame_of
 from rollmill.fusion.lower.context import Lowering, fold_constant
 from rollmill.fusion.lower.rule import Equation
 from rollmill.fusion.lower.rules import RULES, calls, products, shapes
-from rollmill.fusion.lower.values import Const, LoweringError, Value, is_shared, is_traced, shared
+from rollmill.fusion.lower.values import Const, LoweringError, Value, is_shared, is_traced, shared_array
 
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Names of the dtypes that kernels support."""
@@ -81,7 +81,7 @@ def lower_jaxpr(
     jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
     consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []
     needed = [True] * len(jaxpr.outvars) if needed is None else list(needed)
-    known: dict[core.Var, Value] = dict(zip(jaxpr.constvars, map(shared, consts), strict=True))
+    known: dict[core.Var, Value] = dict(zip(jaxpr.constvars, map(shared_array, consts), strict=True))
     known.update(zip(jaxpr.invars, values, strict=True))
 
     def value_of(atom: Any) -> Value:
@@ -216,7 +216,7 @@ def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> 
     """Results of an equation whose operands all environments share: constants, or a part of the prologue."""
     arrays = [ctx.array(value) for value in values]
     if (known := _by_numpy(equation, arrays)) is not None:
-        return [shared(known)]
+        return [shared_array(known)]
     params = equation.primitive.get_bind_params(equation.params)
     bind = lambda: equation.primitive.bind(*arrays, **params)
     # If all arrays are constant, the result is computed now, so that later equations can be folded.
@@ -225,4 +225,4 @@ def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> 
     else:
         with jax.ensure_compile_time_eval():
             results = bind()
-    return [shared(x) for x in (results if equation.primitive.multiple_results else [results])]
+    return [shared_array(x) for x in (results if equation.primitive.multiple_results else [results])]

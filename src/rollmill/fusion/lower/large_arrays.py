@@ -32,7 +32,7 @@ from rollmill.fusion.lower.values import (
     Value,
     WholeWrite,
     alone,
-    filled,
+    fill_nodes,
     no_nodes,
 )
 
@@ -59,7 +59,7 @@ def is_too_large(shape: Sequence[int]) -> bool:
     return int(np.prod(shape)) > MAX_SCALARS
 
 
-def computed(
+def lazy_array(
     ctx: Lowering,
     shape: Sequence[int],
     dtype: Any,
@@ -84,7 +84,7 @@ def computed(
     may_loop = everywhere is None and MIN_TURNS <= count <= MAX_TURNS and not is_key(dtype)
     if may_loop and (by_loops or _nodes_of_one(ctx, shape, element) * count > MAX_WRITTEN_OUT):
         return _by_loop(ctx, tuple(shape), dtype, element)
-    return filled(tuple(shape), dtype, lambda at: element(ctx, ElementIndex(shape, axes=at)))
+    return fill_nodes(tuple(shape), dtype, lambda at: element(ctx, ElementIndex(shape, axes=at)))
 
 
 def _nodes_of_one(ctx: Lowering, shape: Sequence[int], element: Element) -> int:
@@ -119,7 +119,7 @@ def _by_loop(ctx: Lowering, shape: tuple[int, ...], dtype: Any, element: Element
     return ScalarArray(ctx.scalars(found).nodes.reshape(shape), dtype)
 
 
-def repeated(shape: Sequence[int], dtype: Any, node: Node) -> ComputedArray:
+def broadcast_node(shape: Sequence[int], dtype: Any, node: Node) -> ComputedArray:
     """Returns a large array with the same node for all elements."""
     return ComputedArray(tuple(shape), dtype, lambda ctx, index: node, node)
 
@@ -130,7 +130,7 @@ def mapped_elements(
     """Applies `combine` to the elements of several arrays, one of them large. Axes of length 1 are broadcast."""
     nodes = [everywhere(ctx, value) for value in values]
     if all(node is not None for node in nodes):
-        return repeated(shape, dtype, combine(*nodes))
+        return broadcast_node(shape, dtype, combine(*nodes))
 
     def element(at: Lowering, index: ElementIndex) -> Any:
         return combine(*(element_of(at, value, broadcast_index(at, index, value.shape)) for value in values))
@@ -275,13 +275,13 @@ def _after_write(ctx: Lowering, write: Any, before: Node, index: ElementIndex, f
         here = is_at(ctx, write.place, flat)
         if here is False:
             return before
-        condition, new = both(ctx, None if here is True else here, write.condition), write.value
+        condition, new = logical_and(ctx, None if here is True else here, write.condition), write.value
     else:
         condition, new = write.condition, element_of(ctx, write.value, index)
     return new if condition is None else select(ctx, condition, new, before)  # pyright: ignore[reportReturnType]
 
 
-def both(ctx: Lowering, one: Node | bool | None, other: Node | bool | None) -> Node | None:
+def logical_and(ctx: Lowering, one: Node | bool | None, other: Node | bool | None) -> Node | None:
     """Returns the logical AND of two conditions. None stands for a condition that is always true."""
     conditions = [each for each in (one, other) if isinstance(each, Node)]
     if len(conditions) == 2:
@@ -339,13 +339,13 @@ def _rewritten(ctx: Lowering, value: MemoryArray, condition: Node, whole: WholeW
 
 
 def _under(ctx: Lowering, write: Any, condition: Node) -> Any:
-    return write._replace(condition=both(ctx, condition, write.condition))
+    return write._replace(condition=logical_and(ctx, condition, write.condition))
 
 
 # --- the end of a step --------------------------------------------------------------------------------------
 
 
-def stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
+def writes_to_memory(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
     """Converts a large array to writes to the memory that stores it.
 
     A write that replaces the whole array becomes a program that computes each element. Raises a `LoweringError` if

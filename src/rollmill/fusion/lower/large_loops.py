@@ -8,7 +8,7 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.element_index import ElementIndex
-from rollmill.fusion.lower.large_arrays import computed, element_of
+from rollmill.fusion.lower.large_arrays import element_of, lazy_array
 from rollmill.fusion.lower.loops import emit_loop
 from rollmill.fusion.lower.values import Const, ScalarArray, Start, Value, alone
 
@@ -29,10 +29,10 @@ def reduced_elements(ctx: Lowering, op: str, value: Value, axes: Sequence[int], 
             total = inside.apply(op, inside.scalar(now[0]), read(inside, place))
             return [ScalarArray(alone(total), value.dtype)]
 
-        (total,) = counted(at, int(np.prod([value.shape[axis] for axis in axes])), [start], turn)
+        (total,) = emit_counted_loop(at, int(np.prod([value.shape[axis] for axis in axes])), [start], turn)
         return at.scalar(total)
 
-    return computed(ctx, [value.shape[axis] for axis in kept], value.dtype, element, by_loops=True)
+    return lazy_array(ctx, [value.shape[axis] for axis in kept], value.dtype, element, by_loops=True)
 
 
 def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int, dtype: Any) -> Value:
@@ -50,13 +50,13 @@ def first_best_element(ctx: Lowering, is_better: Better, value: Value, axis: int
             return [ScalarArray(alone(best), value.dtype), ScalarArray(alone(found), np.dtype(np.int32))]
 
         first = ScalarArray(alone(read(at, at.constant(0, np.int32))), value.dtype)
-        _, found = counted(at, value.shape[axis], [first, Const(np.zeros((), np.int32))], turn)
+        _, found = emit_counted_loop(at, value.shape[axis], [first, Const(np.zeros((), np.int32))], turn)
         return at.region.emit("convert", at.scalar(found), dtype=dtype)
 
-    return computed(ctx, [value.shape[own] for own in kept], dtype, element, by_loops=True)
+    return lazy_array(ctx, [value.shape[own] for own in kept], dtype, element, by_loops=True)
 
 
-def counted(
+def emit_counted_loop(
     ctx: Lowering, turns: int, start: list[Value], turn: Callable[[Lowering, Node, list[Value]], list[Value]]
 ) -> list[Value]:
     """Emits a loop of `turns` iterations, and returns the last carried values. `turn` gets the index of the

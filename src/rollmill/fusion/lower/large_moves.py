@@ -10,7 +10,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import select
 from rollmill.fusion.lower.element_index import ElementIndex, clamp_index, divided, is_at, node_of, plus, times
-from rollmill.fusion.lower.large_arrays import both, computed, element_of, everywhere
+from rollmill.fusion.lower.large_arrays import element_of, everywhere, lazy_array, logical_and
 from rollmill.fusion.lower.values import LoweringError, Start, Value
 
 Source = Callable[[Lowering, tuple[Start, ...], tuple[int, ...], Mapping[str, Any]], Sequence[Start]]
@@ -55,7 +55,9 @@ IN_ORDER = ("squeeze", "expand_dims")
 """Primitives that keep the elements in row-major order."""
 
 
-def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], params: Mapping[str, Any]) -> Value:
+def lower_move(
+    ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], params: Mapping[str, Any]
+) -> Value:
     """Lowers a primitive that rearranges a large array. Elements of the result are computed only when they are
     read.
     """
@@ -69,19 +71,21 @@ def moved(ctx: Lowering, primitive: str, value: Value, shape: tuple[int, ...], p
         axes = source(at, index.axes(at), value.shape, params)
         return element_of(at, value, ElementIndex(value.shape, axes=axes))
 
-    return computed(ctx, shape, value.dtype, element, everywhere(ctx, value))
+    return lazy_array(ctx, shape, value.dtype, element, everywhere(ctx, value))
 
 
 def reshaped_elements(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
     """Reshapes a large array, whose elements are computed only when they are read."""
     element = lambda at, index: element_of(at, value, index.reshaped(at, value.shape))
-    return computed(ctx, shape, value.dtype, element, everywhere(ctx, value))
+    return lazy_array(ctx, shape, value.dtype, element, everywhere(ctx, value))
 
 
 def leading_of(ctx: Lowering, value: Value, place: Start) -> Value:
     """Returns the part of an array at an index along its first axis. The index is in bounds."""
     within = lambda at, index: ElementIndex(value.shape, axes=[place, *index.axes(at)])
-    return computed(ctx, value.shape[1:], value.dtype, lambda at, index: element_of(at, value, within(at, index)))
+    return lazy_array(
+        ctx, value.shape[1:], value.dtype, lambda at, index: element_of(at, value, within(at, index))
+    )
 
 
 def part_of(ctx: Lowering, value: Value, axis: int, first: int, shape: tuple[int, ...]) -> Value:
@@ -92,7 +96,7 @@ def part_of(ctx: Lowering, value: Value, axis: int, first: int, shape: tuple[int
         axes[axis] = plus(at, axes[axis], first)
         return element_of(at, value, ElementIndex(value.shape, axes=axes))
 
-    return computed(ctx, shape, value.dtype, element)
+    return lazy_array(ctx, shape, value.dtype, element)
 
 
 def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> Value:
@@ -105,7 +109,7 @@ def block_of_large(ctx: Lowering, value: Value, starts: Sequence[Start], sizes: 
         places = [plus(at, start, own) for start, own in zip(starts, index.axes(at), strict=True)]
         return element_of(at, value, ElementIndex(value.shape, axes=places))
 
-    return computed(ctx, sizes, value.dtype, element)
+    return lazy_array(ctx, sizes, value.dtype, element)
 
 
 def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
@@ -128,7 +132,7 @@ def beside(ctx: Lowering, values: Sequence[Value], axis: int, shape: tuple[int, 
             node = select(at, behind, of(number), node)
         return node
 
-    return computed(ctx, shape, values[0].dtype, element)
+    return lazy_array(ctx, shape, values[0].dtype, element)
 
 
 def with_padding(
@@ -148,10 +152,10 @@ def with_padding(
         if any(check is False for check in checks):
             return fill
         node = element_of(at, value, ElementIndex(value.shape, axes=places))
-        inside = reduce(lambda one, other: both(at, one, other), checks, None)
+        inside = reduce(lambda one, other: logical_and(at, one, other), checks, None)
         return node if inside is None else select(at, inside, node, fill)
 
-    return computed(ctx, shape, value.dtype, element)
+    return lazy_array(ctx, shape, value.dtype, element)
 
 
 def _spread(ctx: Lowering, place: Start, step: int) -> tuple[Start, Start]:

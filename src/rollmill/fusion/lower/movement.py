@@ -20,7 +20,7 @@ from rollmill.fusion.lower.values import (
     ScalarArray,
     Uniform,
     Value,
-    filled,
+    fill_nodes,
     is_large,
     no_nodes,
     positions,
@@ -60,7 +60,7 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
 def _of_large(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None) -> ScalarArray:
     """Returns a few elements of a large array."""
     read = lambda place: fill if place < 0 else element_of(ctx, value, ElementIndex(value.shape, flat=int(place)))
-    return filled(places.shape, value.dtype, lambda at: read(places[at]))
+    return fill_nodes(places.shape, value.dtype, lambda at: read(places[at]))
 
 
 def index_columns(ctx: Lowering, value: Value, first: int, width: int) -> Value:

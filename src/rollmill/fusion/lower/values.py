@@ -232,7 +232,7 @@ Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | Concat | O
 needed."""
 
 
-def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
+def fill_nodes(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
     """Returns an array of nodes from calls of `make` with each index. Raises a `LoweringError` if too many."""
     check_size(shape)
     nodes = no_nodes(shape)
@@ -273,7 +273,7 @@ def is_traced(array: Any) -> bool:
     return isinstance(array, Tracer)
 
 
-def shared(array: Any) -> Const | Uniform:
+def shared_array(array: Any) -> Const | Uniform:
     """Wraps an array that all environments share: a `Const` if its elements are known, otherwise a `Uniform`.
 
     Random keys are always `Uniform`, because NumPy has no such type.

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.machine import versions
-from rollmill.core.spaces import unsupported
+from rollmill.core.spaces import unsupported_space
 from rollmill.policies.exporting.interface import ExportedArray, ExportedFunction
 from rollmill.policies.policy import LoadedRun
 from rollmill.record.json_files import plain
@@ -63,7 +63,7 @@ def space_document(space: spaces.Space) -> dict[str, Any]:
         case spaces.Box():
             bounds = {"low": _bound(space.low), "high": _bound(space.high)}
             return {"type": kind, "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
-    raise unsupported(space)
+    raise unsupported_space(space)
 
 
 def _bound(values: np.ndarray) -> Any:

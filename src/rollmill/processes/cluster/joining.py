@@ -72,7 +72,7 @@ class Cluster(NamedTuple):
 
 
 def check_cluster(name: str) -> None:
-    """Checks the name of a cluster (see `joined`) without importing Ray.
+    """Checks the name of a cluster (see `connect_to_ray`) without importing Ray.
 
     Raises a `UsageError` for an invalid name, or if Ray is not installed.
     """
@@ -96,7 +96,7 @@ def find_ray() -> Any:
 
 
 @contextlib.contextmanager
-def joined(
+def connect_to_ray(
     name: str, *, workers: int, host: str | None = None, show: Callable[[str], None] = lambda line: None
 ) -> Iterator[Cluster]:
     """Context manager that connects to a Ray cluster. If the caller is already connected, that connection is used

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rollmill.core.text import compact
-from rollmill.pages.page import BarPart, bar_row, escaped, folded, legend, page, table, tiles
+from rollmill.pages.page import BarPart, bar_row, escaped, folding_section, legend, page, table, tiles
 from rollmill.profiler.report.sections import (
     MIN_SHOWN,
     Section,
@@ -35,10 +35,10 @@ from rollmill.profiling.text import (
     milliseconds,
     path_text,
     percent,
+    profile_title,
     speed_of,
     speed_text,
     times,
-    titled,
 )
 
 MAX_OPERATIONS = 100
@@ -155,7 +155,7 @@ def comparison_view(comparison: ProfileComparison) -> RenderableType:
     """Returns a comparison of profiles for `rich.console.Console.print`. It fits into 80 columns."""
     parts: list[RenderableType] = []
     for name, profile in (("before", comparison.before), ("after", comparison.after)):
-        parts.append(Text.assemble((f"{name}: ", "dim"), (titled(profile), "bold")))
+        parts.append(Text.assemble((f"{name}: ", "dim"), (profile_title(profile), "bold")))
         parts.append(paragraph(machine_text(profile)))
     before, after = error_text(comparison.before), error_text(comparison.after)
     parts += [Text(""), Text(_summary(comparison)), *drawn_in_terminal(_sections(comparison)), Text("")]
@@ -165,7 +165,7 @@ def comparison_view(comparison: ProfileComparison) -> RenderableType:
 def comparison_page(comparison: ProfileComparison) -> str:
     """Renders a comparison of profiles as a self-contained HTML page of less than 300 kB."""
     before, after, speed = comparison.before, comparison.after, comparison.speedup
-    title = f"{titled(before)}: before and after"
+    title = f"{profile_title(before)}: before and after"
     figures = [
         (compact(speed_of(before)), "environment steps a second before"),
         (compact(speed_of(after)), "environment steps a second after"),
@@ -180,7 +180,8 @@ def comparison_page(comparison: ProfileComparison) -> str:
     body = [
         f"<h1>{escaped(title)}</h1>",
         *(
-            f'<p><b>{name}:</b> {escaped(titled(one))} <span class="dim">{escaped(machine_text(one))}</span></p>'
+            f"<p><b>{name}:</b> {escaped(profile_title(one))} "
+            f'<span class="dim">{escaped(machine_text(one))}</span></p>'
             for name, one in (("Before", before), ("After", after))
         ),
         tiles(figures),
@@ -269,7 +270,7 @@ def _chart(compared: Sequence[ComparedTime]) -> list[str]:
     return [
         legend({"before": "idle", "after": "device"}),
         f'<div class="pairs">{"".join(_bars(one, most) for one in shown)}</div>',
-        folded("the same as a table", [table(columns, [_cells(one) for one in shown])]),
+        folding_section("the same as a table", [table(columns, [_cells(one) for one in shown])]),
     ]
 
 

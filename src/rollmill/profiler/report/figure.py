@@ -17,7 +17,7 @@ from rollmill.profiling.breakdown import (
     overlap_values,
 )
 from rollmill.profiling.results import ProcessTime, Profile
-from rollmill.profiling.text import machine_text, path_text, sizes_text, speed_text, titled
+from rollmill.profiling.text import machine_text, path_text, profile_title, sizes_text, speed_text
 
 COLOURS = {"device": "#0072b2", "host": "#e69f00", "both": "#009e73", "idle": GREY}
 """Colours of the figure, which the page also uses."""
@@ -35,7 +35,7 @@ def write_figure(file: IO[bytes], profile: Profile) -> None:
     processes = first_of_each_kind(profile.processes, MAX_PROCESSES)
     heights = [LINE * max(1, len(nodes)) + MARGIN, LINE * max(1, len(processes)) + MARGIN]
     figure = new_figure(WIDTH, sum(heights))
-    figure.suptitle(f"{titled(profile)}: {speed_text(profile)}\n{machine_text(profile)}", fontsize=9)
+    figure.suptitle(f"{profile_title(profile)}: {speed_text(profile)}\n{machine_text(profile)}", fontsize=9)
     upper, lower = figure.subplots(2, 1, height_ratios=heights)
     _draw_operations(upper, nodes, profile)
     _draw_overlaps(lower, processes)

@@ -16,7 +16,15 @@ from rollmill.profiler.report.sections import drawn_on_page
 from rollmill.profiler.report.timeline import timeline_section
 from rollmill.profiling.breakdown import duration_of, total_overlap, working_processes
 from rollmill.profiling.results import Profile
-from rollmill.profiling.text import duration, error_text, machine_text, percent, sizes_text, speed_of, titled
+from rollmill.profiling.text import (
+    duration,
+    error_text,
+    machine_text,
+    percent,
+    profile_title,
+    sizes_text,
+    speed_of,
+)
 
 
 def profile_page(profile: Profile) -> str:
@@ -36,7 +44,7 @@ def profile_page(profile: Profile) -> str:
         profiler_section(profile),
         notes_section(profile),
     ]
-    return page(f"Profile of {titled(profile)}", [_head(profile), *drawn_on_page(sections)], script=script)
+    return page(f"Profile of {profile_title(profile)}", [_head(profile), *drawn_on_page(sections)], script=script)
 
 
 def _head(profile: Profile) -> str:
@@ -49,5 +57,5 @@ def _head(profile: Profile) -> str:
         figures.append((percent(at_work / whole), "of the time the device computes"))
         figures.append((percent(overlap.host_only / whole), "of the time only the host is at work"))
     figures.append((error_text(profile), "error of the profile's total, once the profiler's cost is taken out"))
-    title, machine = escaped(titled(profile)), escaped(machine_text(profile))
+    title, machine = escaped(profile_title(profile)), escaped(machine_text(profile))
     return "\n".join([f"<h1>Profile of {title}</h1>", f'<p class="dim">{machine}</p>', tiles(figures)])

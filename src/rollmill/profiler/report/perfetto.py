@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rollmill.profiling.breakdown import lanes_of
 from rollmill.profiling.results import ProcessTime, Profile, TimelineSpan
-from rollmill.profiling.text import titled
+from rollmill.profiling.text import profile_title
 
 MICROSECONDS = 1e6
 
@@ -23,7 +23,7 @@ def perfetto_trace(profile: Profile) -> str:
     """
     events = [event for pid, process in enumerate(profile.processes, 1) for event in _events_of(process, pid)]
     about = {
-        "training": titled(profile),
+        "training": profile_title(profile),
         "command": profile.training.command,
         "device": profile.machine.device,
         "note": "One profiled window, by intervals; the profiler's own cost is part of the durations.",

@@ -6,8 +6,8 @@ from math import fsum
 from rich.padding import Padding
 from rich.text import Text
 
-from rollmill.core.text import counted, number, one_line
-from rollmill.pages.page import BarPart, bar_row, escaped, folded, folded_table, legend, ratio, table
+from rollmill.core.text import format_count, number, one_line
+from rollmill.pages.page import BarPart, bar_row, escaped, folded_table, folding_section, legend, ratio, table
 from rollmill.profiler.report.sections import MIN_SHOWN, Section, paragraph
 from rollmill.profiling.breakdown import (
     OVERLAPS,
@@ -119,7 +119,7 @@ def operations_section(profile: Profile) -> Section:
             ),
             _left_out(left_out, "shorter operations"),
             f"<p>{escaped(kinds)}</p>" if any(node.device for node in shown) else "",
-            folded("the same as a table", [_operation_table(shown, whole)]),
+            folding_section("the same as a table", [_operation_table(shown, whole)]),
         ],
         "Operations",
         f"ms an iteration{summed_over_text(profile)}",
@@ -231,7 +231,7 @@ def _few(processes: Sequence[ProcessTime], rows: Sequence[str], all_of_them: int
     names = {process.name for process in first_of_each_kind(processes, FEW_PROCESSES)}
     lines = list(zip(processes, rows, strict=True))
     rest = [row for process, row in lines if process.name not in names]
-    more = [folded(counted(len(rest), "more process", "more processes"), rest)] if rest else []
+    more = [folding_section(format_count(len(rest), "more process", "more processes"), rest)] if rest else []
     return [*(row for process, row in lines if process.name in names), *more, _left_out(all_of_them - len(rows))]
 
 
@@ -288,7 +288,7 @@ def _host_chart(processes: Sequence[ProcessTime], categories: Sequence[str]) -> 
         (one.activity, one.category, name, milliseconds(one.seconds)) for name, one in activities[:MAX_OPERATIONS]
     ]
     activity_table = table(("activity", "category", "process", "ms an iteration"), rows, left=(1, 2))
-    return [*_few(shown, bars, len(processes)), folded("the longest activities", [activity_table])]
+    return [*_few(shown, bars, len(processes)), folding_section("the longest activities", [activity_table])]
 
 
 def _longest(processes: Sequence[ProcessTime], category: str) -> str:
@@ -391,8 +391,8 @@ def profiler_section(profile: Profile) -> Section:
         (one.kind, count(one.events), number(one.nanoseconds), milliseconds(one.seconds))
         for one in sorted(profile.book_keeping, key=lambda one: -one.seconds)
     ]
-    iterations = counted(iteration.iterations, "iteration")
-    windows = counted(iteration.windows, "profiled window")
+    iterations = format_count(iteration.iterations, "iteration")
+    windows = format_count(iteration.windows, "profiled window")
     return Section(
         "What the profiler itself cost",
         "The duration of an iteration without the profiler, with it, and with its cost taken out again. The "
@@ -404,7 +404,7 @@ def profiler_section(profile: Profile) -> Section:
             table(("event", "an iteration", "ns each", "ms"), rows[:MAX_LINES]) if rows else "",
         ],
         "Cost of the profiler" if rows else "",
-        f"{iterations} in {counted(iteration.windows, 'window')}",
+        f"{iterations} in {format_count(iteration.windows, 'window')}",
         ("event", "an iteration", "ns each", "ms an iteration") if rows else (),
         rows,
     )

@@ -14,7 +14,7 @@ from rollmill.profiler.report.profile_sections import (
 )
 from rollmill.profiler.report.sections import as_text, drawn_in_terminal
 from rollmill.profiling.results import Profile
-from rollmill.profiling.text import correction_text, duration, machine_text, sizes_text, speed_text, titled
+from rollmill.profiling.text import correction_text, duration, machine_text, profile_title, sizes_text, speed_text
 
 
 def draw_profile(profile: Profile, *, width: int = 80) -> str:
@@ -34,7 +34,7 @@ def profile_view(profile: Profile) -> RenderableType:
         notes_section(profile),
     ]
     return Group(
-        Text.assemble((titled(profile), "bold"), f": {speed_text(profile)}"),
+        Text.assemble((profile_title(profile), "bold"), f": {speed_text(profile)}"),
         Text(machine_text(profile)),
         Text(f"an iteration: {sizes_text(profile)}, {duration(profile.iteration.unprofiled)}"),
         Text(correction_text(profile)),

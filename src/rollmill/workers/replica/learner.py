@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from rollmill.channels.transfers import to_host
 from rollmill.core.machine import leave_compilers
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     FILL,
@@ -100,7 +100,7 @@ def _learn(
     iteration: Any,
 ):
     learn_key = iteration_key(key, iteration, LEARN)
-    with traced("learn"):
+    with operation_scope("learn"):
         learner, rings, metrics = learn_from_trajectory(
             graph,
             learner,
@@ -239,7 +239,7 @@ def _begun(graph: Graph, loop: MinibatchLoop, learner: Learner) -> Any:
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
     """Prepares the learner for samples of the experience store."""
-    with traced("learn"), traced("prepare"):
+    with operation_scope("learn"), operation_scope("prepare"):
         learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
         return learner, report(graph, learner, batch)
 
@@ -255,11 +255,11 @@ def _ready(
     iteration: Any,
 ):
     """Prepares the batch, and shuffles it for all epochs. Returns the arguments of `CutLearner._learn`."""
-    with traced("learn"):
-        with traced("prepare"):
+    with operation_scope("learn"):
+        with operation_scope("prepare"):
             learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
             reported, samples = report(graph, learner, batch), loop.prepare_samples(batch)
-        with traced("shuffle"):
+        with operation_scope("shuffle"):
             rows = epoch_rows(iteration_key(key, iteration, LEARN), jnp.asarray(index), graph.loops)
             shuffled = loop.shuffle(samples, rows)
     return (loop.begin(evaluate_schedules(graph, learner)), samples, shuffled), reported
@@ -277,7 +277,7 @@ def _sample(
 ) -> Sample:
     assert graph.replay is not None
     learner = loop.end(carried)
-    with traced("learn"), traced("draw"):
+    with operation_scope("learn"), operation_scope("draw"):
         sample_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), n)
         return graph.replay.sample(graph, rings, learner, sample_key, jnp.asarray(index))
 
@@ -289,7 +289,7 @@ def _follow(graph: Graph, loop: MinibatchLoop, rings: PyTree[Any], carried: Any,
 
 def _learn_sample(loop: MinibatchLoop, structure: Any, leaves: list[Any], minibatch: Batch):
     """Makes an update with a sample of the experience store, from leaves of the carry to such leaves."""
-    with traced("learn"):
+    with operation_scope("learn"):
         carried, metrics = loop.run_drawn(jax.tree.unflatten(structure, leaves), minibatch)
     return jax.tree.leaves(carried), metrics
 
@@ -308,7 +308,7 @@ def _learn_one(
     number: Any,
 ):
     """Learns from one minibatch, from leaves of the carry to such leaves."""
-    with traced("learn"):
+    with operation_scope("learn"):
         of_epoch = jax.tree.map(lambda leaf: leaf[epoch], shuffled)
         carried, metrics = loop.run_minibatch(jax.tree.unflatten(structure, leaves), samples, of_epoch, number)
     return jax.tree.leaves(carried), metrics
@@ -318,7 +318,7 @@ def _collected(
     graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner, reported: Metrics
 ):
     """Reduces the metrics of an iteration that do not belong to a minibatch."""
-    with traced("learn"), traced("metrics"):
+    with operation_scope("learn"), operation_scope("metrics"):
         collected = collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index))
         return mean({**collected, **reported})
 

@@ -121,7 +121,7 @@ def run_on_mesh(context: ReplicaContext) -> None:
     program = _compiled(context, mesh, means)
     if begin.arrays:
         plain = lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype)
-        state = placed(from_host(begin.arrays, jax.tree.map(plain, program.state)), program.shardings)
+        state = place_state(from_host(begin.arrays, jax.tree.map(plain, program.state)), program.shardings)
     else:
         state = begun(program, graph, context.key)
     _await_others(context)
@@ -209,10 +209,10 @@ def begun(program: CompiledProgram, graph: Graph, key: Key) -> State:
     checkpoint, so that a run resumed from there has the same weights, bit for bit.
     """
     state = program.start()
-    return replace(state, learner=placed(begin_learner(graph, key), program.shardings.learner))
+    return replace(state, learner=place_state(begin_learner(graph, key), program.shardings.learner))
 
 
-def placed(whole: PyTree[Any], shardings: PyTree[Any]) -> PyTree[Array]:
+def place_state(whole: PyTree[Any], shardings: PyTree[Any]) -> PyTree[Array]:
     """Distributes a state that every process holds completely. Each process places the part of its own devices."""
 
     def place(leaf: Any, sharding: Any) -> Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.core.operations import traced
+from rollmill.core.operations import operation_scope
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     COLLECT,
@@ -56,12 +56,12 @@ class CompiledRollout:
 
 
 def _collect(graph: Graph, collect: Collect, weights: Weights, collector: Collector, key: Key, iteration: Any):
-    with traced("collect"):
+    with operation_scope("collect"):
         return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT))
 
 
 def _step(graph: Graph, *arguments: PyTree):
-    with traced("collect"):
+    with operation_scope("collect"):
         return step_all(graph, *arguments)
 
 

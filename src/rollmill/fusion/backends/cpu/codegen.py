@@ -15,8 +15,16 @@ from llvmlite import ir
 from rollmill.core.errors import CannotFuse
 from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, Emitter, Value, memory_type, suffix_of
 from rollmill.fusion.backends.cpu.control import BlockValue, Vectors, assign, new_variable, read, write_loop
-from rollmill.fusion.backends.cpu.memory import Matrix, Placed, Scratch, pack, padded, product, side_by_side
-from rollmill.fusion.backends.cpu.operations import applied
+from rollmill.fusion.backends.cpu.memory import (
+    Matrix,
+    Placed,
+    Scratch,
+    pack,
+    product,
+    round_up_width,
+    side_by_side,
+)
+from rollmill.fusion.backends.cpu.operations import emit_operation
 from rollmill.fusion.ir import OPERATIONS, TYPED, Node, is_float
 from rollmill.fusion.opt.schedule import Accumulate, Emit, EmitLoop, If, Item, Schedule, Segment
 
@@ -156,7 +164,7 @@ class CodeWriter:
     def _numbers(self, node: Node) -> Vectors:
         operands = [self.vectors(operand) for operand in node.operands]
         dtypes = [operand.dtype for operand in node.operands]
-        return [applied(self.emit, node.op, own, dtypes, node.dtype) for own in zip(*operands, strict=True)]
+        return [emit_operation(self.emit, node.op, own, dtypes, node.dtype) for own in zip(*operands, strict=True)]
 
     def _uniform_value(self, node: Node) -> BlockValue:
         return self._uniform_number(node) if node.width is None else self._uniform_row(node)
@@ -177,7 +185,7 @@ class CodeWriter:
         self, slot: int, first: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype, stride: int
     ) -> Placed:
         """Returns a matrix, or a row, of a uniform array, copied once with whole vectors in each row."""
-        key, columns = (slot, first, shape, strides), padded(shape[1], self.emit.lanes)
+        key, columns = (slot, first, shape, strides), round_up_width(shape[1], self.emit.lanes)
         if key not in self._uniform:
             self._uniform[key] = self.scratch.take(shape[0] * columns, dtype)
             with self.emit.once():
@@ -190,7 +198,7 @@ class CodeWriter:
 
     def new_rows(self, width: int, dtype: np.dtype = FLOAT32) -> Placed:
         """Allocates scratch memory for one row of `width` columns per sample."""
-        columns = padded(width, self.emit.lanes)
+        columns = round_up_width(width, self.emit.lanes)
         return Placed(self.scratch.take(self.block * columns, dtype), columns, 1, width, dtype)
 
     def in_memory(self, node: Node) -> Placed:
@@ -274,7 +282,11 @@ class CodeWriter:
                     vector = self._without_padding(vector, width - n, node.op, node.dtype)
                 pair = None if total is None else (total, vector)
                 dtypes = [node.dtype, node.dtype]
-                total = vector if pair is None else applied(self.emit, COMBINED[node.op], pair, dtypes, node.dtype)
+                total = (
+                    vector
+                    if pair is None
+                    else emit_operation(self.emit, COMBINED[node.op], pair, dtypes, node.dtype)
+                )
             self.emit.store(self.across(node.op, total, node.dtype), totals.at(self.emit, sample, 0), node.dtype)
         pointers = [totals.at(self.emit, group * lanes, 0) for group in range(self.groups)]
         return [self.emit.load(pointer, node.dtype) for pointer in pointers]
@@ -336,7 +348,9 @@ class CodeWriter:
         operands = [self._elements(operand, sample, first, known) for operand in node.operands]
         if node.op == "splat":
             return operands[0]
-        return applied(self.emit, node.op, operands, [operand.dtype for operand in node.operands], node.dtype)
+        return emit_operation(
+            self.emit, node.op, operands, [operand.dtype for operand in node.operands], node.dtype
+        )
 
 
 SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {

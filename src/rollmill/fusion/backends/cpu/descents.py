@@ -12,11 +12,11 @@ from jaxtyping import Array
 from llvmlite import ir
 
 from rollmill.fusion.backends.cpu.builder import FLOAT32, FLOATS, INT32, Emitter, Value
-from rollmill.fusion.backends.cpu.elementwise import written
+from rollmill.fusion.backends.cpu.elementwise import emitter_for
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT
 from rollmill.fusion.backends.cpu.target import processor
-from rollmill.fusion.kernels.descent_plan import DescentPlan, computed, plan_of
+from rollmill.fusion.kernels.descent_plan import DescentPlan, evaluate_equation, plan_of
 
 FLOAT = FLOATS["float32"]
 PROGRAM_NUMBERS = 2**15
@@ -51,7 +51,7 @@ def compile_descent(
 
 
 def _is_written(name: str, params: dict[str, Any]) -> bool:
-    return written(name, params) is not None
+    return emitter_for(name, params) is not None
 
 
 def _descended(
@@ -66,7 +66,9 @@ def _descended(
         known |= {equation.outvars[0]: total for equation, total in zip(plan.sums, jnp.sum(parts, 0), strict=True)}
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else known[atom]
     for equation in plan.singles:
-        known.update(zip(equation.outvars, computed(equation, list(map(read, equation.invars))), strict=True))
+        known.update(
+            zip(equation.outvars, evaluate_equation(equation, list(map(read, equation.invars))), strict=True)
+        )
     single = lambda atom: 1 / known[atom] if atom in plan.divisors else known[atom]
     given = jnp.stack([jnp.float32(0), *(single(atom).astype(jnp.float32) for atom in plan.given)])
     moved = call(_step_code(plan, leaves, flat_atoms), [given, *gradients, *weights, *flat])
@@ -167,7 +169,7 @@ def _values(
         operands = [read(atom) for atom in equation.invars]
         if name == "div" and not isinstance(equation.invars[1], core.Literal) and equation.invars[1] in single:
             name = "mul"
-        write = written(name, equation.params)
+        write = emitter_for(name, equation.params)
         assert write is not None
         known[equation.outvars[0]] = write(emit, *operands)
     return read

@@ -8,7 +8,7 @@ from rollmill.fusion.backends.cpu.builder import Value
 Written = Callable[..., Value]
 
 
-def written(name: str, params: dict[str, Any]) -> Callable[..., Value] | None:
+def emitter_for(name: str, params: dict[str, Any]) -> Callable[..., Value] | None:
     """Returns the function that emits an element-wise JAX primitive for vectors, or None if unsupported."""
     if name == "integer_pow":
         return _POWERS.get(params["y"])

@@ -17,7 +17,7 @@ from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Emitter,
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue, assign_all, clear, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
-from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
+from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, round_up_width
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
@@ -222,7 +222,7 @@ class _BlockSums:
         self._terms = [(place, term) for place, tile in places for term in tile.terms]
 
     def _place(self, tile: Tile) -> Placed:
-        columns = padded(tile.columns, self._emit.lanes)
+        columns = round_up_width(tile.columns, self._emit.lanes)
         return Placed(self._writer.scratch.take(tile.rows * columns), columns, 1, tile.columns)
 
     def begin(self) -> None:

@@ -64,7 +64,7 @@ class Scratch:
         return -(-numbers * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
 
 
-def padded(width: int, lanes: int) -> int:
+def round_up_width(width: int, lanes: int) -> int:
     """Returns `width` rounded up to a multiple of the vector width."""
     return -(-width // lanes) * lanes
 
@@ -121,7 +121,7 @@ def unpack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
 
 def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> Placed:
     """Copies rows to scratch memory, where the columns of each sample are adjacent."""
-    columns = padded(rows.width, emit.lanes)
+    columns = round_up_width(rows.width, emit.lanes)
     copy = Placed(scratch.take(block * columns, rows.dtype), columns, 1, rows.width, rows.dtype)
     # Products read whole vectors, so the padding columns must be zero.
     zero = ir.Constant(memory_type(rows.dtype), 0)

@@ -79,7 +79,7 @@ INTEGER_OPERATIONS: dict[str, Callable[..., Value]] = {
 }
 
 
-def applied(
+def emit_operation(
     emit: Emitter, op: str, operands: Sequence[Value], dtypes: Sequence[np.dtype], result: np.dtype
 ) -> Value:
     """Emits one operation of `ir.operations.OPERATIONS` on vectors of these dtypes.

@@ -18,7 +18,7 @@ from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.memories import in_order_of_writes
-from rollmill.fusion.kernels.rollout import RolloutStep, aliased, written_leaves
+from rollmill.fusion.kernels.rollout import RolloutStep, aliased_outputs, written_leaves
 from rollmill.fusion.opt.schedule import schedule_of
 
 
@@ -46,7 +46,7 @@ def rollout_code(
     scratch = Scratch(emit, base)
     writer = CodeWriter(emit, scratch, slots, block=block, room=own.accumulators)
     first = _first_of(emit, number, num_envs, block)
-    aliases = aliased(step)
+    aliases = aliased_outputs(step)
     writer.cells = [
         _cells(emit, leaf, pointers[len(inputs) + aliases[n] if n in aliases else n], first)
         for n, leaf in enumerate(step.carried_leaves)

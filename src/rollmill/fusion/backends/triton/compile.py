@@ -172,7 +172,7 @@ def _code(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: in
     return _compiled_elsewhere.get(compilation) or code_of(_compiled(compilation))
 
 
-def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
+def compile_for(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
     """Compiles a kernel for GPUs of a compute capability, such as 90 for 9.0. No GPU is needed."""
     return _compiled(compilation_of(kernel, arrays, capability))
 

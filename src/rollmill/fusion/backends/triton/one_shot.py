@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-from rollmill.fusion.backends.triton.compile import Kernel, call, capability_here, compiled, entry
+from rollmill.fusion.backends.triton.compile import Kernel, call, capability_here, compile_for, entry
 
 LANE = 1024
 """Number of vector elements in a lane."""
@@ -87,7 +87,7 @@ def one_shot_mean(
 def compile_one_shot_mean(size: int, ranks: int) -> None:
     """Compiles the one-shot all-reduce for this machine's GPU. Raises `CannotFuse` if it does not compile."""
     arrays = [jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((2 * ranks + 1,), jnp.uint32)]
-    compiled(mean_kernel(size, ranks, 0), arrays, capability_here())
+    compile_for(mean_kernel(size, ranks, 0), arrays, capability_here())
 
 
 def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:

@@ -24,7 +24,7 @@ from rollmill.fusion.backends.triton.reloading import FAR, matrices_fit, read_wh
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Program, count_nodes
 from rollmill.fusion.kernels.memories import in_order_of_writes
-from rollmill.fusion.kernels.rollout import RolloutStep, aliased, unpack, written_leaves
+from rollmill.fusion.kernels.rollout import RolloutStep, aliased_outputs, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.opt.row_tiles import tiled
 from rollmill.fusion.opt.schedule import schedule_of
@@ -92,7 +92,7 @@ def rollout_kernel(
         launch.num_warps,
         len(uniforms.slots),
         registers=launch.max_registers or MAX_REGISTERS,
-        aliases=aliased(step),
+        aliases=aliased_outputs(step),
     )
     return kernel, [*carried, keys, *uniforms.slots]
 
@@ -135,7 +135,7 @@ def rollout_source(
     mask = "" if num_envs % block == 0 else "here"
     places = LeafIO(source, mask)
 
-    aliases = aliased(step)
+    aliases = aliased_outputs(step)
     numbered = [(n, leaf) for n, leaf in enumerate(step.carried_leaves) if leaf.memory is not None]
     writer.cells = [
         MemoryPlace(f"after{n}" if n in aliases else before[n], f"cells{n}", math.prod(leaf.shape))

@@ -12,7 +12,7 @@ from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import one_of
 from rollmill.fusion.lower.rules.products import materialised, one_of_sums
-from rollmill.fusion.lower.values import Const, Value, is_same, is_shared, shared
+from rollmill.fusion.lower.values import Const, Value, is_same, is_shared, shared_array
 
 INLINED = {
     "jit": "jaxpr",
@@ -76,7 +76,7 @@ def _merged(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
         return cases[0]
     if all(map(is_shared, (index, *cases))) and not is_key(cases[0].dtype):
         arrays = [jnp.asarray(ctx.array(case)) for case in cases]
-        return shared(jax.lax.select_n(jnp.asarray(ctx.array(index)), *arrays))
+        return shared_array(jax.lax.select_n(jnp.asarray(ctx.array(index)), *arrays))
     sums = one_of_sums(ctx, index, cases)
     return sums if sums is not None else one_of(ctx, index, [materialised(ctx, case) for case in cases])
 

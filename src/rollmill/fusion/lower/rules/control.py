@@ -11,7 +11,7 @@ from rollmill.fusion.lower.context import Lowering, fold_constant
 from rollmill.fusion.lower.loops import Body, emit_loop
 from rollmill.fusion.lower.movement import index_leading, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.rules.elementwise import chosen
+from rollmill.fusion.lower.rules.elementwise import select_elements
 from rollmill.fusion.lower.rules.indexing import element_at
 from rollmill.fusion.lower.rules.reductions import reduced
 from rollmill.fusion.lower.rules.scattering import with_element
@@ -87,7 +87,7 @@ def _where_lanes(ctx: Lowering, goes_on: Value, new: Value, old: Value) -> Value
     if is_same(new, old, ctx.region.is_same):
         return old
     lanes = (*goes_on.shape, *[1] * (len(old.shape) - len(goes_on.shape)))
-    return fold_constant(chosen(ctx, reshaped(ctx, goes_on, lanes), new, old))
+    return fold_constant(select_elements(ctx, reshaped(ctx, goes_on, lanes), new, old))
 
 
 # --- scan -----------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
     return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 
 
-def chosen(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
+def select_elements(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
     """Returns `one` where the condition is true, and `other` elsewhere. Supports random keys."""
     if is_large(one) or is_large(other):
         asked = everywhere(ctx, condition)
@@ -280,7 +280,7 @@ def one_of(ctx: Lowering, which: Value, cases: Sequence[Value]) -> Value:
     for number, case in enumerate(cases[1:], start=1):
         is_case = lambda node, n=number: ctx.apply("eq", node, ctx.constant(n, node.dtype))
         condition = which if which.dtype == np.bool_ else mapped(ctx, is_case, [which], np.dtype(bool))
-        result = chosen(ctx, condition, case, result)
+        result = select_elements(ctx, condition, case, result)
     return result
 
 

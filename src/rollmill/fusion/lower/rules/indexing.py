@@ -16,7 +16,7 @@ from rollmill.fusion.lower.dynamic_index import (
     start_of,
 )
 from rollmill.fusion.lower.element_index import ElementIndex, plus
-from rollmill.fusion.lower.large_arrays import computed, element_of, is_too_large
+from rollmill.fusion.lower.large_arrays import element_of, is_too_large, lazy_array
 from rollmill.fusion.lower.large_moves import block_of_large, leading_of
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
@@ -145,7 +145,7 @@ def _gathered(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> Val
         node = element_of(at, value, ElementIndex(value.shape, axes=places))
         return node if inside is None else select(at, inside, node, at.constant(fill, value.dtype))
 
-    return computed(ctx, equation.shape, value.dtype, element)
+    return lazy_array(ctx, equation.shape, value.dtype, element)
 
 
 def _keeps_rows(value: Value, equation: Equation, numbers: Any, sizes: Sequence[int]) -> bool:

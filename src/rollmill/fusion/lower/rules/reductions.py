@@ -75,7 +75,7 @@ def _of_lanes(op: str) -> Rule:
 def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     """Reduces an array along some axes with the operation `op`, element by element."""
     if is_large(value):
-        return reduced_elements(ctx, op, value, axes, of_none(op, value.dtype))
+        return reduced_elements(ctx, op, value, axes, identity_element(op, value.dtype))
     last = len(value.shape) - 1
     leading = tuple(axis for axis in axes if axis != last)
     if isinstance(value, Concat):
@@ -95,7 +95,7 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     if 0 in nodes.shape:
         shape = tuple(size for axis, size in enumerate(nodes.shape) if axis not in axes)
         return ScalarArray(
-            np.full(shape, ctx.constant(of_none(op, value.dtype), value.dtype), object), value.dtype
+            np.full(shape, ctx.constant(identity_element(op, value.dtype), value.dtype), object), value.dtype
         )
     return ScalarArray(_along(combine, nodes, axes), value.dtype)
 
@@ -127,7 +127,7 @@ def row_total(ctx: Lowering, op: str, row: Node) -> Node:
     return converted(ctx, total, row.dtype)
 
 
-def of_none(op: str, dtype: Any) -> Any:
+def identity_element(op: str, dtype: Any) -> Any:
     """Returns the result of a reduction over no elements, such as 0 for a sum."""
     limits = jnp.finfo(dtype) if is_float(dtype) else None if dtype == np.bool_ else np.iinfo(dtype)
     match op:

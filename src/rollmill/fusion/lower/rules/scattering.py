@@ -10,7 +10,14 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import check_selects, select, start_of
 from rollmill.fusion.lower.element_index import ElementIndex, clamp_index, is_at, plus, times
-from rollmill.fusion.lower.large_arrays import MAX_WRITES, both, computed, element_of, is_too_large, with_cell
+from rollmill.fusion.lower.large_arrays import (
+    MAX_WRITES,
+    element_of,
+    is_too_large,
+    lazy_array,
+    logical_and,
+    with_cell,
+)
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
 from rollmill.fusion.lower.values import LoweringError, NodeArray, RowArray, Start, Value, is_large
@@ -80,12 +87,12 @@ def _with_large_block(
             check = is_at(at, places[-1], place)
             if check is False:
                 return element_of(at, value, index)
-            here = both(at, check, here)
+            here = logical_and(at, check, here)
         before = element_of(at, value, index)
         written = combine(before, element_of(at, block, ElementIndex(block.shape, axes=places)))
         return written if here is None else select(at, here, written, before)
 
-    return computed(ctx, value.shape, value.dtype, element)
+    return lazy_array(ctx, value.shape, value.dtype, element)
 
 
 def _alike(ctx: Lowering, value: Value, block: Value, *, whole_rows: bool) -> tuple[Cells, Cells]:
@@ -233,7 +240,7 @@ def _block_of(
             places.append(next(inside) if axis in windows else next(rest))
         return element_of(at, updates, ElementIndex(updates.shape, axes=places))
 
-    return computed(ctx, sizes, updates.dtype, element)
+    return lazy_array(ctx, sizes, updates.dtype, element)
 
 
 def _combination(ctx: Lowering, kind: str) -> Combine:

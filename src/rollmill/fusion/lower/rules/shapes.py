@@ -7,7 +7,7 @@ import numpy as np
 
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.large_arrays import is_too_large
-from rollmill.fusion.lower.large_moves import beside, moved, part_of, with_padding
+from rollmill.fusion.lower.large_moves import beside, lower_move, part_of, with_padding
 from rollmill.fusion.lower.movement import gather_static, joined, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
@@ -76,7 +76,7 @@ def _by_move(move: Move) -> Rule:
             raise LoweringError("kernels do not support shapes that are unknown during tracing")
         (value,) = values
         if is_large(value) or (is_too_large(equation.shape) and not isinstance(value, SHARED_OR_ROWS)):
-            return [moved(ctx, equation.primitive, value, equation.shape, equation.params)]
+            return [lower_move(ctx, equation.primitive, value, equation.shape, equation.params)]
         # Rearranging the indices shows where every element goes, for any operation.
         return [gather_static(ctx, value, move(positions(value.shape), **equation.params))]
 

@@ -11,7 +11,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import cells
-from rollmill.fusion.lower.rules.reductions import of_none
+from rollmill.fusion.lower.rules.reductions import identity_element
 from rollmill.fusion.lower.rules.shapes import padded
 from rollmill.fusion.lower.values import LoweringError, ScalarArray, Value, alone, no_nodes, positions
 
@@ -66,7 +66,7 @@ def _pool(op: str) -> Rule:
         (value,) = values
         own = cells(ctx, value, whole_rows=_leaves_rows(equation.params))
         under = _under_windows(equation.params, own.nodes.shape)
-        nothing = ctx.constant(of_none(op, own.dtype), own.dtype)
+        nothing = ctx.constant(identity_element(op, own.dtype), own.dtype)
         flat, results = own.nodes.reshape(-1), no_nodes(under.shape[:-1])
         for at in np.ndindex(*results.shape):
             # -1 is padding. The neutral element appears only if a window contains no elements at all.
