@@ -1,4 +1,4 @@
-"""Runs with a replay memory whose environments begin new episodes when they are resumed."""
+"""Transitions in the replay memory of runs whose environments are in other processes, or begin new episodes."""
 
 import jax
 import numpy as np
@@ -7,29 +7,42 @@ import pytest
 import rollmill
 from rollmill.policies.policies import restore_run
 
+ENVIRONMENT = "gymnasium:counting_episodes:Counting-v0"
 SIZES = {"num_envs": 4, "num_steps": 3, "batch_size": 8, "gradient_steps": 1, "learning_starts": 40}
+OPTIONS = {"quiet": True, "tensorboard": False, "imports": ["counting_episodes"]}
 TOTAL = 4 * 3 * 11
+OF_THE_EPISODE = [0, 2]
+"""Numbers of the episode and of the process in an observation."""
+
+
+def drawn_from(directory):
+    """Yields many transitions of a run's last checkpoint."""
+    found = restore_run(directory, imports=["counting_episodes"])
+    graph, state = found.graph, found.restored.state
+    index = np.arange(4, dtype=np.int32)
+    draw = jax.jit(lambda key: graph.replay.sample(graph, state.rings, state.learner, key, index))
+    for number in range(40):
+        yield jax.device_get(draw(jax.random.key(number)).minibatch.samples._replace(key=()))
 
 
 @pytest.mark.slow
 def test_no_transition_of_a_resumed_run_leads_into_another_episode(tmp_path):
-    graph = rollmill.dqn(
-        "gymnasium:counting_episodes:Counting-v0",
-        **SIZES,
-        total_timesteps=TOTAL,
-        buffer_size=4 * TOTAL,
-        n_step=3,
-    )
-    options = {"quiet": True, "tensorboard": False, "imports": ["counting_episodes"]}
-    run = rollmill.train(graph, run_dir=tmp_path / "run", **options)
+    graph = rollmill.dqn(ENVIRONMENT, **SIZES, total_timesteps=TOTAL, buffer_size=4 * TOTAL, n_step=3)
+    run = rollmill.train(graph, run_dir=tmp_path / "run", **OPTIONS)
     rollmill.resume(run.directory, quiet=True, changes={"total_timesteps": 2 * TOTAL})
-    found = restore_run(run.directory, imports=["counting_episodes"])
-    graph, state = found.graph, found.restored.state
-    index = np.arange(4, dtype=np.int32)
-    draw = jax.jit(lambda key: graph.replay.sample(graph, state.rings, state.learner, key, index))
     processes = set()
-    for number in range(40):
-        drawn = jax.device_get(draw(jax.random.key(number)).minibatch.samples._replace(key=()))
-        np.testing.assert_array_equal(drawn.observation[:, [0, 2]], drawn.next_observation[:, [0, 2]])
+    for drawn in drawn_from(run.directory):
+        before, after = drawn.observation[:, OF_THE_EPISODE], drawn.next_observation[:, OF_THE_EPISODE]
+        np.testing.assert_array_equal(before, after)
         processes |= set(drawn.observation[:, 2].tolist())
     assert len(processes) > 1, "transitions from before and after the resumption are drawn"
+
+
+def test_asynchronous_actors_fill_the_memory_of_their_own_environments(tmp_path):
+    graph = rollmill.dqn(ENVIRONMENT, **SIZES, total_timesteps=6 * TOTAL, buffer_size=8 * TOTAL, n_step=1)
+    placement = {"distribution": "single-learner-coarse", "actors": 2, "asynchronous": True, "place": "threads"}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", **placement, **OPTIONS)
+    for drawn in drawn_from(run.directory):
+        before, after = drawn.observation[:, OF_THE_EPISODE], drawn.next_observation[:, OF_THE_EPISODE]
+        np.testing.assert_array_equal(before, after)
+        np.testing.assert_array_equal(drawn.observation[:, 1] + 1, drawn.next_observation[:, 1])

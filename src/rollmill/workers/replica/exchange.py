@@ -129,12 +129,18 @@ class SendTrajectories(StageRun):
 
 
 class ReceiveTrajectories(StageRun):
-    """Stage that receives rollouts from the replicas that collect for this replica, and concatenates them."""
+    """Stage that receives rollouts from the replicas that collect for this replica, and concatenates them.
+
+    An asynchronous group may send several rollouts of one replica before the first of another. With a replay
+    memory, a batch nevertheless has one rollout from each source, because a stored step is followed by the next
+    step of its environment.
+    """
 
     def __init__(self, context: ReplicaContext) -> None:
         self._context = context
         self._sources = list(context.peers("trajectory"))
         self._synchronous = context.role.partner("trajectory").synchronous
+        self._from_each = self._synchronous or context.graph.replay is not None
         layout = trajectory_layout(context.flow, len(context.index) // len(self._sources))
         self._receiver = context.wire.receiver(
             "trajectory",
@@ -147,16 +153,15 @@ class ReceiveTrajectories(StageRun):
 
     def run(self, state: IterationState) -> IterationState:
         """Adds a batch to the results of the iteration: one rollout from each source, or from any sources in
-        asynchronous groups.
+        asynchronous groups without a replay memory.
 
         Raises `Damaged` if a synchronous rollout belongs to another iteration.
         """
         self._context.control.at("waiting for trajectories")
+        chosen: Any = {"sources": self._sources} if self._from_each else {"count": len(self._sources)}
+        gathered = self._receiver.gather(axis=AXES, **chosen)
         if self._synchronous:
-            gathered = self._receiver.gather(axis=AXES, sources=self._sources)
             _check_iteration(gathered, state.iteration)
-        else:
-            gathered = self._receiver.gather(axis=AXES, count=len(self._sources))
         lags = [state.iteration - header.version for header in gathered.headers]
         return state._replace(trajectory=to_device(gathered.tree), lags=lags)
 
