@@ -13,17 +13,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.building import load_model, robot_environment
 from rollmill.envs.robots.flying import clip_action
-from rollmill.envs.robots.pictures import ViewAngle, drawing_of
-from rollmill.envs.robots.stability import end_unstable
-from rollmill.envs.robots.substeps import advance, checked_count, in_float32
-from rollmill.envs.transforms import time_limit
+from rollmill.envs.robots.pictures import ViewAngle
+from rollmill.envs.robots.substeps import advance, in_float32
 from rollmill.physics.algebra import cross, product, times
 
 SUBSTEPS = 2
@@ -134,22 +132,17 @@ def ball_balance(
         iterations: Newton iterations in each of the two physics steps.
         line_search_iterations: number of points tried along each search direction.
     """
-    model = physics.load(
-        model_text(),
-        iterations=checked_count("iterations", iterations),
-        line_search_iterations=checked_count("line_search_iterations", line_search_iterations),
+    model = load_model(model_text(), iterations, line_search_iterations)
+    return robot_environment(
+        "robots:BallBalance",
+        _BallBalance(model.structure),
+        BallBalanceParams(in_float32(model.params)),
+        observations=24,
+        actions=3,
+        model=model_text(),
+        view=ViewAngle(2.4, elevation=-15.0, height=0.6, follows=False),
+        max_steps=max_steps,
     )
-    task = _BallBalance(model.structure)
-    env = Environment(
-        name="robots:BallBalance",
-        reset=task.reset,
-        step=task.step,
-        observation_space=spaces.Box(-np.inf, np.inf, (24,), np.float32),
-        action_space=spaces.Box(-1.0, 1.0, (3,), np.float32),
-        params=BallBalanceParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), ViewAngle(2.4, elevation=-15.0, height=0.6, follows=False)),
-    )
-    return time_limit(end_unstable(env), max_steps)
 
 
 class _BallBalance:

@@ -10,17 +10,15 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.pictures import ViewAngle, drawing_of
-from rollmill.envs.robots.stability import end_unstable, itself
+from rollmill.envs.robots.building import load_model, robot_environment
+from rollmill.envs.robots.pictures import ViewAngle
+from rollmill.envs.robots.stability import itself
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
-from rollmill.envs.transforms import time_limit
 
 SUBSTEPS = 2
 TIME_STEP = 1 / 60
@@ -64,18 +62,18 @@ def cartpole(*, max_steps: int = 500) -> Environment:
     Args:
         max_steps: time limit of an episode, in steps of 1/60 s.
     """
-    model = physics.load(MODEL)
-    task = _Cartpole(model.structure)
-    env = Environment(
-        name="robots:Cartpole",
-        reset=task.reset,
-        step=task.step,
-        observation_space=spaces.Box(-np.inf, np.inf, (4,), np.float32),
-        action_space=spaces.Box(-1.0, 1.0, (1,), np.float32),
-        params=CartpoleParams(in_float32(model.params)),
-        draw=drawing_of(MODEL, ViewAngle(5.0, azimuth=180.0, elevation=-10.0, height=2.2, follows=False)),
+    model = load_model(MODEL)
+    return robot_environment(
+        "robots:Cartpole",
+        _Cartpole(model.structure),
+        CartpoleParams(in_float32(model.params)),
+        observations=4,
+        actions=1,
+        model=MODEL,
+        view=ViewAngle(5.0, azimuth=180.0, elevation=-10.0, height=2.2, follows=False),
+        max_steps=max_steps,
+        robot_of=itself,
     )
-    return time_limit(end_unstable(env, itself), max_steps)
 
 
 class _Cartpole:

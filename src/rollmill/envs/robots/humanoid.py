@@ -10,17 +10,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
-from rollmill.envs.robots.pictures import ViewAngle, drawing_of
-from rollmill.envs.robots.stability import end_unstable
-from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
+from rollmill.envs.robots.building import load_model, robot_environment
+from rollmill.envs.robots.pictures import ViewAngle
+from rollmill.envs.robots.substeps import advance, in_float32, uniform
 from rollmill.envs.robots.walking import observe_posture, progress_of
-from rollmill.envs.transforms import time_limit
 
 SUBSTEPS = 2
 TIME_STEP = 1 / 60
@@ -181,23 +179,17 @@ def humanoid(
         iterations: Newton iterations in each of the two physics steps.
         line_search_iterations: number of points tried along each search direction.
     """
-    model = physics.load(
-        model_text(),
-        iterations=checked_count("iterations", iterations),
-        line_search_iterations=checked_count("line_search_iterations", line_search_iterations),
-        joint_forces=True,
+    model = load_model(model_text(), iterations, line_search_iterations, joint_forces=True)
+    return robot_environment(
+        "robots:Humanoid",
+        _Humanoid(model.structure),
+        HumanoidParams(in_float32(model.params)),
+        observations=108,
+        actions=JOINTS,
+        model=model_text(),
+        view=ViewAngle(3.5),
+        max_steps=max_steps,
     )
-    task = _Humanoid(model.structure)
-    env = Environment(
-        name="robots:Humanoid",
-        reset=task.reset,
-        step=task.step,
-        observation_space=spaces.Box(-np.inf, np.inf, (108,), np.float32),
-        action_space=spaces.Box(-1.0, 1.0, (JOINTS,), np.float32),
-        params=HumanoidParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), ViewAngle(3.5)),
-    )
-    return time_limit(end_unstable(env), max_steps)
 
 
 class _Humanoid:

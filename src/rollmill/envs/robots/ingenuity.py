@@ -9,18 +9,15 @@ ends above it.
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.building import load_model, robot_environment
 from rollmill.envs.robots.flying import clip_action, distance_of, first_place, flight_reward, observe_flight
-from rollmill.envs.robots.pictures import ViewAngle, drawing_of
-from rollmill.envs.robots.stability import end_unstable
+from rollmill.envs.robots.pictures import ViewAngle
 from rollmill.envs.robots.substeps import advance, in_float32
-from rollmill.envs.transforms import time_limit
 
 SUBSTEPS = 2
 TIME_STEP = 0.01
@@ -83,18 +80,17 @@ def ingenuity(*, max_steps: int = 2000) -> Environment:
     Args:
         max_steps: time limit of an episode, in steps of 0.01 s.
     """
-    model = physics.load(MODEL)
-    task = _Ingenuity(model.structure)
-    env = Environment(
-        name="robots:Ingenuity",
-        reset=task.reset,
-        step=task.step,
-        observation_space=spaces.Box(-np.inf, np.inf, (13,), np.float32),
-        action_space=spaces.Box(-1.0, 1.0, (6,), np.float32),
-        params=IngenuityParams(in_float32(model.params)),
-        draw=drawing_of(MODEL, ViewAngle(4.0, height=1.2)),
+    model = load_model(MODEL)
+    return robot_environment(
+        "robots:Ingenuity",
+        _Ingenuity(model.structure),
+        IngenuityParams(in_float32(model.params)),
+        observations=13,
+        actions=6,
+        model=MODEL,
+        view=ViewAngle(4.0, height=1.2),
+        max_steps=max_steps,
     )
-    return time_limit(end_unstable(env), max_steps)
 
 
 class _Ingenuity:

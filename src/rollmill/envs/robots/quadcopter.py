@@ -11,18 +11,15 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.building import load_model, robot_environment
 from rollmill.envs.robots.flying import clip_action, distance_of, first_place, flight_reward, observe_flight
-from rollmill.envs.robots.pictures import ViewAngle, drawing_of
-from rollmill.envs.robots.stability import end_unstable
+from rollmill.envs.robots.pictures import ViewAngle
 from rollmill.envs.robots.substeps import advance, in_float32, uniform
-from rollmill.envs.transforms import time_limit
 
 SUBSTEPS = 2
 TIME_STEP = 0.01
@@ -107,18 +104,17 @@ def quadcopter(*, max_steps: int = 500, iterations: int = physics.ITERATIONS) ->
         max_steps: time limit of an episode, in steps of 0.01 s.
         iterations: Newton iterations in each of the two physics steps.
     """
-    model = physics.load(model_text(), iterations=iterations)
-    task = _Quadcopter(model.structure)
-    env = Environment(
-        name="robots:Quadcopter",
-        reset=task.reset,
-        step=task.step,
-        observation_space=spaces.Box(-np.inf, np.inf, (21,), np.float32),
-        action_space=spaces.Box(-1.0, 1.0, (12,), np.float32),
-        params=QuadcopterParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), ViewAngle(2.5, height=1.0, follows=False)),
+    model = load_model(model_text(), iterations)
+    return robot_environment(
+        "robots:Quadcopter",
+        _Quadcopter(model.structure),
+        QuadcopterParams(in_float32(model.params)),
+        observations=21,
+        actions=12,
+        model=model_text(),
+        view=ViewAngle(2.5, height=1.0, follows=False),
+        max_steps=max_steps,
     )
-    return time_limit(end_unstable(env), max_steps)
 
 
 class _Quadcopter:

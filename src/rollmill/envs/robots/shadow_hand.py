@@ -10,18 +10,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
 from rollmill import physics
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs.physics import Scalar
+from rollmill.envs.robots.building import load_model, robot_environment
 from rollmill.envs.robots.flying import clip_action
 from rollmill.envs.robots.hand_model import SERVOS, SUBSTEPS, TIPS, model_text
-from rollmill.envs.robots.pictures import ViewAngle, drawing_of
-from rollmill.envs.robots.stability import end_unstable
-from rollmill.envs.robots.substeps import advance, checked_count, in_float32, uniform
-from rollmill.envs.transforms import time_limit
+from rollmill.envs.robots.pictures import ViewAngle
+from rollmill.envs.robots.substeps import advance, in_float32, uniform
 from rollmill.physics.algebra import cross, pick, point_velocity, quaternion_matrix, spatial_vector, times
 from rollmill.physics.kinematics import frames, in_world, velocities
 
@@ -77,23 +75,17 @@ def shadow_hand(
         iterations: Newton iterations in each of the two physics steps.
         line_search_iterations: number of points tried along each search direction.
     """
-    model = physics.load(
-        model_text(),
-        iterations=checked_count("iterations", iterations),
-        line_search_iterations=checked_count("line_search_iterations", line_search_iterations),
-        joint_forces=True,
+    model = load_model(model_text(), iterations, line_search_iterations, joint_forces=True)
+    return robot_environment(
+        "robots:ShadowHand",
+        _ShadowHand(model.structure),
+        HandParams(in_float32(model.params)),
+        observations=211,
+        actions=ACTIONS,
+        model=model_text(),
+        view=ViewAngle(0.5, azimuth=225.0, elevation=-40.0, height=0.5),
+        max_steps=max_steps,
     )
-    task = _ShadowHand(model.structure)
-    env = Environment(
-        name="robots:ShadowHand",
-        reset=task.reset,
-        step=task.step,
-        observation_space=spaces.Box(-np.inf, np.inf, (211,), np.float32),
-        action_space=spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32),
-        params=HandParams(in_float32(model.params)),
-        draw=drawing_of(model_text(), ViewAngle(0.5, azimuth=225.0, elevation=-40.0, height=0.5)),
-    )
-    return time_limit(end_unstable(env), max_steps)
 
 
 class _ShadowHand:
