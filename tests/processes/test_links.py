@@ -90,7 +90,7 @@ def far(monkeypatch):
 def test_a_worker_on_a_silent_host_is_lost_without_waiting_for_its_end(far):
     far.silence[0] = 12.0
     assert far.supervisor.events(5.0) == [Silent(JOB, 12.0, "127.0.0.1")]
-    assert far.supervisor.out_of_reach() == {"actor/0": "127.0.0.1"}
+    assert far.supervisor.unreachable_hosts() == {"actor/0": "127.0.0.1"}
     far.silence[0] = 20.0
     (lost,) = far.supervisor.events(5.0)
     assert isinstance(lost, Lost) and lost.reason == "its host 127.0.0.1 has acknowledged nothing for 20 s"

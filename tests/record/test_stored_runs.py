@@ -14,7 +14,7 @@ from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.mirror import Mirror, mirror_run
 from rollmill.record.object_store import ObjectStore, StoreError
 from rollmill.record.run_directory import RunDirectory
-from rollmill.record.stored_runs import bring, is_run_file, local_marker
+from rollmill.record.stored_runs import download_run, is_run_file, local_marker
 from wordings import raises
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'rollmill[store]'")
@@ -120,19 +120,19 @@ def test_the_newer_of_both_is_gone_on_with(url, monkeypatch, tmp_path):
     begin(url)
     train(url, 10)
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "second"))
-    bring(folder(url), url)
+    download_run(folder(url), url)
     train(url, 20)
-    bring(folder(url), url)
+    download_run(folder(url), url)
     assert restored(RunDirectory(folder(url)))[0] == (10, 20)
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "first"))
     with Checkpoints(folder(url) / "checkpoints") as here:
         save(here, 15)  # was never copied, and is older than what the second machine did
-    bring(folder(url), url)
+    download_run(folder(url), url)
     assert restored(RunDirectory(folder(url)))[0] == (10, 20)
     with Checkpoints(folder(url) / "checkpoints", keep_last=9) as here:
         save(here, 25)  # as after a kill while the store was out of reach
     before = (folder(url) / "config.json").stat().st_ino
-    bring(folder(url), url)
+    download_run(folder(url), url)
     assert restored(RunDirectory(folder(url)))[0] == (10, 20, 25)
     assert (folder(url) / "config.json").stat().st_ino == before
 
@@ -299,7 +299,7 @@ def test_what_cannot_be_a_run_is_refused(url):
         RunDirectory.open(folder(url))
     ObjectStore(url).write("notes.txt", b"mine")
     with raises("is-not-empty-and-holds-no-run", "notes.txt"):
-        bring(folder(url), url)
+        download_run(folder(url), url)
     for bad in ("s3://bucket", "s3://bucket/", "s3://bucket/a/../b"):
         with raises("names-no-folder-hint-runs"):
             folder(bad)
@@ -307,7 +307,7 @@ def test_what_cannot_be_a_run_is_refused(url):
         folder(f"gs://bucket/{'x' * 201}")
     missing = "s3://nobody-has-this/x"
     with pytest.raises(StorageError, match="the bucket does not exist"):
-        bring(folder(missing), missing)
+        download_run(folder(missing), missing)
 
 
 def test_paths_and_urls(tmp_path, monkeypatch):

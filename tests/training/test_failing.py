@@ -127,7 +127,7 @@ def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
 )
 def test_sigterm_waits_for_no_host_out_of_reach(tmp_path, name, seconds, host, ends):
     stop = SimpleNamespace(signal_name=name, seconds=seconds, requested=True)
-    training = SimpleNamespace(out_of_reach=host, waited_for="actor/1 (collecting)")
+    training = SimpleNamespace(unreachable_workers=host, waited_for="actor/1 (collecting)")
     run = SimpleNamespace(command=lambda verb: f"rollmill {verb} run")
     message = r"arrived 0 s ago, and there is no response from actor/1 on 10.0.0.2\n.*\n  rollmill resume run"
     with pytest.raises(StopOverdue, match=message) if ends else contextlib.nullcontext():

@@ -124,7 +124,7 @@ def test_a_run_of_a_stranger_is_not_resumed_from_a_store_that_it_names(plain, tm
     config = json.loads((tmp_path / "theirs/config.json").read_text())
     config["options"]["start_from"] = "s3://stranger/run"
     (tmp_path / "theirs/config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(stored_runs, "bring", asked)
+    monkeypatch.setattr(stored_runs, "download_run", asked)
     with raises("was-not-made-here-and-begins", "s3://stranger/run"):
         rollmill.resume(tmp_path / "theirs", quiet=True)
     with pytest.raises(AssertionError, match="the store was asked"):

@@ -35,9 +35,9 @@ def sequence_replay(config: Any) -> SequenceReplay:
 def check_sequences(
     algorithm: str, without_memory: str, config: Any, replay: SequenceReplay, loops: Loops
 ) -> None:
-    """Checks the network and the sizes of sequences. Raises a `UsageError` with values that would be possible.
+    """Checks the network and the lengths of sequences. Raises a `UsageError` that suggests valid values.
 
-    `without_memory` is the algorithm that trains networks without memory.
+    `without_memory` is the name of the algorithm to use for networks without memory.
     """
     if config.network.torso not in CELLS:
         raise UsageError(

@@ -175,7 +175,7 @@ class Broker(Protocol):
         ...
 
     def drop(self, name: str) -> None:
-        """Forgets the shared memory called `name`. Existing mappings stay valid."""
+        """Releases the shared memory called `name`. Existing mappings stay valid."""
         ...
 
     def holder(self, name: str) -> int:

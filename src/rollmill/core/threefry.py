@@ -2,8 +2,8 @@
 
 Threefry comes from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011). On a CPU, JAX compiles it
 to a loop of five iterations. Training draws many small arrays, and for each array the loop runs about forty tiny
-operations. Here, programs call machine code, which is compiled only once. On other machines, they
-contain one fused operation without a loop for each array, which takes longer to compile.
+operations. With this module, programs call machine code instead, which is compiled only once. If there is none for
+a machine, programs contain one fused operation for each array. It has no loop, but takes longer to compile.
 """
 
 import math

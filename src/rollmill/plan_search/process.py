@@ -53,9 +53,8 @@ class MetricsPoint(NamedTuple):
 class CandidateProcess:
     """A process of `rollmill.cli.candidate_process` that tries one candidate.
 
-    It has a temporary run directory and its own environment variables.
-    The process imports its modules, which takes seconds, and then waits for `prepare`. `check_stop` raises
-    `SearchStopped` after a signal.
+    It has a temporary run directory and its own environment variables. It imports its modules, which takes
+    seconds, and then waits for `prepare`. `check_stop` raises `SearchStopped` after a signal.
     """
 
     def __init__(self, *, check_stop: Callable[[], None], environment: dict[str, str]) -> None:

@@ -55,7 +55,7 @@ class Supervision(Protocol):
         """Returns a worker's clock as last measured, or this host's clock if the worker is gone."""
         ...
 
-    def out_of_reach(self) -> dict[str, str]:
+    def unreachable_hosts(self) -> dict[str, str]:
         """Returns the hosts of workers that may be unreachable, by job name."""
         ...
 

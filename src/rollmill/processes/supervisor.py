@@ -117,7 +117,7 @@ class Supervisor:
             worker = self._workers.get(job_name(self.jobs, job))
             return Clock() if worker is None else worker.connection.watch.clock
 
-    def out_of_reach(self) -> dict[str, str]:
+    def unreachable_hosts(self) -> dict[str, str]:
         """Returns the hosts of workers that may be unreachable, by job name."""
         with self._changed:
             return {name: each.link.host for name, each in self._workers.items() if each.link.is_doubtful}

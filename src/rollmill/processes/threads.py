@@ -125,7 +125,7 @@ class ThreadSupervisor:
         """Returns the coordinator's own clock, which all threads share."""
         return Clock()
 
-    def out_of_reach(self) -> dict[str, str]:
+    def unreachable_hosts(self) -> dict[str, str]:
         """Returns an empty mapping, because threads are on the coordinator's own host."""
         return {}
 

@@ -425,9 +425,9 @@ class ProfiledTraining:
                     self._windows.receive(worker, number, read)
 
     @property
-    def out_of_reach(self) -> str:
+    def unreachable_workers(self) -> str:
         """Names of the workers on unreachable hosts, with the name of each worker's host."""
-        return self._training.out_of_reach
+        return self._training.unreachable_workers
 
     @property
     def waited_for(self) -> str:

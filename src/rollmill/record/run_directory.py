@@ -145,7 +145,7 @@ class RunDirectory:
         cannot be read.
         """
         run = cls(Path(root))
-        bring(run.root)
+        download_run(run.root)
         if not os.path.lexists(run.config_file) and (url := url_of(run.root)):
             raise CheckpointError(f"{url} does not contain a run.")
         if not os.path.lexists(run.config_file):
@@ -214,12 +214,12 @@ class RunDirectory:
         return is_locked(self.root)
 
 
-def bring(root: Path) -> None:
-    """Downloads a run from its object store, if `root` is a working folder. See `stored_runs.bring`."""
+def download_run(root: Path) -> None:
+    """Downloads a run from its object store, if `root` is a working folder. See `stored_runs.download_run`."""
     if (url := url_of(root)) is not None:
         from rollmill.record import stored_runs  # imported here, because only object stores need it
 
-        stored_runs.bring(root, url)
+        stored_runs.download_run(root, url)
 
 
 def _linked(root: Path) -> Path:

@@ -98,7 +98,7 @@ def write_local_marker(folder: Folder, marker: Marker) -> None:
     write_json(folder, MARKER, asdict(marker))
 
 
-def bring(root: Path, url: str) -> None:
+def download_run(root: Path, url: str) -> None:
     """Downloads a run from its object store to its working folder, if the store has a newer state.
 
     The folder stays unchanged while a process on this machine trains the run. If the folder contains another run,
@@ -227,7 +227,7 @@ def _parsed(text: bytes, where: str) -> Marker:
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Excludes other processes that bring the same run."""
+    """Excludes other processes that download the same run."""
     Folder(root.parent).make()
     descriptor = Folder(root.parent).open_to_append(f".{root.name}.lock")
     try:

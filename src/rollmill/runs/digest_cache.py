@@ -1,8 +1,8 @@
-"""Looks up digests of what a graph computes by the graph's names, instead of tracing the graph.
+"""Stores the digests of graphs, so that later commands need not trace the same graphs again.
 
-Rollmill's own algorithms and environments have equal digests if they are built with equal settings from equal
-sources. A command that trains them can therefore use the digests of an earlier command. This applies only in
-a command's own process, into which no module was imported. In any other process, functions may have been replaced.
+Digests are looked up by the settings of a run and by the sources of Rollmill. With equal settings and sources,
+graphs of Rollmill's own algorithms and environments have equal digests. Stored digests are used only in processes
+of the command `rollmill` that contain no code of the user, which might have replaced functions of the graph.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdli
 
 
 def recall_digests(graph: Graph, settings: dict[str, Any]) -> None:
-    """Gives a graph its stored digests, so that it need not be traced for them.
+    """Sets the digests of a graph to the stored ones, so that the graph is not traced for them.
 
-    If none are stored, they are computed by tracing, and stored. Does nothing if the settings do not determine
-    what the graph computes.
+    If no digests are stored, they are computed by tracing the graph, and stored. Does nothing if the settings do
+    not determine what the graph computes.
     """
     file = _file_of(settings)
     if file is None:

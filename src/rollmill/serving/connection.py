@@ -73,7 +73,7 @@ class HttpConnection(asyncio.Protocol):
             self._context.strangers.add(self, transport.get_extra_info("peername"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets a closed connection. Answers that are still being computed are discarded."""
+        """Removes a closed connection. Answers that are still being computed are discarded."""
         self._ended = True
         self._context.connections.discard(self)
         self._context.strangers.discard(self)

@@ -255,7 +255,7 @@ def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: R
 def _check_not_overdue(stop: StopRequest, training: Training, run: RunDirectory) -> None:
     """Checks that a run stopped by a signal can still end on its own."""
     reason = ""
-    if hosts := training.out_of_reach:
+    if hosts := training.unreachable_workers:
         reason = f"there is no response from {hosts}"
     elif stop.seconds > TERMINATE_SECONDS and (workers := training.waited_for):
         reason = f"these workers are still busy: {workers}"

@@ -8,7 +8,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.json_data import short_json, writable
 from rollmill.dataflow import Graph
 from rollmill.record.json_files import plain
-from rollmill.record.run_directory import RunDirectory, bring
+from rollmill.record.run_directory import RunDirectory, download_run
 from rollmill.record.run_files import CONFIG
 from rollmill.runs.creation import recorded_options
 from rollmill.runs.options import RunOptions
@@ -28,7 +28,7 @@ def run_to_go_on(algorithm: Graph, options: RunOptions) -> RunDirectory | None:
     """
     assert options.run_dir is not None
     root = Path(options.run_dir)
-    bring(root)
+    download_run(root)
     if not (root / CONFIG).exists():
         return None
     run = RunDirectory.open(root)

@@ -17,7 +17,7 @@ from rollmill.dataflow import Graph, check_loops, check_parameters
 from rollmill.gpus.jax_settings import check_compiled
 from rollmill.hooks import Hook
 from rollmill.record.display import Display, choose_display
-from rollmill.record.run_directory import RunDirectory, bring
+from rollmill.record.run_directory import RunDirectory, download_run
 from rollmill.runs.algorithms import ALGORITHMS
 from rollmill.runs.creation import create_run, run_root
 from rollmill.runs.options import RunOptions
@@ -108,7 +108,7 @@ def plan_training(
     check_algorithm(algorithm)
     options = _settled(options)
     if options.run_dir is not None:
-        bring(options.run_dir)
+        download_run(options.run_dir)
         RunDirectory.refuse_occupied(options.run_dir)
     plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)

@@ -89,6 +89,6 @@ class ProgramTraining:
         return ""
 
     @property
-    def out_of_reach(self) -> str:
+    def unreachable_workers(self) -> str:
         """Names of the workers on unreachable hosts. Empty, because a single program has no workers."""
         return ""

@@ -113,7 +113,7 @@ class Training(Protocol):
         ...
 
     @property
-    def out_of_reach(self) -> str:
+    def unreachable_workers(self) -> str:
         """Names of the workers on unreachable hosts, with these hosts. Empty if all hosts respond."""
         ...
 

@@ -73,7 +73,7 @@ class RemoteBroker:
             self._ask(ask="confirm", name=name, incarnation=incarnation, segment=segment, word=word)
 
     def drop(self, name: str) -> None:
-        """Forgets the shared memory called `name`. Existing mappings stay valid."""
+        """Releases the shared memory called `name`. Existing mappings stay valid."""
         with self._lock:
             self._mapped.pop(name, None)
             self._ask(ask="drop", name=name)

@@ -95,7 +95,7 @@ class LocalBroker:
                 self._publish(segment, word, incarnation)
 
     def drop(self, name: str) -> None:
-        """Forgets the shared memory called `name`. Existing mappings stay valid."""
+        """Releases the shared memory called `name`. Existing mappings stay valid."""
         with self._lock:
             self._mapped.pop(name, None)
             self._digests.pop(name, None)

@@ -38,7 +38,7 @@ class ScopedBroker:
         self._broker.confirm(self._scoped(name), incarnation, segment=self._scoped(segment), word=word)
 
     def drop(self, name: str) -> None:
-        """Forgets the shared memory called `name` in this namespace."""
+        """Releases the shared memory called `name` in this namespace."""
         self._broker.drop(self._scoped(name))
 
     def holder(self, name: str) -> int:

@@ -193,10 +193,10 @@ class Ring:
         return self._ledgers[incarnation]
 
     def drop_section(self, incarnation: int) -> None:
-        """Forgets the section of a replaced producer, which the consumer has read to its end.
+        """Releases the section of a replaced producer, after the consumer has read all of it.
 
-        Its memory is freed when the last mapping is gone, so messages that are still held keep it. Does nothing
-        for the first producer, whose section is part of the ring.
+        Its memory is freed when the last mapping is gone, so messages that are still in use stay valid. Does
+        nothing for the first producer, whose section is part of the ring.
         """
         if incarnation > 1 and self._sections.pop(incarnation, None) is not None:
             self.holders.drop(PRODUCER, incarnation)

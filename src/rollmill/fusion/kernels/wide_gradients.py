@@ -93,11 +93,11 @@ def largest_summed_size(step: GradientStep) -> int:
 
 @lru_cache(maxsize=16)
 def wide_gradients(step: GradientStep, tile: int) -> WideGradients:
-    """Returns a gradient step in which no row, a vector of one sample, has more than `tile` columns.
+    """Returns a gradient step in which no row has more than `tile` columns. A row is a vector of one sample.
 
-    The gradient of a weight matrix that is too large to be summed in a kernel is left out of the step's sums. The
-    kernel stores both vectors of each sample's outer product instead, and `WideGradients.assembled` multiplies
-    them.
+    Gradients of weight matrices that are too large to be summed in a kernel are left out of the step's sums. For
+    these, the kernel stores the two vectors of each sample's outer product, and `WideGradients.assembled`
+    multiplies them.
 
     Raises:
         CannotFuse: the step belongs to a sequence, a wider row is an input or is used in a loop, or rows cannot be

@@ -120,7 +120,7 @@ class RayLauncher:
             *(os.pathsep.join(map(os.path.abspath, sys.path)), self._modules),
         )
         handle = RayHandle(assignment, stream)
-        self._place(handle, self._out_of_reach() if job.attempt else {})
+        self._place(handle, self._unusable_nodes() if job.attempt else {})
         self._handles.add(handle)
         return handle
 
@@ -179,11 +179,15 @@ class RayLauncher:
             return False
         if not any(words in str(handle.working.exception()) for words in NEVER_RAN):
             return False
-        self._place(handle, self._out_of_reach())
+        self._place(handle, self._unusable_nodes())
         return True
 
-    def _out_of_reach(self) -> Mapping[str, str]:
-        """Returns nodes for no new worker: drained ones, and `unreachable_nodes` of a few seconds ago at most."""
+    def _unusable_nodes(self) -> Mapping[str, str]:
+        """Returns the ids of nodes on which no new worker may be placed, because they are unreachable or drained.
+
+        The values are the addresses of unreachable nodes, and "a drained node". The result may be a few seconds
+        old.
+        """
         looked_at, nodes = self._looked
         if time.monotonic() - looked_at > POLL_SECONDS:
             nodes = unreachable_nodes(self._ray)
@@ -278,7 +282,7 @@ class RayLauncher:
                 self.abandon(handle)
                 handle.exit = Exit(None, str(error), error)
                 return handle.exit
-        without = self._out_of_reach()
+        without = self._unusable_nodes()
         if handle.without.keys() != without.keys():
             self._ray.kill(handle.actor, no_restart=True)
             self._place(handle, without)

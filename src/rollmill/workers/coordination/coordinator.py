@@ -179,9 +179,9 @@ class Coordinator:
         return "; ".join(f"{name} ({note})" for name, note in busy.items()) or "workers to start"
 
     @property
-    def out_of_reach(self) -> str:
+    def unreachable_workers(self) -> str:
         """Names of the workers on unreachable hosts, and of these hosts, for messages."""
-        return ", ".join(f"{name} on {host}" for name, host in self._workers.out_of_reach().items())
+        return ", ".join(f"{name} on {host}" for name, host in self._workers.unreachable_hosts().items())
 
     @property
     def last(self) -> int:
