@@ -269,6 +269,23 @@ def defaults_over_environments() -> str:
 
 
 SIDES_TO_RETURN = ("Rollmill, cold", "Rollmill, warm", "Stable-Baselines3", "Rejax, cold", "Rejax, warm")
+STARTS = {
+    "start-cpu": ("PPO, CartPole-v1", "two CPU cores"),
+    "start-fused-gpu": ("the same, 4,096 × 128, `--fusion full`", "one H200, 16 CPU cores"),
+}
+"""Results of starts, with what was started on which machine."""
+
+
+def starts() -> str:
+    """Returns the seconds and CPU seconds from the shell to the end of the first iteration."""
+    rows = []
+    for result, names in STARTS.items():
+        found = read_result(result)["now"]
+        cells = [f"{found[kind]['seconds']:.1f} s ({found[kind]['processor']:.1f} s)" for kind in ("cold", "warm")]
+        rows.append([*names, *cells])
+    return table_of(["Run", "Machine", "Cold (CPU time)", "Warm (CPU time)"], rows)
+
+
 MACHINES_TO_RETURN = {
     "two busy cores": "seconds-to-return",
     "two busy cores of an AMD EPYC": "seconds-to-return-amd",
@@ -1082,6 +1099,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "defaults": defaults,
     "defaults by environment": defaults_by_environment,
     "defaults over environments": defaults_over_environments,
+    "starts": starts,
     "seconds to return": seconds_to_return,
     "robots learning": robots_learning,
     "robots back ends": robots_backends,
