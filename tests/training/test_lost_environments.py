@@ -46,3 +46,18 @@ def test_asynchronous_actors_fill_the_memory_of_their_own_environments(tmp_path)
         before, after = drawn.observation[:, OF_THE_EPISODE], drawn.next_observation[:, OF_THE_EPISODE]
         np.testing.assert_array_equal(before, after)
         np.testing.assert_array_equal(drawn.observation[:, 1] + 1, drawn.next_observation[:, 1])
+
+
+@pytest.mark.slow
+def test_no_transition_leads_from_a_lost_actor_to_its_replacement(tmp_path):
+    env = rollmill.make(ENVIRONMENT, marker=str(tmp_path / "marker"))
+    graph = rollmill.dqn(env, **SIZES, total_timesteps=3 * TOTAL, buffer_size=6 * TOTAL, n_step=3)
+    placement = {"distribution": "single-learner-coarse", "actors": 2, "place": "processes"}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", **placement, **OPTIONS)
+    assert (tmp_path / "marker").exists()
+    processes = set()
+    for drawn in drawn_from(run.directory):
+        before, after = drawn.observation[:, OF_THE_EPISODE], drawn.next_observation[:, OF_THE_EPISODE]
+        np.testing.assert_array_equal(before, after)
+        processes |= set(drawn.observation[:, 2].tolist())
+    assert len(processes) == 3

@@ -1,7 +1,9 @@
 """Ends the stored episodes of environments that were lost, and whose next observations are those of new episodes.
 
 Environments that Python steps, and those of asynchronous groups, are not part of a checkpoint. A resumed run has
-its replay memory, but its environments begin new episodes.
+its replay memory, but its environments begin new episodes. So do the environments of an actor that was replaced.
+
+Shape letter: `E` environments of this replica.
 """
 
 from functools import partial
@@ -10,7 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from rollmill.dataflow.graph import Graph, Step
 from rollmill.dataflow.packing import Rows, from_rows, to_rows
@@ -21,18 +23,30 @@ END = -2
 """Word of an outcome's row that says how the step ended, before the number of its slot (`replay.Outcome`)."""
 
 
-def end_running_episodes(graph: Graph, contents: PyTree[Array]) -> PyTree[Array]:
-    """Returns the contents of an experience store with all running episodes truncated after their last step.
+def end_running_episodes(
+    graph: Graph, contents: PyTree[Array], lost: Bool[Array, " E"] | None = None
+) -> PyTree[Array]:
+    """Returns the contents of an experience store with running episodes truncated after their last step.
 
     A replay memory of single steps leaves out the newest step of these episodes, whose next observation is not
     known, and truncates the step before it. Stores of other types are returned unchanged.
+
+    Args:
+        graph: graph that the contents belong to.
+        contents: contents of `graph.replay`, leaves `[E, ...]`.
+        lost: environments that were lost. Default: all.
     """
     match contents:
         case ReplayRing():
-            return jax.vmap(_without_newest)(contents)
+            ended = jax.vmap(_without_newest)(contents)
         case SequenceRing():
-            return _truncated(graph, contents)
-    return contents
+            ended = _truncated(graph, contents)
+        case _:
+            return contents
+    if lost is None:
+        return ended
+    select = lambda new, old: jnp.where(lost.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    return jax.tree.map(select, ended, contents)
 
 
 def _without_newest(ring: ReplayRing) -> ReplayRing:

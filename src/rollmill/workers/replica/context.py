@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Bool
 
 from rollmill.channels.wire import Wire
 from rollmill.core.types import Key
@@ -90,6 +91,9 @@ class IterationState(NamedTuple):
     trajectory: Trajectory | None = None
     lags: Sequence[int] | None = None
     """Age of the weights of each received trajectory, in iterations, or None."""
+    lost: Bool[np.ndarray, " E"] | None = None
+    """Environments that were lost since the previous trajectory, or None if there are none. Their episodes do not
+    continue in this trajectory."""
     metrics: Row | None = None
     """Metrics to report, or None if another replica reports them."""
 

@@ -3,20 +3,22 @@
 Trajectories are sent through queues. Weights are a latest value, which the learner publishes and actors receive.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from rollmill.channels.errors import Damaged
-from rollmill.channels.protocols import Gathered
+from rollmill.channels.protocols import Gathered, Header
 from rollmill.channels.shm.gpu_slots import own_gpu
 from rollmill.channels.transfers import is_on_gpu, to_device
 from rollmill.dataflow import Trajectory
 from rollmill.workers.replica.context import IterationState, ReplicaContext, StageRun
+from rollmill.workers.replica.env_client import RESTARTED
 from rollmill.workers.replica.layouts import AXES, trajectory_layout, weights_layout
 from rollmill.workers.replica.learner_state import LearnerState
 
@@ -95,6 +97,7 @@ class SendTrajectories(StageRun):
             capacity=TRAJECTORY_CAPACITY,
             checksum=context.spec.checksums,
         )
+        self._restarted = set(self._targets) if context.begin.attempt else set[int]()
         self._wait_until_taken()
 
     @property
@@ -111,7 +114,9 @@ class SendTrajectories(StageRun):
                 continue  # the replaced worker had delivered this rollout to some targets, including this one
             jax.block_until_ready(part)
             self._context.control.at("waiting for space to send a trajectory")
-            self._sender.send(part, version=state.version, iteration=state.iteration, target=target)
+            flags = RESTARTED if target in self._restarted else 0
+            self._sender.send(part, version=state.version, iteration=state.iteration, flags=flags, target=target)
+            self._restarted.discard(target)
         self._wait_until_taken()
         return state
 
@@ -140,7 +145,9 @@ class ReceiveTrajectories(StageRun):
         self._context = context
         self._sources = list(context.peers("trajectory"))
         self._synchronous = context.role.partner("trajectory").synchronous
-        self._from_each = self._synchronous or context.graph.replay is not None
+        self._stores = context.graph.replay is not None
+        self._from_each = self._synchronous or self._stores
+        self._next: dict[int, int] = {}
         layout = trajectory_layout(context.flow, len(context.index) // len(self._sources))
         self._receiver = context.wire.receiver(
             "trajectory",
@@ -163,7 +170,17 @@ class ReceiveTrajectories(StageRun):
         if self._synchronous:
             _check_iteration(gathered, state.iteration)
         lags = [state.iteration - header.version for header in gathered.headers]
-        return state._replace(trajectory=to_device(gathered.tree), lags=lags)
+        lost = self._lost(gathered.headers) if self._stores else None
+        return state._replace(trajectory=to_device(gathered.tree), lags=lags, lost=lost)
+
+    def _lost(self, headers: Sequence[Header]) -> Bool[np.ndarray, " E"] | None:
+        """Returns the environments of sources that were replaced, or of which a rollout was lost on its way."""
+        missed = []
+        for header in headers:
+            expected = self._next.get(header.source, header.sequence)
+            missed.append(bool(header.flags & RESTARTED) or header.sequence != expected)
+            self._next[header.source] = header.sequence + 1
+        return np.repeat(missed, len(self._context.index) // len(missed)) if any(missed) else None
 
 
 def _split(trajectory: Trajectory, count: int) -> list[Trajectory]:

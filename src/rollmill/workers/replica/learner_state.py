@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Bool, PyTree
 
 from rollmill.dataflow import Learner, Trajectory, Weights, empty_experience
 from rollmill.dataflow.lost_environments import end_running_episodes
@@ -40,11 +40,18 @@ class LearnerState:
         assert self._parameters is not None
         self.tree = self._parameters.begin(self.tree, iteration)
 
-    def learn(self, trajectory: Trajectory, iteration: int) -> Row | None:
+    def learn(
+        self, trajectory: Trajectory, iteration: int, *, lost: Bool[np.ndarray, " E"] | None = None
+    ) -> Row | None:
         """Learns from a trajectory for one iteration. Returns the metrics, or None if they are sent with the
         gradients.
+
+        `lost` marks environments whose episodes do not continue in this trajectory.
         """
         self._context.control.work("learning")
+        if lost is not None:
+            end = jax.jit(partial(end_running_episodes, self._context.graph))
+            self._rings = end(self._rings, lost)
         self.tree, self._rings, row = self._learn(self.tree, self._rings, trajectory, iteration)
         if self._parameters is not None and not self._context.group.synchronous:
             self._parameters.end(row)  # the parameter server reports the metrics
@@ -104,7 +111,7 @@ class Learn(StageRun):
     def run(self, state: IterationState) -> IterationState:
         """Learns from the trajectory, and adds the metrics to the results of the iteration."""
         assert state.trajectory is not None
-        row = self._learner.learn(state.trajectory, state.iteration)
+        row = self._learner.learn(state.trajectory, state.iteration, lost=state.lost)
         if row is not None and state.lags is not None:
             row = {**row, **lag_metrics(lag * self._updates for lag in state.lags)}
         return state._replace(metrics=row)
