@@ -72,7 +72,7 @@ def test_operations_have_the_names_of_the_graph_and_sum_to_an_iteration(profiled
     assert total + overlap.neither == pytest.approx(found.iteration.unprofiled, rel=0.05)
     unnamed = sum(operation.seconds for operation in found.operations if operation.path == ("other",))
     assert unnamed < 0.1 * total
-    assert found.training.env_steps == 8 * 16 and found.iteration.windows == 1
+    assert found.training.env_steps == 8 * 8 and found.iteration.windows == 1
 
 
 def test_a_report_is_printed_and_written(profiled):
