@@ -45,7 +45,7 @@ from rollmill.core import operations
 from rollmill.dataflow import Graph
 from rollmill.profiling import summary
 from rollmill.profiling.breakdown import whole_time
-from rollmill.profiling.calibration import Calibration, calibrated
+from rollmill.profiling.calibration import Calibration, load_or_calibrate
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs, middle_mean
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
@@ -261,7 +261,7 @@ def planted(chosen: Any) -> Rows:
     # One epoch, so that no operation takes most of the time: its noise would be as long as what is planted.
     sizes = {"num_envs": envs, "num_steps": steps, "update_epochs": 1}
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
-    calibration = calibrated()
+    calibration = load_or_calibrate()
     for where in chosen.operation or PLANTED:
         many = (PRODUCTS_ON_GPU if chosen.platform == "gpu" else PRODUCTS)[where]
         # Both have the same instructions, so that all else is compiled alike.

@@ -99,7 +99,7 @@ def _(patch: Patch) -> None:
 
 @fault("16-bit floats read their bits anew as if they were integers", "bitcast_convert_type")
 def _(patch: Patch) -> None:
-    rule = elementwise._by_nodes(lambda ctx, e, x: elementwise.converted(ctx, x, e.params["new_dtype"]))
+    rule = elementwise._by_nodes(lambda ctx, e, x: elementwise.convert_dtype(ctx, x, e.params["new_dtype"]))
     patch.setitem(RULES, "bitcast_convert_type", rule)
 
 
@@ -157,7 +157,9 @@ def _(patch: Patch) -> None:
 
     def wrong(ctx, e, values):
         value, block, *starts = values
-        earlier = elementwise.applied(ctx, "sub", starts[0], control._number(ctx.constant(1, starts[0].dtype)))
+        earlier = elementwise.apply_operation(
+            ctx, "sub", starts[0], control._number(ctx.constant(1, starts[0].dtype))
+        )
         return rule(ctx, e, [value, block, earlier, *starts[1:]])
 
     patch.setitem(RULES, "dynamic_update_slice", wrong)
@@ -231,7 +233,7 @@ def _(patch: Patch) -> None:
 @fault("numbers are folded into keys as nothing", "random_fold_in")
 def _(patch: Patch) -> None:
     rule = RULES["random_fold_in"]
-    nothing = lambda ctx, value: elementwise.applied(ctx, "sub", value, value)
+    nothing = lambda ctx, value: elementwise.apply_operation(ctx, "sub", value, value)
     patch.setitem(
         RULES, "random_fold_in", lambda ctx, e, values: rule(ctx, e, [values[0], nothing(ctx, values[1])])
     )
@@ -264,7 +266,7 @@ def _(patch: Patch) -> None:
     count = control._counted
 
     def wrong(ctx, scan):
-        nothing = [elementwise.applied(ctx, "xor", x, x) if x.dtype == np.int32 else x for x in scan.start]
+        nothing = [elementwise.apply_operation(ctx, "xor", x, x) if x.dtype == np.int32 else x for x in scan.start]
         return count(ctx, scan._replace(start=nothing))
 
     patch.setattr(control, "_counted", wrong)

@@ -40,7 +40,7 @@ def _last_lane(ctx, now):
 
 
 def _all_lanes(ctx, now):
-    return [context.fold_constant(reductions.reduced(ctx, "and", now[0], range(len(now[0].shape))))]
+    return [context.fold_constant(reductions.reduce_axes(ctx, "and", now[0], range(len(now[0].shape))))]
 
 
 replaced("a loop of lanes asks the first lane", control, "_any_lane", _first_lane, "while")
@@ -216,14 +216,14 @@ def _(patch: Patch) -> None:
     "reduce_and",
 )
 def _(patch: Patch) -> None:
-    reduce_axes = reductions.reduced
+    reduce_axes = reductions.reduce_axes
 
     def wrong(ctx, op, value, axes):
         if len(value.shape) == 2 and len(axes) == 1:
-            return reduce_axes(ctx, op, movement.reshaped(ctx, value, value.shape[::-1]), [1 - axes[0]])
+            return reduce_axes(ctx, op, movement.reshape_value(ctx, value, value.shape[::-1]), [1 - axes[0]])
         return reduce_axes(ctx, op, value, axes)
 
-    patch.setattr(reductions, "reduced", wrong)
+    patch.setattr(reductions, "reduce_axes", wrong)
 
 
 @fault("a reduction leaves out the first element", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
@@ -295,12 +295,12 @@ _by_nodes(
 
 @fault("what is negative converts to False", "convert_element_type")
 def _(patch: Patch) -> None:
-    convert = elementwise.converted
+    convert = elementwise.convert_dtype
     positive = lambda ctx, node: ctx.apply("gt", node, ctx.constant(0, node.dtype))
     wrong = lambda ctx, node, dtype: (
         positive(ctx, node) if dtype == np.bool_ != node.dtype else convert(ctx, node, dtype)
     )
-    patch.setattr(elementwise, "converted", wrong)
+    patch.setattr(elementwise, "convert_dtype", wrong)
 
 
 @fault("select takes the other side", "select_n")
@@ -334,9 +334,9 @@ _moved(
     "conv_general_dilated",
 )
 def _(patch: Patch) -> None:
-    pad = shapes.padded
+    pad = shapes.pad_indices
     patch.setattr(
-        shapes, "padded", lambda places, config: pad(places, [(high, low, own) for low, high, own in config])
+        shapes, "pad_indices", lambda places, config: pad(places, [(high, low, own) for low, high, own in config])
     )
 
 
@@ -379,7 +379,7 @@ def _(patch: Patch) -> None:
         ]
         if not keys.shape:
             return found[0]
-        return movement.reshaped(ctx, shapes.stacked(ctx, found), (*keys.shape, *found[0].shape))
+        return movement.reshape_value(ctx, shapes.stack_values(ctx, found), (*keys.shape, *found[0].shape))
 
     patch.setattr(random, "_each_key", wrong)
 

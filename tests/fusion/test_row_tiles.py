@@ -11,7 +11,7 @@ from rollmill.core.errors import CannotFuse
 from rollmill.fusion import evaluate, lower_function, lower_gradients, lower_rollout
 from rollmill.fusion.kernels.sums import mean_of
 from rollmill.fusion.kernels.wide_gradients import OfStored, wide_gradients
-from rollmill.fusion.opt.row_tiles import tiled
+from rollmill.fusion.opt.row_tiles import divide_into_tiles
 
 BLOCK, TILE = 5, 16
 NETWORKS = {
@@ -49,7 +49,7 @@ def joined(outputs, places):
 def test_tiles_side_by_side_are_the_rows(network):
     for step in lowered_steps(network):
         inputs, uniforms = example_of(step)
-        found = tiled(step.program, TILE)
+        found = divide_into_tiles(step.program, TILE)
         for node in found.program.nodes():
             check_node(node, found.program)
         assert max(node.width or 0 for node in found.program.nodes()) == TILE
@@ -87,7 +87,7 @@ def test_extremes_and_columns_of_wide_rows():
     weights = jnp.linspace(-2.0, 1.5, 80).reshape(2, 40)
     number = jax.ShapeDtypeStruct((), jnp.float32)
     lowered = lower_function(function, (number, number), (weights,))
-    found = tiled(lowered.program, TILE)
+    found = divide_into_tiles(lowered.program, TILE)
     each = [jnp.linspace(-1.0, 1.0, BLOCK), jnp.linspace(0.3, 0.2, BLOCK)]
     slots = lowered.prologue(weights).slots
     mine = evaluate(found.program, each, slots, block=BLOCK, precision="highest")
@@ -100,6 +100,6 @@ def test_extremes_and_columns_of_wide_rows():
 def test_wide_rows_of_samples_are_refused():
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(40,), recurrent_size=40)
     graph = rollmill.ppo("CartPole-v1", network=network, num_envs=8, num_steps=4, total_timesteps=32)
-    assert tiled(lower_rollout(graph).program, TILE) is None
+    assert divide_into_tiles(lower_rollout(graph).program, TILE) is None
     with pytest.raises(CannotFuse, match="tiles of 16 columns"):
         wide_gradients(lower_gradients(graph), TILE)

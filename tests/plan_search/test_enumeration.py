@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmill.plan_search.search.candidate import Candidate, restricted
+from rollmill.plan_search.search.candidate import Candidate, select_candidates
 from rollmill.plan_search.search.enumeration import candidates, most_stepping, widths_up_to
 from rollmill.plan_search.search.machine import Machine, Workload
 
@@ -138,7 +138,7 @@ def test_a_candidate_is_carried_out_by_the_ordinary_command(candidate, words, pr
 
 
 def test_values_that_the_user_has_chosen_narrow_the_list():
-    found = restricted(candidates(TWO_CORES, WORK), {"distribution": "gpu-only", "fusion": "off"})
+    found = select_candidates(candidates(TWO_CORES, WORK), {"distribution": "gpu-only", "fusion": "off"})
     assert [(each.place, each.devices, each.learners) for each in found] == [
         ("program", 1, None),
         ("program", 2, None),
@@ -148,10 +148,16 @@ def test_values_that_the_user_has_chosen_narrow_the_list():
 
 def test_processes_and_a_mesh_choose_their_own_depth_and_processes_may_fuse_nothing():
     found = candidates(TWO_CORES, WORK)
-    places = {fusion: {each.place for each in restricted(found, {"fusion": fusion})} for fusion in ("off", "full")}
+    places = {
+        fusion: {each.place for each in select_candidates(found, {"fusion": fusion})} for fusion in ("off", "full")
+    }
     assert places == {"off": {"program", "processes"}, "full": {"program"}}
-    assert {each.place for each in restricted(found, {"fusion": "auto"})} == {"program", "processes", "mesh"}
-    unfused = restricted(found, {"fusion": "off"})
+    assert {each.place for each in select_candidates(found, {"fusion": "auto"})} == {
+        "program",
+        "processes",
+        "mesh",
+    }
+    unfused = select_candidates(found, {"fusion": "off"})
     assert {each.fusion for each in unfused} == {"off"} and all(
         "--fusion off" in " ".join(e.words) for e in unfused
     )

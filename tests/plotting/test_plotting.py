@@ -10,7 +10,7 @@ import rollmill
 from recorded_runs import of_opponents, recorded as made
 from rollmill.cli.main import main
 from rollmill.core.errors import CheckpointError
-from rollmill.plotting.groups import SeedCurve, grouped, labels_of, smoothed
+from rollmill.plotting.groups import SeedCurve, group_curves, labels_of, smooth_values
 from rollmill.record.metric_curves import MetricPoint
 from rollmill.record.run_directory import RunDirectory
 from wordings import raises
@@ -107,13 +107,13 @@ def test_algorithms_that_differ_need_no_other_name():
 
 def test_a_seed_that_ended_keeps_its_last_value():
     long = [MetricPoint(100.0 * i, float(i), float(i)) for i in range(1, 11)]
-    (group,) = grouped([SeedCurve("a", {}, long), SeedCurve("b", {}, long[:5])])
+    (group,) = group_curves([SeedCurve("a", {}, long), SeedCurve("b", {}, long[:5])])
     assert group.steps.mean[-1] == (10 + 5) / 2 and group.steps.low[-1] == 5
 
 
 def test_smoothing_begins_with_the_first_value_and_keeps_a_constant():
-    np.testing.assert_allclose(smoothed(np.full(20, 3.0), 0.9), 3.0)
-    np.testing.assert_allclose(smoothed(np.array([1.0, 3.0]), 0.5), [1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
+    np.testing.assert_allclose(smooth_values(np.full(20, 3.0), 0.9), 3.0)
+    np.testing.assert_allclose(smooth_values(np.array([1.0, 3.0]), 0.5), [1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
 
 
 def test_damaged_and_missing_values_are_passed_over(tmp_path):
@@ -261,7 +261,7 @@ def test_groups_with_labels_that_are_cut_have_an_entry_each(tmp_path):
 
 def test_numbers_that_differ_late_tell_groups_apart():
     curves = [SeedCurve(name, {"gamma": gamma}, [MetricPoint(1, 1.0, 1.0)]) for name, gamma in RATES]
-    assert sorted(group.label for group in grouped(curves)) == ["gamma=0.99999901", "gamma=0.99999902"]
+    assert sorted(group.label for group in group_curves(curves)) == ["gamma=0.99999901", "gamma=0.99999902"]
 
 
 RATES = (("a", 0.99999901), ("b", 0.99999902))

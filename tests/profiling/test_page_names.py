@@ -9,7 +9,7 @@ from profiling.by_hand import process, profile
 from profiling.pages import ReadPage
 from rollmill.pages import charts
 from rollmill.pages.page import asset
-from rollmill.plotting.groups import Curves, SeedCurve, grouped
+from rollmill.plotting.groups import Curves, SeedCurve, group_curves
 from rollmill.plotting.html import curves_page
 from rollmill.profiler.advice import with_advice
 from rollmill.profiler.report.comparison import compare, comparison_page
@@ -71,7 +71,7 @@ def test_every_name_of_a_page_without_much_and_of_a_comparison_is_defined():
 def test_every_name_of_a_page_with_more_curves_than_colours_is_defined():
     points = [MetricPoint(100.0, 2.0, 1.0), MetricPoint(200.0, 3.0, 2.0)]
     curves = [SeedCurve(f"run{rate}", {"learning_rate": rate}, points) for rate in range(12)]
-    used = check_names(curves_page(Curves("episode/return", 0.0, grouped(curves)), ["steps", "seconds"]))
+    used = check_names(curves_page(Curves("episode/return", 0.0, group_curves(curves)), ["steps", "seconds"]))
     assert {f"c{number}" for number in range(8)} <= used
 
 

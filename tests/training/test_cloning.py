@@ -10,7 +10,7 @@ import pytest
 
 import rollmill
 from rollmill.policies.policies import evaluate_rule, load_weights
-from rollmill.training.cloning import clone, demonstrations, discounted
+from rollmill.training.cloning import clone, demonstrations, discounted_returns
 from wordings import raises
 
 SIZES: dict[str, Any] = {"num_envs": 4, "num_steps": 8, "total_timesteps": 32}
@@ -57,7 +57,7 @@ def test_host_environments_are_recorded_as_they_are(tmp_path):
 
 def test_returns_end_with_their_episode():
     rewards, ends = np.array([1, 2, 3, 4], np.float32), np.array([False, True, False, False])
-    np.testing.assert_allclose(discounted(rewards, ends, 0.5), [2, 2, 5, 4])
+    np.testing.assert_allclose(discounted_returns(rewards, ends, 0.5), [2, 2, 5, 4])
 
 
 def test_a_clone_imitates_actions_and_values_what_it_saw(recording):
@@ -97,7 +97,7 @@ def test_a_clone_values_rewards_as_the_training_normalises_them(recording):
     graph = rollmill.ppo("MountainCar-v0", **SIZES, normalize_rewards=True, gamma=0.9)
     learner = clone(graph, recording[1], seed=0, updates=300).learner
     np.testing.assert_allclose(np.sqrt(learner.returns.variance), deviation, rtol=1e-3)
-    expected = discounted(rows["reward"], ends, 0.9) / deviation
+    expected = discounted_returns(rows["reward"], ends, 0.9) / deviation
     np.testing.assert_allclose(learner.weights.values.mean, expected.mean(), rtol=1e-3)
     outputs: Any = graph.outputs
     value = jax.jit(jax.vmap(lambda row: outputs.value(learner.weights, (), row)))(rows["observation"])

@@ -41,7 +41,7 @@ from rollmill.core.bounds import scheduled_fields
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import is_json
 from rollmill.core.machine import leave_device_memory
-from rollmill.core.schema import check_names, coerce, coerced
+from rollmill.core.schema import check_names, coerce, coerce_fields
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Hyperparameters, Loops, Metrics, choose_num_shards
 from rollmill.envs import as_environment, is_on_host
@@ -113,7 +113,7 @@ def validate_config(
         chosen = replace(chosen, **changes)
     rate: Any = chosen.learning_rate
     schedule = rate if callable(rate) else None
-    chosen = coerced(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
+    chosen = coerce_fields(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
     return chosen, Choices(chosen, make_network, schedule)
 
 

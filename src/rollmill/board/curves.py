@@ -11,9 +11,16 @@ from rollmill.core.errors import RollmillError
 from rollmill.core.text import compact
 from rollmill.overview.table import steps_text
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
-from rollmill.pages.page import escaped, folding_section, legend, table
+from rollmill.pages.page import escape_html, folding_section, legend, table
 from rollmill.plotting.curves import curves_of
-from rollmill.plotting.groups import CurveGroup, SeedCurve, grouped, setting_text, smoothed_points, thinned
+from rollmill.plotting.groups import (
+    CurveGroup,
+    SeedCurve,
+    group_curves,
+    setting_text,
+    smoothed_points,
+    thin_points,
+)
 from rollmill.plotting.labels import AXIS_TITLES
 from rollmill.record.metric_curves import RETURN, thinned_curve
 from rollmill.record.run_directory import RunDirectory
@@ -53,7 +60,7 @@ def _read(item: Item, metric: str) -> list[SeedCurve]:
         curves = curves_of(RunDirectory(item.entry.path), metric)
     except (RollmillError, OSError):
         return []
-    return [curve._replace(run=item.key, points=thinned(curve.points, MAX_POINTS)) for curve in curves]
+    return [curve._replace(run=item.key, points=thin_points(curve.points, MAX_POINTS)) for curve in curves]
 
 
 def spark(item: Item) -> list[float]:
@@ -77,7 +84,7 @@ def comparison(
     curves = [curve for item in items for curve in cache.curves(item, metric)]
     rows = settings_table(items)
     if not curves:
-        return f'<p class="how">None of the chosen runs has a value of {escaped(metric)} yet.</p>{rows}'
+        return f'<p class="how">None of the chosen runs has a value of {escape_html(metric)} yet.</p>{rows}'
     lines = _group_lines(curves, axis, smoothing) if by_group else _lines(items, curves, axis, smoothing)
     names = [(line.label, line.colour) for line in lines if not line.is_faint]
     upwards = metric.replace("/", " ").replace("_", " ")
@@ -100,7 +107,9 @@ def _lines(items: Sequence[Item], curves: Sequence[SeedCurve], axis: str, smooth
 
 
 def _group_lines(curves: Sequence[SeedCurve], axis: str, smoothing: float) -> list[ChartLine]:
-    return [_group_line(index, group, axis) for index, group in enumerate(grouped(curves, smoothing=smoothing))]
+    return [
+        _group_line(index, group, axis) for index, group in enumerate(group_curves(curves, smoothing=smoothing))
+    ]
 
 
 def _group_line(index: int, group: CurveGroup, axis: str) -> ChartLine:

@@ -15,7 +15,7 @@ from rollmill.core.text import compact, format_count, number
 from rollmill.envs.options import option_text
 from rollmill.overview.entries import Entry
 from rollmill.overview.table import steps_text
-from rollmill.pages.page import escaped, folding_section, table, tiles
+from rollmill.pages.page import escape_html, folding_section, table, tiles
 from rollmill.planning.plan import Plan
 from rollmill.plotting.groups import SeedCurve, object_in, setting_text
 from rollmill.record.metric_curves import metric_names
@@ -37,8 +37,8 @@ def details(contents: FolderContents, cache: CurveCache, item: Item) -> str:
     entry, run = item.entry, RunDirectory(item.entry.path)
     files = [*_files_of(contents, item), *contents.files_beside(item)]
     parts = [
-        f"<h2>{escaped(item.key)}</h2>",
-        f'<p class="dim">{escaped(_headline(entry))}</p>',
+        f"<h2>{escape_html(item.key)}</h2>",
+        f'<p class="dim">{escape_html(_headline(entry))}</p>',
         tiles(_figures(entry)),
         _links(files),
         _pictures(files),
@@ -112,7 +112,7 @@ def _is_shown(name: str) -> bool:
 def _links(files: Sequence[str]) -> str:
     shown = [file for file in files if not file.endswith((*PICTURES, *FILMS))]
     made = (
-        f'<a href="{escape(file_url(file))}" target="_blank" rel="noopener">{escaped(Path(file).name)}</a>'
+        f'<a href="{escape(file_url(file))}" target="_blank" rel="noopener">{escape_html(Path(file).name)}</a>'
         for file in sorted(shown, key=lambda file: not file.endswith(".html"))
     )
     return f'<p class="links">{" ".join(made)}</p>' if shown else ""
@@ -124,7 +124,7 @@ def _pictures(files: Sequence[str]) -> str:
 
 
 def _picture(file: str) -> str:
-    url, name = escape(file_url(file)), escaped(Path(file).name)
+    url, name = escape(file_url(file)), escape_html(Path(file).name)
     if file.endswith(FILMS):
         return f'<figure><video src="{url}" controls loop muted></video><figcaption>{name}</figcaption></figure>'
     return (
@@ -163,8 +163,8 @@ def _plan(run: RunDirectory) -> list[str]:
     except RollmillError:
         return []
     boxes = [
-        f'<div class="group"><b>{escaped(group.name)} × {group.replicas}</b>'
-        f"<span>{escaped(' + '.join(group.fragments))}</span>"
+        f'<div class="group"><b>{escape_html(group.name)} × {group.replicas}</b>'
+        f"<span>{escape_html(' + '.join(group.fragments))}</span>"
         f'<span class="dim">device: {group.device}{"" if group.synchronous else ", asynchronous"}</span></div>'
         for group in plan.partition.groups
     ]
@@ -173,8 +173,8 @@ def _plan(run: RunDirectory) -> list[str]:
         f"{edge.name}: {holder(edge.source).name} → {holder(edge.target).name}"
         for edge in plan.partition.cut_edges
     ]
-    across = f'<p class="how">Between groups: {escaped("; ".join(edges))}.</p>' if edges else ""
-    title = f"<h3>Plan: {escaped(plan.partition.name)}, placed as {escaped(plan.place)}</h3>"
+    across = f'<p class="how">Between groups: {escape_html("; ".join(edges))}.</p>' if edges else ""
+    title = f"<h3>Plan: {escape_html(plan.partition.name)}, placed as {escape_html(plan.place)}</h3>"
     return [title, f'<div class="plan">{"".join(boxes)}</div>', across]
 
 

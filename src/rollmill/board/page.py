@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rollmill.pages import charts
-from rollmill.pages.page import asset, escaped, page
+from rollmill.pages.page import asset, escape_html, page
 
 SOURCES = "connect-src 'self'; img-src 'self' data:; media-src 'self'; base-uri 'none'; form-action 'none'"
 FRAME = """\
@@ -35,6 +35,6 @@ def board_page(folder: Path) -> str:
     """Returns the HTML page that shows the runs and sweeps of a folder."""
     script = asset(charts.__name__, "charts.js") + asset(__name__, "board.js")
     path = folder.absolute()
-    body = [FRAME.format(folder=escaped(str(path), most=100))]
+    body = [FRAME.format(folder=escape_html(str(path), most=100))]
     style = asset(__name__, "board.css")
     return page(f"Rollmill board: {path.name}", body, script=script, style=style, sources=SOURCES)

@@ -14,7 +14,7 @@ from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption, handling_early_notices
 from rollmill.core.machine import leave_device_memory, one_blas_thread, versions, without_collection
-from rollmill.core.text import printable, shortened
+from rollmill.core.text import printable, shorten_message
 
 
 class Command(NamedTuple):
@@ -151,7 +151,7 @@ def _run(arguments: list[str], *, keeps_modules: bool = False) -> int:
 
 
 def _print_error(error: RollmillError) -> int:
-    print(f"rollmill: {shortened(printable(str(error)))}", file=sys.stderr)
+    print(f"rollmill: {shorten_message(printable(str(error)))}", file=sys.stderr)
     return error.exit_code
 
 

@@ -46,13 +46,13 @@ def order_convolutions(compile_code: OwnCode = by_xla) -> None:
         is_exported = context.module_context.lowering_parameters.for_export
         image, kernel = context.avals_in
         compute = None if is_exported else compile_code(image, kernel, params)
-        function = compute or partial(reordered, **params)
+        function = compute or partial(convolve_in_fast_order, **params)
         return mlir.lower_fun(function, multiple_results=False)(context, lhs, rhs)
 
     mlir.register_lowering(jax.lax.conv_general_dilated_p, rule, platform="cpu")
 
 
-def reordered(lhs: Array, rhs: Array, *, dimension_numbers: Any, **params: Any) -> Array:
+def convolve_in_fast_order(lhs: Array, rhs: Array, *, dimension_numbers: Any, **params: Any) -> Array:
     """Computes a convolution in the fast order of axes, by transposing its operands and its result."""
     (batch, inputs, *space), (outputs, kernel_inputs, *kernel_space), out = dimension_numbers
     last, kernel_last = (batch, *space, inputs), (*kernel_space, kernel_inputs, outputs)

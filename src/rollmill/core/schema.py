@@ -73,7 +73,7 @@ def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[E
         raise error(f"{where}: {mismatch}") from None
 
 
-def coerced(instance: Instance) -> Instance:
+def coerce_fields(instance: Instance) -> Instance:
     """Returns a copy of a dataclass instance with each field converted by `coerce`."""
     changed = _changes(instance)
     return dataclasses.replace(instance, **changed) if changed else instance  # pyright: ignore[reportArgumentType]
@@ -111,13 +111,13 @@ def members(hint: Any) -> Iterator[Any]:
             yield from members(part)
 
 
-def expected(hint: Any, names: Mapping[Any, str] = _JSON, *, quote: Callable[[Any], str] = repr) -> str:
+def describe_expected(hint: Any, names: Mapping[Any, str] = _JSON, *, quote: Callable[[Any], str] = repr) -> str:
     """Describes the values that an annotation allows, such as `a number or null`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return expected(arguments[0], names, quote=quote)
+        return describe_expected(arguments[0], names, quote=quote)
     if origin in UNIONS:
-        return " or ".join(dict.fromkeys(expected(part, names, quote=quote) for part in arguments))
+        return " or ".join(dict.fromkeys(describe_expected(part, names, quote=quote) for part in arguments))
     if origin is Literal:
         return " or ".join(map(quote, arguments))
     if dataclasses.is_dataclass(hint):
@@ -207,7 +207,7 @@ class _Walk(NamedTuple):
 
     def _dataclass(self, name: str, kind: type, value: Any) -> Any:
         if isinstance(value, kind):
-            return coerced(value)
+            return coerce_fields(value)
         if not isinstance(value, Mapping):
             raise self._mismatch(name, kind, value)
         fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
@@ -278,7 +278,9 @@ class _Walk(NamedTuple):
     def _mismatch(self, name: str, hint: Any, value: Any, *, suffix: str = "", is_final: bool = False) -> Mismatch:
         names = _JSON if self.from_json else _PYTHON
         names = {**names, str: "a schedule"} if self.bounds else names
-        return Mismatch(f"{self._shown(name, value)} must be {expected(hint, names)}{suffix}.", is_final=is_final)
+        return Mismatch(
+            f"{self._shown(name, value)} must be {describe_expected(hint, names)}{suffix}.", is_final=is_final
+        )
 
     def _shown(self, name: str, value: Any) -> str:
         text = short_json(value) if self.from_json else short_repr(value)

@@ -47,7 +47,7 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in shown)
 
 
-def shortened(text: str) -> str:
+def shorten_message(text: str) -> str:
     """Shortens a long message by cutting its middle. The beginning names the error, and the end the remedy."""
     if len(text) <= MAX_MESSAGE:
         return text

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.schema import SEQUENCES, UNIONS, Mismatch, coerce, expected, members
+from rollmill.core.schema import SEQUENCES, UNIONS, Mismatch, coerce, describe_expected, members
 
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
 """Letters that people write for thousands, millions and billions."""
@@ -151,7 +151,7 @@ def _missing(name: str, hint: Any) -> UsageError:
 
 def _described(hint: Any) -> str:
     kinds = dict.fromkeys(kind for kind in members(hint) if kind is not NoneType)
-    return " or ".join(expected(kind, quote=str) for kind in kinds)
+    return " or ".join(describe_expected(kind, quote=str) for kind in kinds)
 
 
 def _written_out(text: str) -> str:

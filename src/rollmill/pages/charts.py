@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from rollmill.core.text import compact
-from rollmill.pages.page import escaped, escaped_name
+from rollmill.pages.page import escape_html, escaped_name
 
 MIN_RANGE = 1e-300
 
@@ -118,7 +118,7 @@ def _shapes(line: ChartLine, x: _Side, y: _Side) -> list[str]:
             shapes.append(f'<path class="area" fill="var(--{line.colour})" d="M{"L".join(upper + lower)}Z"/>')
         mean = "L".join(place(one, line.y[i]) for one, i in zip(at, part, strict=True))
         kind = "line faint" if line.is_faint else "line"
-        title = f"<title>{escaped(line.label, most=MAX_TITLE)}</title>" if line.is_faint else ""
+        title = f"<title>{escape_html(line.label, most=MAX_TITLE)}</title>" if line.is_faint else ""
         shapes.append(f'<path class="{kind}" stroke="var(--{line.colour})" d="M{mean}">{title}</path>')
     return shapes
 

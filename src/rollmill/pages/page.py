@@ -25,7 +25,7 @@ class BarPart(NamedTuple):
     is_hatched: bool = False
 
 
-def escaped(text: str, *, most: int = MAX_TEXT) -> str:
+def escape_html(text: str, *, most: int = MAX_TEXT) -> str:
     """Escapes a string for an HTML page and for quoted attributes.
 
     The string is truncated to `most` characters, or fewer if they take more than `2 * most` bytes.
@@ -37,7 +37,7 @@ def escaped(text: str, *, most: int = MAX_TEXT) -> str:
 
 def escaped_name(name: str) -> str:
     """Escapes a name for an HTML page, shortened if it is long."""
-    return escaped(name, most=MAX_NAME)
+    return escape_html(name, most=MAX_NAME)
 
 
 def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", sources: str = "") -> str:
@@ -64,7 +64,7 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
             '<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escaped(title)}</title>",
+            f"<title>{escape_html(title)}</title>",
             f"<style>\n{style}</style></head><body>",
             *body,
             f"<script>{script}</script>" if script else "",
@@ -80,14 +80,15 @@ def asset(module: str, name: str) -> str:
 
 def section(title: str, how: str, body: Iterable[str]) -> str:
     """Returns a figure or table as HTML, with a title and a sentence on how to read it, both in plain text."""
-    explained = f'<p class="how">{escaped(how)}</p>' if how else ""
-    return "\n".join([f"<section><h2>{escaped(title)}</h2>{explained}", *body, "</section>"])
+    explained = f'<p class="how">{escape_html(how)}</p>' if how else ""
+    return "\n".join([f"<section><h2>{escape_html(title)}</h2>{explained}", *body, "</section>"])
 
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
     """Returns large figures as HTML, each with a few words on its meaning."""
     made = (
-        f'<div class="tile"><b>{escaped(value)}</b><span>{escaped(text)}</span></div>' for value, text in figures
+        f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(text)}</span></div>'
+        for value, text in figures
     )
     return f'<div class="tiles">{"".join(made)}</div>'
 
@@ -100,12 +101,12 @@ def legend(
     If `hatched` is one of the names, its colour is hatched.
     """
     marks = [
-        f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'
+        f'<span><i style="background:var(--{colour})"></i>{escape_html(name, most=most)}</span>'
         for name, colour in (colours.items() if isinstance(colours, Mapping) else colours)
     ]
     if hatched:
         marks.append(
-            f'<span><i class="hatch" style="background-color:var(--device)"></i>{escaped(hatched)}</span>'
+            f'<span><i class="hatch" style="background-color:var(--device)"></i>{escape_html(hatched)}</span>'
         )
     return f'<div class="legend">{"".join(marks)}</div>'
 
@@ -118,7 +119,7 @@ def bar(parts: Iterable[BarPart], *, kind: str = "") -> str:
 def _part(part: BarPart) -> str:
     hatch = ' class="hatch"' if part.is_hatched else ""
     style = f"width:{min(part.share, 1.0) * 100:.2f}%;background-color:var(--{part.colour})"
-    return f'<i{hatch} style="{style}" title="{escaped(part.title, most=2 * MAX_NAME)}"></i>'
+    return f'<i{hatch} style="{style}" title="{escape_html(part.title, most=2 * MAX_NAME)}"></i>'
 
 
 def bar_row(
@@ -139,7 +140,7 @@ def bar_row(
     indent = f' style="padding-left:{depth * 1.1:.1f}em"' if depth else ""
     return (
         f'<div class="row{kind}"><div class="name"{indent}>{escaped_name(name)}</div>'
-        f'<div class="bars">{bars}</div><div class="value">{escaped(value)}</div></div>'
+        f'<div class="bars">{bars}</div><div class="value">{escape_html(value)}</div></div>'
     )
 
 
@@ -171,7 +172,9 @@ def table(
 
 def _name_cell(text: str, most: int) -> str:
     depth = (len(text) - len(text.lstrip(" "))) // 2
-    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped(text.strip(" "), most=most)}</td>'
+    return (
+        f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escape_html(text.strip(" "), most=most)}</td>'
+    )
 
 
 def _cell(text: str, side: str) -> str:
@@ -180,7 +183,7 @@ def _cell(text: str, side: str) -> str:
 
 def folding_section(summary: str, body: Iterable[str]) -> str:
     """Returns a part of a page as HTML that opens when its summary is clicked."""
-    return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])
+    return "\n".join([f"<details><summary>{escape_html(summary)}</summary>", *body, "</details>"])
 
 
 def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -54,7 +54,7 @@ def product(a: Float[Array, "... n m"], b: Float[Array, "... m k"]) -> Float[Arr
     return jnp.sum(a[..., :, :, None] * b[..., None, :, :], axis=-2)
 
 
-def transposed(matrix: Float[Array, "... n m"]) -> Float[Array, "... m n"]:
+def transpose_matrix(matrix: Float[Array, "... n m"]) -> Float[Array, "... m n"]:
     """Returns the transpose of a matrix."""
     return jnp.swapaxes(matrix, -1, -2)
 
@@ -152,7 +152,7 @@ def point_force(force: Float[Array, "... 3"], arm: Float[Array, "... 3"]) -> Flo
 def point_stiffness(stiffness: Float[Array, "... 3 3"], arm: Float[Array, "... 3"]) -> Float[Array, "... 6 6"]:
     """Returns P'WP, where P maps a body's motion to the velocity of a point of the body, and W is symmetric."""
     arms = jnp.broadcast_to(arm[..., None, :], stiffness.shape)
-    mixed = transposed(cross(arms, stiffness))
+    mixed = transpose_matrix(cross(arms, stiffness))
     return blocks(complete_symmetric(cross(arms, mixed)), mixed, complete_symmetric(stiffness))
 
 
@@ -186,4 +186,4 @@ def blocks(
 ) -> Float[Array, "... 6 6"]:
     """Builds a symmetric 6 x 6 matrix from its blocks, where `mixed` maps linear motion to torque."""
     upper = jnp.concatenate([angular, mixed], axis=-1)
-    return jnp.concatenate([upper, jnp.concatenate([transposed(mixed), linear], axis=-1)], axis=-2)
+    return jnp.concatenate([upper, jnp.concatenate([transpose_matrix(mixed), linear], axis=-1)], axis=-2)

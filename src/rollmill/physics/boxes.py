@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.physics.algebra import TINY, dot, real, times, transposed
+from rollmill.physics.algebra import TINY, dot, real, times, transpose_matrix
 from rollmill.physics.shapes import PlacedGeoms, Points, contact_frames
 
 APART = 1e3
@@ -51,16 +51,16 @@ class _Nearest(NamedTuple):
 def sphere_box(spheres: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
     """Returns the contact of each sphere with its box."""
     rotations = jnp.asarray(boxes.rotations)
-    centers = times(transposed(rotations), spheres.positions - boxes.positions)
+    centers = times(transpose_matrix(rotations), spheres.positions - boxes.positions)
     return [_ball_in_box(centers, real(spheres.sizes[:, 0]), rotations, boxes)]
 
 
 def capsule_box(capsules: PlacedGeoms, boxes: PlacedGeoms) -> list[Points]:
     """Returns two contacts of each capsule with its box. The second contact may be far away."""
     rotations = jnp.asarray(boxes.rotations)
-    axes = times(transposed(rotations), jnp.asarray(capsules.rotations[..., 2]))
+    axes = times(transpose_matrix(rotations), jnp.asarray(capsules.rotations[..., 2]))
     halves = axes * real(capsules.sizes[:, 1:2])
-    middles = times(transposed(rotations), capsules.positions - boxes.positions)
+    middles = times(transpose_matrix(rotations), capsules.positions - boxes.positions)
     segment = _Segment(middles, halves, axes, real(boxes.sizes))
     nearest = _nearest(segment, real(capsules.sizes[:, 1]))
     farther, has_second = _second(segment, nearest)

@@ -22,7 +22,7 @@ from rollmill.physics.algebra import (
     skew,
     spatial_vector,
     times,
-    transposed,
+    transpose_matrix,
 )
 from rollmill.physics.constraints import impedances
 from rollmill.physics.kinematics import Frames, bias_accelerations, in_world
@@ -35,7 +35,7 @@ from rollmill.physics.sides import (
     between_sides,
     joining,
     on_bodies,
-    scattered,
+    scatter_rows,
     turn_columns,
     weighted_products,
 )
@@ -115,7 +115,7 @@ def with_equalities(
     if (turns := rows.turns) is not None:
         twisted = _torques(turns, turns.stiffness[:, None] * turns.wanted)
         smooth = smooth + generalised_forces(structure, placed, _twisted(structure, turns.sides, twisted))
-        stiffness = turns.stiffness[:, None, None] * product(transposed(turns.maps), turns.maps)
+        stiffness = turns.stiffness[:, None, None] * product(transpose_matrix(turns.maps), turns.maps)
         matrix = with_stiffness(structure, placed, matrix, _added_turning(structure, turns.sides, stiffness))
         matrix = with_joining(matrix, _joining_turns(structure, placed, turns.sides, stiffness))
     if (coupled := rows.coupled) is not None:
@@ -175,7 +175,7 @@ def _body_rows(
     welds = tuple(i for i, one in enumerate(held) if one.rotations is not None)
     errors, maps = _turned_apart(placed, [held[i] for i in welds]) if welds else (None, None)
     if errors is not None:
-        squares = squares + scattered(jnp.sum(errors * errors, axis=1), welds, len(held))
+        squares = squares + scatter_rows(jnp.sum(errors * errors, axis=1), welds, len(held))
     softness = [one.softness for one in held]
     impedance = impedances(softness, jnp.sqrt(squares))
     damping, pulling = (real([getattr(one, name) for one in softness]) for name in ("damping", "stiffness"))
@@ -237,7 +237,7 @@ def _drifting(
     for side in sides:
         moved = pick(motions, side.bodies)
         around = cross(moved[:, :3], point_velocity(moved, side.arms)) * side.sign
-        result = result + scattered(around, side.points, result.shape[0])
+        result = result + scatter_rows(around, side.points, result.shape[0])
     return result
 
 
@@ -254,7 +254,7 @@ def _turning_drift(
     drift = _turning(sides, biases)
     for side in sides[1:]:
         carrying = pick(motions, side.bodies)[:, :3]
-        drift = drift - scattered(cross(carrying, pick(turning, side.points)), side.points, len(welds))
+        drift = drift - scatter_rows(cross(carrying, pick(turning, side.points)), side.points, len(welds))
     return times(maps, drift) - 0.25 * jnp.sum(turning * turning, axis=1, keepdims=True) * errors
 
 
@@ -274,11 +274,11 @@ def _turned_apart(placed: Frames, welds: list[BodyEquality]) -> tuple[Float[Arra
             real(own) if body == WORLD else product(row(placed.rotations, body), real(own))
             for body, own in zip(weld.bodies, weld.rotations, strict=True)
         )
-        between = product(transposed(second), first)
+        between = product(transpose_matrix(second), first)
         w, vector = _quaternion(between)
         half = 0.5 * weld.torque_scale
         errors.append(weld.torque_scale * vector)
-        maps.append(half * product(w * real(np.eye(3)) - skew(vector), transposed(second)))
+        maps.append(half * product(w * real(np.eye(3)) - skew(vector), transpose_matrix(second)))
     return jnp.stack(errors), jnp.stack(maps)
 
 
@@ -295,12 +295,12 @@ def _turning(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies 6"])
     first, *others = sides
     result = pick(motions, first.bodies)[:, :3]
     for side in others:
-        result = result - scattered(pick(motions, side.bodies)[:, :3], side.points, result.shape[0])
+        result = result - scatter_rows(pick(motions, side.bodies)[:, :3], side.points, result.shape[0])
     return result
 
 
 def _torques(turns: TurnRows, forces: Float[Array, "n 3"]) -> Float[Array, "n 3"]:
-    return times(transposed(turns.maps), forces)
+    return times(transpose_matrix(turns.maps), forces)
 
 
 def _twisted(
@@ -310,7 +310,9 @@ def _twisted(
     result = jnp.zeros((len(structure.bodies), 6))
     for side in sides:
         own = pick(torques, side.points) * side.sign
-        result = result + scattered(spatial_vector(own, jnp.zeros_like(own)), side.bodies, len(structure.bodies))
+        result = result + scatter_rows(
+            spatial_vector(own, jnp.zeros_like(own)), side.bodies, len(structure.bodies)
+        )
     return result
 
 
@@ -322,7 +324,7 @@ def _added_turning(
         return None
     own = pick(stiffness, single)
     added = blocks(own, jnp.zeros_like(own), jnp.zeros_like(own))
-    return scattered(added, tuple(sides[0].bodies[i] for i in single), len(structure.bodies))
+    return scatter_rows(added, tuple(sides[0].bodies[i] for i in single), len(structure.bodies))
 
 
 def _joining_turns(
@@ -372,24 +374,24 @@ def _followed(rows: CoupledRows, x: Float[Array, " dofs"]) -> Float[Array, " n"]
 
 
 def _coupled_forces(structure: Structure, rows: CoupledRows, forces: Float[Array, " n"]) -> Float[Array, " dofs"]:
-    total = scattered(forces, tuple(i for i, _ in rows.dofs), structure.num_velocities)
+    total = scatter_rows(forces, tuple(i for i, _ in rows.dofs), structure.num_velocities)
     both = [k for k, (_, second) in enumerate(rows.dofs) if second >= 0]
     if not both:
         return total
     others = tuple(rows.dofs[k][1] for k in both)
-    return total - scattered(pick(rows.slopes * forces, both), others, structure.num_velocities)
+    return total - scatter_rows(pick(rows.slopes * forces, both), others, structure.num_velocities)
 
 
 def _with_coupled(structure: Structure, placed: Frames, matrix: SparseMatrix, rows: CoupledRows) -> SparseMatrix:
     """Returns a matrix to which J'DJ of coupled coordinates is added."""
     size = structure.num_velocities
-    diagonal = scattered(rows.stiffness, tuple(i for i, _ in rows.dofs), size)
+    diagonal = scatter_rows(rows.stiffness, tuple(i for i, _ in rows.dofs), size)
     both = [k for k, (_, second) in enumerate(rows.dofs) if second >= 0]
     if not both:
         return with_diagonal(structure, placed, matrix, diagonal, {i for i, _ in rows.dofs})
     others = tuple(rows.dofs[k][1] for k in both)
     slopes, stiffness = pick(rows.slopes, both), pick(rows.stiffness, both)
-    diagonal = diagonal + scattered(stiffness * slopes * slopes, others, size)
+    diagonal = diagonal + scatter_rows(stiffness * slopes * slopes, others, size)
     matrix = with_diagonal(structure, placed, matrix, diagonal, {i for pair in rows.dofs for i in pair if i >= 0})
     places = tuple(max(rows.dofs[k]) * size + min(rows.dofs[k]) for k in both)
-    return with_joining(matrix, scattered(-stiffness * slopes, places, size * size).reshape(size, size))
+    return with_joining(matrix, scatter_rows(-stiffness * slopes, places, size * size).reshape(size, size))

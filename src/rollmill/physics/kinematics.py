@@ -24,7 +24,7 @@ from rollmill.physics.algebra import (
     spatial_vector,
     symmetric,
     times,
-    transposed,
+    transpose_matrix,
 )
 from rollmill.physics.model import WORLD, Body, Joint, Model, Structure
 
@@ -127,7 +127,7 @@ def _moved(joint: Joint, pose: _Pose, coordinates: Array) -> tuple[_Pose, Float[
     anchor = position + times(rotation, real(joint.anchor)) if any(joint.anchor) else position
     if joint.kind == "ball":
         after = product(rotation, quaternion_matrix(lax.slice_in_dim(coordinates, at, at + 4)))
-        columns = transposed(after)
+        columns = transpose_matrix(after)
         axes = spatial_vector(columns, cross(jnp.broadcast_to(anchor[None], (3, 3)), columns))
         return (_about(anchor, after, joint), after), axes
     axis = times(rotation, real(joint.axis))
@@ -167,7 +167,7 @@ def in_world(structure: Structure, placed: Frames, values: Float[Array, " dofs"]
 
 def in_bodies(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
     """Converts angular velocities or torques of free bodies from the world's axes to their own axes."""
-    return _rotated(structure, transposed(placed.rotations), values)
+    return _rotated(structure, transpose_matrix(placed.rotations), values)
 
 
 def _rotated(

@@ -15,7 +15,7 @@ from rollmill.physics.algebra import (
     product,
     real,
     times,
-    transposed,
+    transpose_matrix,
 )
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.model import Structure
@@ -39,7 +39,7 @@ class ContactSides(NamedTuple):
     """1 if a contact's normal points to the body, and -1 if it points away from the body."""
 
 
-def scattered(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:
+def scatter_rows(values: Float[Array, "n ..."], places: tuple[int, ...], size: int) -> Float[Array, "m ..."]:
     """Scatters rows to fixed indices of a zero array. Rows with equal indices are summed."""
     if places == tuple(range(size)):
         return values
@@ -57,7 +57,7 @@ def between_sides(sides: tuple[ContactSides, ...], motions: Float[Array, "bodies
     result = point_velocity(pick(motions, first.bodies), first.arms) * first.sign
     for side in others:
         more = point_velocity(pick(motions, side.bodies), side.arms) * side.sign
-        result = result + scattered(more, side.points, result.shape[0])
+        result = result + scatter_rows(more, side.points, result.shape[0])
     return result
 
 
@@ -68,7 +68,7 @@ def on_bodies(
     result = jnp.zeros((len(structure.bodies), 6))
     for side in sides:
         wrenches = point_force(pick(forces, side.points) * side.sign, side.arms)
-        result = result + scattered(wrenches, side.bodies, len(structure.bodies))
+        result = result + scatter_rows(wrenches, side.bodies, len(structure.bodies))
     return result
 
 
@@ -87,7 +87,7 @@ def added_stiffness(
     if not single:
         return None
     added = point_stiffness(pick(stiffness, single), pick(first.arms, single))
-    return scattered(added, tuple(first.bodies[i] for i in single), len(structure.bodies))
+    return scatter_rows(added, tuple(first.bodies[i] for i in single), len(structure.bodies))
 
 
 def joining(
@@ -135,7 +135,7 @@ def _many_columns(
 def weighted_products(columns: Float[Array, "dofs 3"], weights: Float[Array, "3 3"]) -> Float[Array, "dofs dofs"]:
     """Returns J'WJ of three-row constraints, given the columns of J."""
     pushed = times(jnp.broadcast_to(weights[None], (columns.shape[0], 3, 3)), columns)
-    return product(columns, transposed(pushed))
+    return product(columns, transpose_matrix(pushed))
 
 
 def point_columns(

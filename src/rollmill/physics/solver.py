@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from rollmill.physics.algebra import dot, pick, times, transposed
+from rollmill.physics.algebra import dot, pick, times, transpose_matrix
 from rollmill.physics.constraints import ConstraintRows, ContactRows, JointRows, relative_velocities
 from rollmill.physics.kinematics import Frames, in_bodies, in_world, velocities
 from rollmill.physics.masses import (
@@ -27,7 +27,7 @@ from rollmill.physics.masses import (
     with_stiffness,
 )
 from rollmill.physics.model import Structure
-from rollmill.physics.sides import added_stiffness, joining, on_bodies, scattered
+from rollmill.physics.sides import added_stiffness, joining, on_bodies, scatter_rows
 from rollmill.physics.tendons import on_joints, rates_of, with_tendons
 
 _SMALLEST = 1e-30
@@ -144,9 +144,11 @@ def _pushes(rows: ContactRows, accelerations: Float[Array, "bodies 6"]) -> _Push
     zero = jnp.zeros_like(mu)
     entries = [jnp.sum(active, axis=1), skew1, skew2, skew1, square1, zero, skew2, zero, square2]
     inner = jnp.stack(entries, axis=1).reshape(-1, 3, 3)
-    back = np.swapaxes(rows.frames, -1, -2) if isinstance(rows.frames, np.ndarray) else transposed(rows.frames)
+    back = (
+        np.swapaxes(rows.frames, -1, -2) if isinstance(rows.frames, np.ndarray) else transpose_matrix(rows.frames)
+    )
     half = times(back[:, None], inner)  # product with each row
-    return _Pushes(times(back, along), times(back[:, None], transposed(half)))
+    return _Pushes(times(back, along), times(back[:, None], transpose_matrix(half)))
 
 
 def _joint_pushes(
@@ -157,14 +159,14 @@ def _joint_pushes(
     if (limits := rows.limits) is not None:
         shortages = limits.sign * pick(x, limits.dofs) - limits.wanted
         active = jnp.where(shortages < 0, limits.stiffness, 0.0)
-        forces = forces + scattered(-active * shortages * limits.sign, limits.dofs, len(x))
-        stiffness = stiffness + scattered(active, limits.dofs, len(x))
+        forces = forces + scatter_rows(-active * shortages * limits.sign, limits.dofs, len(x))
+        stiffness = stiffness + scatter_rows(active, limits.dofs, len(x))
     if (frictions := rows.frictions) is not None:
         pulls = -frictions.stiffness * (pick(x, frictions.dofs) - frictions.wanted)
         bounded = jnp.minimum(jnp.maximum(pulls, -frictions.bounds), frictions.bounds)
         active = jnp.where(jnp.abs(pulls) < frictions.bounds, frictions.stiffness, 0.0)
-        forces = forces + scattered(bounded, frictions.dofs, len(x))
-        stiffness = stiffness + scattered(active, frictions.dofs, len(x))
+        forces = forces + scatter_rows(bounded, frictions.dofs, len(x))
+        stiffness = stiffness + scatter_rows(active, frictions.dofs, len(x))
     return forces, stiffness
 
 

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
-from rollmill.physics.algebra import cross, pick, real, row, times, transposed
+from rollmill.physics.algebra import cross, pick, real, row, times, transpose_matrix
 from rollmill.physics.constraints import ConstraintRows, constraint_rows
 from rollmill.physics.equalities import (
     EqualityRows,
@@ -179,7 +179,7 @@ def _reading(sensor: Sensor, placed: Frames, wrench: Float[Array, "6"]) -> Float
     if sensor.kind == "torque":
         arm = row(placed.positions, sensor.body) + times(rotation, real(sensor.place))
         force = torque - cross(arm, force)
-    return times(real(np.array(sensor.rotation).T), times(transposed(rotation), force))
+    return times(real(np.array(sensor.rotation).T), times(transpose_matrix(rotation), force))
 
 
 def _moved(

@@ -10,7 +10,7 @@ from rollmill.physics.algebra import pick, real, row
 from rollmill.physics.kinematics import Frames
 from rollmill.physics.masses import SparseMatrix, with_diagonal, with_joining
 from rollmill.physics.model import Structure
-from rollmill.physics.sides import scattered
+from rollmill.physics.sides import scatter_rows
 
 
 def lengths(structure: Structure, positions: Float[Array, " coordinates"]) -> Float[Array, " tendons"]:
@@ -29,7 +29,7 @@ def on_joints(structure: Structure, forces: Float[Array, " tendons"]) -> Float[A
     """Converts forces along the tendons to forces on degrees of freedom."""
     dofs = tuple(dof for one in structure.tendons for dof in one.velocities)
     parts = [row(forces, i) * real(one.coefficients) for i, one in enumerate(structure.tendons)]
-    return scattered(jnp.concatenate(parts), dofs, structure.num_velocities)
+    return scatter_rows(jnp.concatenate(parts), dofs, structure.num_velocities)
 
 
 def passive(
@@ -52,7 +52,9 @@ def with_tendons(
     tendons, size = structure.tendons, structure.num_velocities
     dofs = tuple(dof for one in tendons for dof in one.velocities)
     squares = [row(weights, i) * real(np.square(one.coefficients)) for i, one in enumerate(tendons)]
-    matrix = with_diagonal(structure, placed, matrix, scattered(jnp.concatenate(squares), dofs, size), set(dofs))
+    matrix = with_diagonal(
+        structure, placed, matrix, scatter_rows(jnp.concatenate(squares), dofs, size), set(dofs)
+    )
     added: dict[tuple[int, int], Array] = {}
     for i, one in enumerate(tendons):
         for (a, x), (b, y) in combinations(zip(one.velocities, one.coefficients, strict=True), 2):
@@ -66,4 +68,6 @@ def with_tendons(
             rows[i] = jnp.concatenate([rows[i][:at], (rows[i][at] + value)[None], rows[i][at + 1 :]])
         return matrix._replace(rows=rows)
     places = tuple(i * size + j for i, j in added)
-    return with_joining(matrix, scattered(jnp.stack([*added.values()]), places, size * size).reshape(size, size))
+    return with_joining(
+        matrix, scatter_rows(jnp.stack([*added.values()]), places, size * size).reshape(size, size)
+    )

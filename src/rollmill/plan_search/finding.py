@@ -24,7 +24,7 @@ from rollmill.dataflow import Graph, fingerprint, interfaces
 from rollmill.gpus.mps import mps_obstacle
 from rollmill.plan_search.process import SearchStopped
 from rollmill.plan_search.result_store import file_for, read_stored, store
-from rollmill.plan_search.search.candidate import Candidate, restricted
+from rollmill.plan_search.search.candidate import Candidate, select_candidates
 from rollmill.plan_search.search.enumeration import candidates, most_stepping
 from rollmill.plan_search.search.machine import DECIDED, DEFAULT_BUDGET, Machine, Objective, Workload
 from rollmill.plan_search.search.result_table import PlanTable
@@ -117,7 +117,7 @@ def list_candidates(request: SearchRequest, machine: Machine, workload: Workload
 
     Raises a `UsageError` if no candidate has the values that the user has chosen.
     """
-    found = restricted(candidates(machine, workload, request.objective), request.fixed)
+    found = select_candidates(candidates(machine, workload, request.objective), request.fixed)
     if not found:
         chosen = " ".join(f"{name}={value}" for name, value in request.fixed.items())
         raise UsageError(

@@ -14,7 +14,7 @@ from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.core.stored_paths import RunPath
 from rollmill.pictures import require_matplotlib
-from rollmill.plotting.groups import AXES, Curves, SeedCurve, grouped, object_in, settings_of
+from rollmill.plotting.groups import AXES, Curves, SeedCurve, group_curves, object_in, settings_of
 from rollmill.plotting.html import curves_page
 from rollmill.plotting.png import write_png
 from rollmill.record.metric_curves import RETURN, agent_kinds, metric_curve, metric_names
@@ -125,7 +125,7 @@ def _read_curves(opened: _NamedRuns, *, metric: str | None, smoothing: float) ->
         raise _without(opened.runs[0][0], metric or RETURN)
     kinds = tuple(dict.fromkeys(curve.settings[KIND] for curve in curves if KIND in curve.settings))
     metric = metric or (KIND_RETURNS_TITLE if kinds else RETURN)
-    return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out), kinds=kinds)
+    return Curves(metric, smoothing, group_curves(curves, smoothing=smoothing), tuple(left_out), kinds=kinds)
 
 
 def _returns_of(run: RunDirectory) -> list[SeedCurve]:

@@ -118,7 +118,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return flat
 
 
-def grouped(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[CurveGroup, ...]:
+def group_curves(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[CurveGroup, ...]:
     """Groups curves by their settings. The group with the highest mean of last values comes first.
 
     Args:
@@ -174,7 +174,7 @@ def setting_text(value: Any) -> str:
 
 
 def _group(label: str, members: Sequence[SeedCurve], smoothing: float) -> CurveGroup:
-    smooth = [smoothed(np.array([point.value for point in member.points]), smoothing) for member in members]
+    smooth = [smooth_values(np.array([point.value for point in member.points]), smoothing) for member in members]
     bands = {axis: _band(_positions(members, axis), smooth) for axis in AXES}
     return CurveGroup(
         label=label,
@@ -191,7 +191,7 @@ def _positions(members: Sequence[SeedCurve], axis: str) -> list[Float[np.ndarray
     return [np.array([getattr(point, field) for point in member.points], np.float64) for member in members]
 
 
-def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
+def smooth_values(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
     """Returns the exponential moving mean of values, corrected so that it begins with the first value."""
     if weight == 0:
         return values
@@ -204,11 +204,11 @@ def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray
 
 def smoothed_points(points: Sequence[MetricPoint], weight: float) -> list[MetricPoint]:
     """Returns the points of a curve with smoothed values."""
-    values = smoothed(np.array([point.value for point in points]), weight).tolist()
+    values = smooth_values(np.array([point.value for point in points]), weight).tolist()
     return [point._replace(value=value) for point, value in zip(points, values, strict=True)]
 
 
-def thinned(points: Sequence[MetricPoint], max_points: int) -> list[MetricPoint]:
+def thin_points(points: Sequence[MetricPoint], max_points: int) -> list[MetricPoint]:
     """Returns at most `max_points` points, means of adjacent ones. The last point is unchanged."""
     if len(points) <= max_points:
         return list(points)

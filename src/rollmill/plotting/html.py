@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rollmill.core.text import compact, number, one_line, truncate
 from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
-from rollmill.pages.page import asset, escaped, folding_section, legend, page, section, table
+from rollmill.pages.page import asset, escape_html, folding_section, legend, page, section, table
 from rollmill.plotting.groups import CurveGroup, Curves
 from rollmill.plotting.labels import AXIS_TITLES, MAX_LABEL, baseline_label, explanation, labels, metric_title
 
@@ -25,8 +25,8 @@ def curves_page(curves: Curves, axes: Sequence[str]) -> str:
     colours += [(baseline_label(name, value), GREY) for name, value in curves.baselines.items()]
     left_out = f"No values yet: {', '.join(curves.left_out[:20])}." if curves.left_out else ""
     body = [
-        f"<h1>{escaped(title)}</h1>",
-        *(f'<p class="dim">{escaped(text)}</p>' for text in (explanation(curves), left_out) if text),
+        f"<h1>{escape_html(title)}</h1>",
+        *(f'<p class="dim">{escape_html(text)}</p>' for text in (explanation(curves), left_out) if text),
     ]
     for axis in axes:
         figure = chart(_lines(curves, names, axis), across=AXIS_TITLES[axis], upwards=metric_title(curves))
@@ -68,7 +68,7 @@ def _line(index: int, name: str, group: CurveGroup, axis: str) -> ChartLine:
 
 
 def _runs(name: str, group: CurveGroup) -> str:
-    return f"<li>{escaped(name)}: {escaped(', '.join(group.runs))}</li>"
+    return f"<li>{escape_html(name)}: {escape_html(', '.join(group.runs))}</li>"
 
 
 def _row(name: str, group: CurveGroup) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from rollmill.profiler.operations import operations_of
 from rollmill.profiler.profiled_setup import setup_of
 from rollmill.profiler.windows import Windows
 from rollmill.profiling import correction, results
-from rollmill.profiling.calibration import Calibration, calibrated
+from rollmill.profiling.calibration import Calibration, load_or_calibrate
 from rollmill.profiling.correction import EventCosts, PairedWindow
 from rollmill.profiling.summary import device_activities, memory, process_time
 from rollmill.training.training import PreparedTraining
@@ -143,7 +143,7 @@ def _calibration(calibrate: bool, notes: list[str]) -> Calibration:
     is a note.
     """
     try:
-        return calibrated(fresh=calibrate)
+        return load_or_calibrate(fresh=calibrate)
     except jax.errors.JaxRuntimeError as error:
         notes.append(f"The machine's peaks and the cost of an event could not be measured: {first_line(error)}")
         return Calibration(machine="", inside=1.0, event_nanoseconds=0.0, ceilings=None)

@@ -39,7 +39,7 @@ class Calibration:
     """Peak rates of the machine, or None if they could not be measured."""
 
 
-def calibrated(*, fresh: bool = False) -> Calibration:
+def load_or_calibrate(*, fresh: bool = False) -> Calibration:
     """Returns the calibration of this machine. It is read from the cache or, if `fresh`, measured again within
     some seconds.
     """

@@ -45,7 +45,7 @@ from rollmill.programs.iteration_programs import MAKERS, MadeBeside, StepMaker, 
 from rollmill.programs.kernel_choice import KernelRequest
 from rollmill.programs.kernels import Fusion, KernelChoice, Launches, seeds_side_by_side
 from rollmill.programs.meshes import AXES, mesh_of
-from rollmill.programs.packed_metrics import PackedMetrics, packed
+from rollmill.programs.packed_metrics import PackedMetrics, pack_metrics
 from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import MeshAllReduce, mesh_all_reduce
 from rollmill.record.checkpoints import GivenLeaves, LeftOut
@@ -549,9 +549,9 @@ def _iterate_packed(
 ) -> tuple[State, PackedMetrics]:
     if reduce is identity and kernels.are_plain:
         state, metrics = get_traces(graph).iterate(state)
-        return state, packed(metrics)
+        return state, pack_metrics(metrics)
     collect_with, make_minibatch_loop = kernels.rollouts.function, kernels.gradients.function
     state, metrics = iterate(
         graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
     )
-    return state, packed(metrics)
+    return state, pack_metrics(metrics)

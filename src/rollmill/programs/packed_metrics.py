@@ -21,7 +21,7 @@ class PackedMetrics(eqx.Module):
         return dict(zip(self.names, np.asarray(self.values).tolist(), strict=True))
 
 
-def packed(metrics: Metrics) -> PackedMetrics:
+def pack_metrics(metrics: Metrics) -> PackedMetrics:
     """Packs metrics into one vector, in alphabetical order of their names."""
     names = tuple(sorted(metrics))
     return PackedMetrics(jnp.stack([metrics[name] for name in names]), names)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.sweeps.search_space import Axis, points, rounded
+from rollmill.sweeps.search_space import Axis, points, round_within_range
 
 SAMPLERS = ("tpe", "multivariate-tpe")
 """Names of the supported Optuna samplers, which use separate or joint tree-structured Parzen estimators."""
@@ -89,7 +89,7 @@ def _value(axis: Axis, value: Any) -> str | int | float:
 
 def _proposed(axis: Axis, value: str | int | float) -> Any:
     if not axis.values:
-        return rounded(axis, float(value))
+        return round_within_range(axis, float(value))
     return value if axis.integers else next(choice for choice in axis.choices if repr(choice) == value)
 
 

@@ -9,7 +9,7 @@ from rollmill.core.folder import Folder
 from rollmill.core.text import compact, format_count, number
 from rollmill.pages import charts
 from rollmill.pages.charts import COLOURED, GREY, ChartLine, chart
-from rollmill.pages.page import BarPart, asset, bar_row, escaped, legend, page, section, table
+from rollmill.pages.page import BarPart, asset, bar_row, escape_html, legend, page, section, table
 from rollmill.record.metric_curves import MetricPoint, thinned_curve
 from rollmill.sweeps.analysis import Configuration, Importance, configurations, importances, without_seed
 from rollmill.sweeps.directory import SweepDirectory
@@ -91,7 +91,7 @@ def report(
     by = f"the mean {metric} over the seeds of a configuration" if SEED in options else metric
     how = f"The best trials by {by} have colours; a grey line shows its trial under the pointer."
     body = [
-        f"<h1>{escaped(title)}</h1>",
+        f"<h1>{escape_html(title)}</h1>",
         section("Return", how, learning_curves(curves, num_best=best)),
         *_sections(all_rows, options, metric),
         section("Trials", _trials_shown(len(rows), len(all_rows)), [_table(rows, options, num_best=best)]),

@@ -164,10 +164,10 @@ def _drawn(axis: Axis, source: random.Random) -> Any:
         drawn = math.exp(source.uniform(math.log(axis.low), math.log(axis.high)))
     else:
         drawn = source.uniform(axis.low, axis.high)
-    return rounded(axis, drawn)
+    return round_within_range(axis, drawn)
 
 
-def rounded(axis: Axis, number: float) -> float:
+def round_within_range(axis: Axis, number: float) -> float:
     """Rounds a value of a range to six digits, unless the rounded value would be outside the range."""
     short = float(f"{number:.6g}")
     return short if axis.low <= short <= axis.high else min(max(number, axis.low), axis.high)

@@ -137,12 +137,12 @@ def demonstrations(graph: Graph, file: Path) -> Demonstrations:
     # With normalised rewards, gamma is part of the programs. A schedule has its first value in `hyperparameters`.
     gamma = graph.hyperparameters.get("gamma") or graph.settings.get("config", {}).get("gamma", 1.0)
     ends = rows["terminated"] | rows["truncated"]
-    sums = discounted(rows["reward"], ends, gamma), accumulated(rows["reward"], ends, gamma)
+    sums = discounted_returns(rows["reward"], ends, gamma), accumulate_rewards(rows["reward"], ends, gamma)
     parts = (rows["observation"], rows["action"], rows.get("action_mask", ()), *sums)
     return Demonstrations(*jax.tree.map(jnp.asarray, parts))
 
 
-def discounted(
+def discounted_returns(
     reward: Float[np.ndarray, " N"], ends: Bool[np.ndarray, " N"], gamma: float
 ) -> Float[np.ndarray, " N"]:
     """Returns the discounted sum of the rewards from each transition to the end of its episode."""
@@ -153,7 +153,7 @@ def discounted(
     return result
 
 
-def accumulated(
+def accumulate_rewards(
     reward: Float[np.ndarray, " N"], ends: Bool[np.ndarray, " N"], gamma: float
 ) -> Float[np.ndarray, " N"]:
     """Returns `R = gamma R + r` after each transition, as `envs.record_discounted_returns` does."""

@@ -22,7 +22,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.sums import LeafPair, Sum
-from rollmill.fusion.opt.row_tiles import largest_tiled_size, tiled
+from rollmill.fusion.opt.row_tiles import divide_into_tiles, largest_tiled_size
 
 MAX_SUMMED = 4_096
 """Maximum number of elements of a matrix whose gradient a kernel sums in registers: 64 x 64, which is 32 registers
@@ -103,7 +103,7 @@ def wide_gradients(step: GradientStep, tile: int) -> WideGradients:
         CannotFuse: the step belongs to a sequence, a wider row is an input or is used in a loop, or rows cannot be
             divided into whole tiles.
     """
-    found = None if step.carried_leaves else tiled(step.program, tile)
+    found = None if step.carried_leaves else divide_into_tiles(step.program, tile)
     if found is None:
         raise CannotFuse(f"the gradients cannot be computed in tiles of {tile} columns.")
     split = lambda side: tuple(part for leaf in side for part in _split(leaf, found.outputs, tile))

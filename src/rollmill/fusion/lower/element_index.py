@@ -41,7 +41,7 @@ class ElementIndex:
         if self._axes is None:
             rest, axes = self._flat if self._flat is not None else 0, []
             for size in self.shape[:0:-1]:
-                whole, own = divided(ctx, rest, size)
+                whole, own = divide_index(ctx, rest, size)
                 axes.append(own)
                 rest = whole
             self._axes = tuple([*axes, rest][: len(self.shape)][::-1]) if self.shape else ()
@@ -66,7 +66,7 @@ def plus(ctx: Lowering, index: Start, other: Start) -> Start:
     return ctx.apply("add", node_of(ctx, index), node_of(ctx, other))
 
 
-def divided(ctx: Lowering, index: Start, size: int) -> tuple[Start, Start]:
+def divide_index(ctx: Lowering, index: Start, size: int) -> tuple[Start, Start]:
     """Returns the quotient and remainder of a non-negative index divided by `size`."""
     if size == 1:
         return index, 0

@@ -23,7 +23,7 @@ from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
 from rollmill.fusion.lower.jaxpr import TYPES, lower_jaxpr
 from rollmill.fusion.lower.large_arrays import is_too_large, writes_to_memory
 from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArrays, trace_prologue
-from rollmill.fusion.lower.rules.products import materialised
+from rollmill.fusion.lower.rules.products import expand_outer_products
 from rollmill.fusion.lower.rules.random import check_threefry
 from rollmill.fusion.lower.values import (
     MAX_COLUMNS,
@@ -265,7 +265,7 @@ def _results(ctx: Lowering, traced: TracedFunction, arguments: Sequence[Value]) 
     if traced.summed:
         return values
     try:
-        return [materialised(ctx, value) for value in values]
+        return [expand_outer_products(ctx, value) for value in values]
     except LoweringError as error:
         raise CannotFuse(f"a result cannot be fused: {error}.") from error
 

@@ -97,7 +97,7 @@ def lower_jaxpr(
             raise CannotFuse(too_long, user_frame_of(equation))
     pairs = zip(jaxpr.outvars, needed, strict=True)
     results = [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
-    return results if keeps_products else [products.materialised(ctx, value) for value in results]
+    return results if keeps_products else [products.expand_outer_products(ctx, value) for value in results]
 
 
 def _struct(atom: Any) -> Any:
@@ -152,7 +152,7 @@ def _results(
 
 def _operand(ctx: Lowering, name: str, value: Value) -> Value:
     """Returns a value as the rule of a primitive takes it."""
-    return value if name in KEEP_PRODUCTS else products.materialised(ctx, value)
+    return value if name in KEEP_PRODUCTS else products.expand_outer_products(ctx, value)
 
 
 def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:

@@ -9,7 +9,15 @@ import numpy as np
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import select
-from rollmill.fusion.lower.element_index import ElementIndex, clamp_index, divided, is_at, node_of, plus, times
+from rollmill.fusion.lower.element_index import (
+    ElementIndex,
+    clamp_index,
+    divide_index,
+    is_at,
+    node_of,
+    plus,
+    times,
+)
 from rollmill.fusion.lower.large_arrays import element_of, everywhere, lazy_array, logical_and
 from rollmill.fusion.lower.values import LoweringError, Start, Value
 
@@ -41,7 +49,7 @@ def _of_reverse(ctx: Lowering, at: tuple[Start, ...], shape: tuple[int, ...], pa
 
 
 def _of_tile(ctx: Lowering, at: tuple[Start, ...], shape: tuple[int, ...], params: Mapping[str, Any]):
-    return [divided(ctx, own, size)[1] for own, size in zip(at, shape, strict=True)]
+    return [divide_index(ctx, own, size)[1] for own, size in zip(at, shape, strict=True)]
 
 
 SOURCES: dict[str, Source] = {

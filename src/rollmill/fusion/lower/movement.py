@@ -75,19 +75,19 @@ def index_leading(ctx: Lowering, value: Value, at: int) -> Value:
     return gather_static(ctx, value, positions(value.shape)[at, ...])
 
 
-def reshaped(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
+def reshape_value(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
     """Reshapes a value during lowering, without any operation in the kernel."""
     if is_large(value):
         return reshaped_elements(ctx, value, shape)
     return gather_static(ctx, value, positions(value.shape).reshape(shape))
 
 
-def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
+def permute_axes(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
     """Permutes the axes of a value during lowering, without any operation in the kernel."""
     return gather_static(ctx, value, positions(value.shape).transpose(axes))
 
 
-def joined(ctx: Lowering, values: list[Value]) -> Value:
+def concatenate_last_axis(ctx: Lowering, values: list[Value]) -> Value:
     """Concatenates values along their last axis during lowering."""
     parts = [part for value in values for part in (value.parts if isinstance(value, Concat) else (value,))]
     # Empty parts are left out, unless all are empty, because a shape is needed.
@@ -124,7 +124,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
         check_columns(value)
         return _as_scalars(ctx, value, places, fill)
     pieces = [_piece(ctx, value, table[:, a], b - a, lead, fill) for a, b in zip(cuts, cuts[1:], strict=False)]
-    return joined(ctx, pieces)
+    return concatenate_last_axis(ctx, pieces)
 
 
 def _cuts(value: RowArray | Concat, table: np.ndarray) -> list[int]:

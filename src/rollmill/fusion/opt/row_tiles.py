@@ -28,7 +28,7 @@ def largest_tiled_size(program: Program) -> int:
     """Returns the number of elements of the largest matrix in a program, or 0 if it cannot be read in tiles."""
     products = [node for node in program.nodes() if node.op == "dot"]
     sizes = [(node.operands[0].width or 1) * (node.width or 1) for node in products]
-    return max(sizes, default=0) if tiled(program, TILE) is not None else 0
+    return max(sizes, default=0) if divide_into_tiles(program, TILE) is not None else 0
 
 
 class TiledProgram(NamedTuple):
@@ -39,7 +39,7 @@ class TiledProgram(NamedTuple):
     """Positions of the tiles of each output of the original program among the outputs."""
 
 
-def tiled(program: Program, width: int) -> TiledProgram | None:
+def divide_into_tiles(program: Program, width: int) -> TiledProgram | None:
     """Divides the rows of a program into tiles of at most `width` columns.
 
     Returns None if a wider row is an input or is used in a loop.

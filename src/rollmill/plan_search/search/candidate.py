@@ -114,7 +114,7 @@ def width_of(candidate: Candidate, width: str) -> int:
     return 1 if value is None else int(value)
 
 
-def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
+def select_candidates(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
     """Returns the candidates whose fields have the values in `fixed`.
 
     If `fusion` is fixed to `off`, the result sets it explicitly in candidates that leave it open.

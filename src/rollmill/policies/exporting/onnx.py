@@ -49,7 +49,7 @@ def to_onnx(exported: ExportedFunction, metadata: str) -> bytes:
     try:
         with standard_promotion(), _quiet("onnx_ir"):
             model = converter.to_onnx(
-                jax.vmap(simplified(exported)),
+                jax.vmap(simplify_function(exported)),
                 given,
                 model_name="policy",
                 opset=OPSET,
@@ -84,7 +84,7 @@ def run_onnx(data: bytes, exported: ExportedFunction) -> Run:
     return run
 
 
-def simplified(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
+def simplify_function(exported: ExportedFunction) -> Callable[..., tuple[Any, ...]]:
     """Returns a function of ONE observation that computes the results of `exported` with fewer operations.
 
     Arrays without elements are left out of concatenations, because ONNX cannot reshape a batch of them. Calls are

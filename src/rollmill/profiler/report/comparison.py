@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rollmill.core.text import compact
-from rollmill.pages.page import BarPart, bar_row, escaped, folding_section, legend, page, table, tiles
+from rollmill.pages.page import BarPart, bar_row, escape_html, folding_section, legend, page, table, tiles
 from rollmill.profiler.report.sections import (
     MIN_SHOWN,
     Section,
@@ -175,17 +175,20 @@ def comparison_page(comparison: ProfileComparison) -> str:
         "How far the figures can be trusted",
         "The error of an iteration's whole time in each profile, once the profiler's own cost is taken out. "
         "Smaller differences mean nothing; those of single operations can be rougher.",
-        [f"<p>Before: {escaped(correction_text(before))}</p><p>After: {escaped(correction_text(after))}</p>"],
+        [
+            f"<p>Before: {escape_html(correction_text(before))}</p>"
+            f"<p>After: {escape_html(correction_text(after))}</p>"
+        ],
     )
     body = [
-        f"<h1>{escaped(title)}</h1>",
+        f"<h1>{escape_html(title)}</h1>",
         *(
-            f"<p><b>{name}:</b> {escaped(profile_title(one))} "
-            f'<span class="dim">{escaped(machine_text(one))}</span></p>'
+            f"<p><b>{name}:</b> {escape_html(profile_title(one))} "
+            f'<span class="dim">{escape_html(machine_text(one))}</span></p>'
             for name, one in (("Before", before), ("After", after))
         ),
         tiles(figures),
-        f"<p>{escaped(_summary(comparison))}</p>",
+        f"<p>{escape_html(_summary(comparison))}</p>",
         *drawn_on_page([*_sections(comparison), trust]),
     ]
     return page(title, body)

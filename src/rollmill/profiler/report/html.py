@@ -1,7 +1,7 @@
 """Renders a profile as a self-contained HTML page."""
 
 from rollmill.core.text import compact
-from rollmill.pages.page import asset, escaped, page, tiles
+from rollmill.pages.page import asset, escape_html, page, tiles
 from rollmill.profiler.report.memory import memory_section
 from rollmill.profiler.report.profile_sections import (
     advice_section,
@@ -57,5 +57,5 @@ def _head(profile: Profile) -> str:
         figures.append((percent(at_work / whole), "of the time the device computes"))
         figures.append((percent(overlap.host_only / whole), "of the time only the host is at work"))
     figures.append((error_text(profile), "error of the profile's total, once the profiler's cost is taken out"))
-    title, machine = escaped(profile_title(profile)), escaped(machine_text(profile))
+    title, machine = escape_html(profile_title(profile)), escape_html(machine_text(profile))
     return "\n".join([f"<h1>Profile of {title}</h1>", f'<p class="dim">{machine}</p>', tiles(figures)])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from rollmill.pages.page import BarPart, bar_row, escaped, escaped_name, folded_table, legend
+from rollmill.pages.page import BarPart, bar_row, escape_html, escaped_name, folded_table, legend
 from rollmill.profiler.report.sections import Section
 from rollmill.profiling.program_memory import MAX_INTERVALS
 from rollmill.profiling.results import MemoryUse, OperationMemory
@@ -98,8 +98,8 @@ def _course(program: str, layers: Sequence[Layer]) -> list[str]:
     return [
         '<p class="how">Of the program that needs most: from left to right is each time when memory is taken or '
         "given back, in the order of the instructions, those of a loop once; so it is no axis of time. Upwards is "
-        f"the memory of the operations, {escaped(most)} at most. The bars are of the moment when it is fullest."
-        "</p>",
+        f"the memory of the operations, {escape_html(most)} at most. The bars are of the moment when "
+        "it is fullest.</p>",
         legend({layer.name: layer.colour for layer in layers}),
         _drawing(program, layers),
     ]

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rollmill.core.text import format_count, number, one_line
-from rollmill.pages.page import BarPart, bar_row, escaped, folded_table, folding_section, legend, ratio, table
+from rollmill.pages.page import BarPart, bar_row, escape_html, folded_table, folding_section, legend, ratio, table
 from rollmill.profiler.report.sections import MIN_SHOWN, Section, paragraph
 from rollmill.profiling.breakdown import (
     OVERLAPS,
@@ -52,7 +52,7 @@ def advice_section(advice: Sequence[Advice]) -> Section:
     """Returns the report section with changes that would make the run faster."""
     title = "What would make it faster"
     if not advice:
-        nothing = [f"<p>{escaped(NOTHING_TO_ADVISE)}</p>"]
+        nothing = [f"<p>{escape_html(NOTHING_TO_ADVISE)}</p>"]
         return Section(title, "", nothing, "Advice", below=[paragraph(NOTHING_TO_ADVISE)])
     below = []
     for rank, one in enumerate(advice, 1):
@@ -75,8 +75,8 @@ def _saves(advice: Advice) -> str:
 
 def _advised(advice: Advice) -> str:
     saves = f' <span class="saves">{_saves(advice)}</span>' if advice.saves > 0 else ""
-    options = f" <br><code>{escaped(advice.options)}</code>" if advice.options else ""
-    return f"<li><b>{escaped(advice.title)}</b>{saves}<br>{escaped(advice.text)}{options}</li>"
+    options = f" <br><code>{escape_html(advice.options)}</code>" if advice.options else ""
+    return f"<li><b>{escape_html(advice.title)}</b>{saves}<br>{escape_html(advice.text)}{options}</li>"
 
 
 # --- operations -----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def operations_section(profile: Profile) -> Section:
                 for name, _, seconds in rest
             ),
             _left_out(left_out, "shorter operations"),
-            f"<p>{escaped(kinds)}</p>" if any(node.device for node in shown) else "",
+            f"<p>{escape_html(kinds)}</p>" if any(node.device for node in shown) else "",
             folding_section("the same as a table", [_operation_table(shown, whole)]),
         ],
         "Operations",
@@ -351,7 +351,7 @@ def devices_section(profile: Profile) -> Section:
             ("SM activity", one.sm_activity, "both"),
         )
         if index < MAX_DEVICES:
-            bars.append(f"<h3>{escaped(one.device)}</h3>")
+            bars.append(f"<h3>{escape_html(one.device)}</h3>")
             bars += [
                 bar_row(
                     name, [BarPart(share or 0.0, colour, name)], "unknown" if share is None else percent(share)
@@ -400,7 +400,7 @@ def profiler_section(profile: Profile) -> Section:
         "is divided among operations: do not trust differences between them that are smaller.",
         [
             *bars,
-            f"<p>{escaped(correction_text(profile))} {escaped(f'{iterations} in {windows}.')}</p>",
+            f"<p>{escape_html(correction_text(profile))} {escape_html(f'{iterations} in {windows}.')}</p>",
             table(("event", "an iteration", "ns each", "ms"), rows[:MAX_LINES]) if rows else "",
         ],
         "Cost of the profiler" if rows else "",
@@ -413,13 +413,13 @@ def profiler_section(profile: Profile) -> Section:
 def notes_section(profile: Profile) -> Section:
     """Returns the report section with notes. On the page, it also contains the command and the versions."""
     versions = list(profile.machine.versions.items())[:MAX_LINES]
-    notes = "".join(f"<li>{escaped(note)}</li>" for note in profile.notes[:MAX_LINES])
+    notes = "".join(f"<li>{escape_html(note)}</li>" for note in profile.notes[:MAX_LINES])
     return Section(
         "Notes",
         "",
         [
             f"<ul>{notes}</ul>" if notes else "",
-            f"<p>Profile it again: <code>{escaped(profile.training.command)}</code></p>",
+            f"<p>Profile it again: <code>{escape_html(profile.training.command)}</code></p>",
             table(("software", "version"), versions, left=(1,)) if versions else "",
         ],
         "Notes" if notes else "",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rollmill.core.text import compact, number
-from rollmill.pages.page import escaped, table
+from rollmill.pages.page import escape_html, table
 from rollmill.profiler.report.sections import Section
 from rollmill.profiling.breakdown import WholeTime, whole_time
 from rollmill.profiling.results import Ceilings, OperationTime, Profile
@@ -184,6 +184,6 @@ def _dot(index: int, point: RooflinePoint, across: LogScale, upwards: LogScale) 
     x, y = f"{across(point.intensity):.2f}%", upwards(point.speed)
     title = f"{point.name}: {compact(point.speed)}FLOP/s at {number(point.intensity)} FLOP a byte"
     return (
-        f'<circle class="dot" cx="{x}" cy="{y:.1f}" r="{radius:.1f}"><title>{escaped(title)}</title></circle>'
+        f'<circle class="dot" cx="{x}" cy="{y:.1f}" r="{radius:.1f}"><title>{escape_html(title)}</title></circle>'
         f'<text x="{x}" y="{y + 4:.1f}" text-anchor="middle" class="inside" pointer-events="none">{index}</text>'
     )

@@ -16,7 +16,7 @@ from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import active_agents, strongly_typed
 from rollmill.envs.field_checks import as_timestep
 from rollmill.programs.offered.rendering import check_render_mode, render_modes, show
-from rollmill.programs.offered.values import checked_actions, element, owned
+from rollmill.programs.offered.values import as_owned_arrays, checked_actions, element
 
 
 class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
@@ -121,7 +121,7 @@ class ParallelEnvironment(pettingzoo.ParallelEnv[str, Any, Any]):
     def _infos(self, mask: Mapping[str, Any] | None, names: list[str]) -> dict[str, dict[str, Any]]:
         masks = jax.device_get(mask or {})
         return {
-            name: {"action_mask": owned(masks[kind.name][i])} if kind.name in masks else {}
+            name: {"action_mask": as_owned_arrays(masks[kind.name][i])} if kind.name in masks else {}
             for name, kind, i in self._places()
             if name in names
         }

@@ -13,7 +13,7 @@ from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import strongly_typed
 from rollmill.envs.field_checks import as_timestep
 from rollmill.programs.offered.rendering import check_render_mode, render_modes, show
-from rollmill.programs.offered.values import batch_of_one, checked_actions, element, owned
+from rollmill.programs.offered.values import as_owned_arrays, batch_of_one, checked_actions, element
 
 
 class SingleEnvironment(gymnasium.Env[Any, Any]):
@@ -60,7 +60,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         reward, terminated, truncated = np.asarray(numbers).tolist()
         self._ended = bool(terminated or truncated)
         observation = element(self.observation_space, observation)
-        return observation, reward, bool(terminated), bool(truncated), self._with_mask(owned(info))
+        return observation, reward, bool(terminated), bool(truncated), self._with_mask(as_owned_arrays(info))
 
     def action_masks(self) -> Any:
         """Returns the mask of legal actions, for `MaskablePPO` of sb3-contrib.
@@ -69,7 +69,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         """
         if self._env.action_mask is None:
             raise UsageError(f"{self._env.name} has no action masks.")
-        return owned(self._mask)
+        return as_owned_arrays(self._mask)
 
     def render(self) -> Any:
         """Returns the state as pixels or text. Returns None without a `render_mode`."""
@@ -83,7 +83,7 @@ class SingleEnvironment(gymnasium.Env[Any, Any]):
         return show(self._env, self.render_mode, self._carry[1])
 
     def _with_mask(self, info: dict[str, Any]) -> dict[str, Any]:
-        return info if self._mask is None else {**info, "action_mask": owned(self._mask)}
+        return info if self._mask is None else {**info, "action_mask": as_owned_arrays(self._mask)}
 
 
 def refuse_options(name: str, options: dict[str, Any] | None) -> None:

@@ -26,13 +26,17 @@ def element(space: spaces.Space, value: PyTree[Any]) -> Any:
             return np.array(value, space.dtype)[()]
 
 
-def owned(tree: PyTree[Any]) -> PyTree[Any]:
+def as_owned_arrays(tree: PyTree[Any]) -> PyTree[Any]:
     """Returns a tree of NumPy arrays that own their data, with scalars as NumPy scalars."""
     match tree:
         case dict():
-            return {name: owned(part) for name, part in tree.items()}
+            return {name: as_owned_arrays(part) for name, part in tree.items()}
         case list() | tuple():
-            return type(tree)(map(owned, tree)) if not hasattr(tree, "_fields") else type(tree)(*map(owned, tree))
+            return (
+                type(tree)(map(as_owned_arrays, tree))
+                if not hasattr(tree, "_fields")
+                else type(tree)(*map(as_owned_arrays, tree))
+            )
         case _:
             return np.array(tree)[()]
 

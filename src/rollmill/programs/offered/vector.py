@@ -20,7 +20,7 @@ from rollmill.core.types import Environment
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.envs import auto_reset, strongly_typed, vectorise
 from rollmill.programs.offered.single import refuse_options
-from rollmill.programs.offered.values import checked_actions, element, owned
+from rollmill.programs.offered.values import as_owned_arrays, checked_actions, element
 
 RESET_MASK = "reset_mask"
 
@@ -127,7 +127,11 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
 
     def _info(self, info: dict[str, Any], mask: Any) -> dict[str, Any]:
         """Returns infos with the masks by which Gymnasium says which copies have an entry: here all."""
-        info = owned(info) if mask is None else {**owned(info), "action_mask": owned(mask)}
+        info = (
+            as_owned_arrays(info)
+            if mask is None
+            else {**as_owned_arrays(info), "action_mask": as_owned_arrays(mask)}
+        )
         return info | {f"_{name}": np.ones(self.num_envs, bool) for name in info}
 
 

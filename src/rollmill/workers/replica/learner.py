@@ -52,7 +52,7 @@ from rollmill.dataflow import (
     with_remote_update,
 )
 from rollmill.programs.compiler_options import program_options
-from rollmill.programs.packed_metrics import packed
+from rollmill.programs.packed_metrics import pack_metrics
 from rollmill.workers.replica.pieces import CompiledPieces
 from rollmill.workers.reports import Row
 
@@ -110,7 +110,7 @@ def _learn(
             jnp.asarray(index),
             make_minibatch_loop=make_minibatch_loop,
         )
-        return learner, rings, packed(metrics)
+        return learner, rings, pack_metrics(metrics)
 
 
 class CutLearner:

@@ -17,7 +17,15 @@ from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Emitter,
 from rollmill.fusion.backends.cpu.codegen import CodeWriter
 from rollmill.fusion.backends.cpu.control import BlockValue, assign_all, clear, new_variable, read
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
-from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, round_up_width
+from rollmill.fusion.backends.cpu.memory import (
+    ALIGNMENT,
+    Matrix,
+    Placed,
+    Scratch,
+    emit_outer_sums,
+    pack,
+    round_up_width,
+)
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, TileTerm, accumulators_of, is_row
@@ -251,7 +259,7 @@ class _BlockSums:
     def _add_term(self, sums: Placed, term: TileTerm) -> None:
         writer = self._writer
         right = writer.contiguous(self._side(term.right))
-        gathered(self._emit, sums, self._side(term.left), right, writer.block, writer.room)
+        emit_outer_sums(self._emit, sums, self._side(term.left), right, writer.block, writer.room)
 
     def _side(self, side: Side) -> Placed:
         if is_row(side):

@@ -171,7 +171,7 @@ def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: 
             _store_tile(emit, target, samples, tile, emit.sums(left.width, zeros, turn))
 
 
-def gathered(emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, room: int) -> None:
+def emit_outer_sums(emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, room: int) -> None:
     """Emits `sums[o] += sum over s of left[s, o] * right[s]`, with `s` the samples of a block."""
     for tile in tilings(left.width, sums.sample_stride // emit.lanes, room):
         # Whole tiles are computed in a loop, and the rest as a smaller tile. The order of the sums is always the

@@ -26,7 +26,7 @@ from rollmill.fusion.ir import Program, count_nodes
 from rollmill.fusion.kernels.memories import in_order_of_writes
 from rollmill.fusion.kernels.rollout import RolloutStep, aliased_outputs, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
-from rollmill.fusion.opt.row_tiles import tiled
+from rollmill.fusion.opt.row_tiles import divide_into_tiles
 from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 
@@ -184,7 +184,7 @@ def _program_of(step: RolloutStep, tile: int) -> Program:
     """Returns the program of a step, with rows of at most `tile` columns if it is not 0."""
     if not tile:
         return step.program
-    found = tiled(step.program, tile)
+    found = divide_into_tiles(step.program, tile)
     if found is None or any(len(places) > 1 for places in found.outputs):
         raise CannotFuse(
             f"the step passes rows of more than {tile} columns to the next step, which tiled kernels do not "

@@ -11,7 +11,7 @@ from rollmill.core.types import is_key
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import one_of
-from rollmill.fusion.lower.rules.products import materialised, one_of_sums
+from rollmill.fusion.lower.rules.products import expand_outer_products, one_of_sums
 from rollmill.fusion.lower.values import Const, Value, is_same, is_shared, shared_array
 
 INLINED = {
@@ -78,7 +78,7 @@ def _merged(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
         arrays = [jnp.asarray(ctx.array(case)) for case in cases]
         return shared_array(jax.lax.select_n(jnp.asarray(ctx.array(index)), *arrays))
     sums = one_of_sums(ctx, index, cases)
-    return sums if sums is not None else one_of(ctx, index, [materialised(ctx, case) for case in cases])
+    return sums if sums is not None else one_of(ctx, index, [expand_outer_products(ctx, case) for case in cases])
 
 
 RULES: dict[str, Rule] = {

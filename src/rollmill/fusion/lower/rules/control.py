@@ -9,13 +9,13 @@ from jax.core import ShapedArray
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering, fold_constant
 from rollmill.fusion.lower.loops import Body, emit_loop
-from rollmill.fusion.lower.movement import index_leading, reshaped
+from rollmill.fusion.lower.movement import index_leading, reshape_value
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import select_elements
 from rollmill.fusion.lower.rules.indexing import element_at
-from rollmill.fusion.lower.rules.reductions import reduced
+from rollmill.fusion.lower.rules.reductions import reduce_axes
 from rollmill.fusion.lower.rules.scattering import with_element
-from rollmill.fusion.lower.rules.shapes import stacked
+from rollmill.fusion.lower.rules.shapes import stack_values
 from rollmill.fusion.lower.values import Const, LoweringError, ScalarArray, Value, alone, is_same, is_shared
 
 SHORT = 8
@@ -66,7 +66,7 @@ def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) ->
 def _any_lane(ctx: Lowering, now: list[Value]) -> list[Value]:
     """Returns whether any lane continues. The carry begins with one boolean for each lane."""
     lanes = now[0]
-    return [fold_constant(reduced(ctx, "or", lanes, range(len(lanes.shape))))]
+    return [fold_constant(reduce_axes(ctx, "or", lanes, range(len(lanes.shape))))]
 
 
 def _turn_of_lanes(condition: Body, body: Body) -> Body:
@@ -87,7 +87,7 @@ def _where_lanes(ctx: Lowering, goes_on: Value, new: Value, old: Value) -> Value
     if is_same(new, old, ctx.region.is_same):
         return old
     lanes = (*goes_on.shape, *[1] * (len(old.shape) - len(goes_on.shape)))
-    return fold_constant(select_elements(ctx, reshaped(ctx, goes_on, lanes), new, old))
+    return fold_constant(select_elements(ctx, reshape_value(ctx, goes_on, lanes), new, old))
 
 
 # --- scan -----------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
         if expected > (MAX_NODES_SHORT if scan.length <= SHORT else MAX_NODES):
             return None
     columns = zip(*(given[::-1] if scan.reverse else given), strict=True)
-    return [*now, *(stacked(ctx, column) for column in columns)]
+    return [*now, *(stack_values(ctx, column) for column in columns)]
 
 
 def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) -> tuple[list[Value], list[Value]]:

@@ -12,16 +12,16 @@ import numpy as np
 
 from rollmill.fusion.ir import is_float
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.movement import gather_static, transposed
+from rollmill.fusion.lower.movement import gather_static, permute_axes
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.products import (
     MAX_UNROLLED,
     MatrixOperand,
-    gathered,
+    combine_vectors,
     sum_of_products,
     vector_matrix,
 )
-from rollmill.fusion.lower.rules.shapes import concatenated
+from rollmill.fusion.lower.rules.shapes import concatenate_values
 from rollmill.fusion.lower.rules.windows import spread, windows
 from rollmill.fusion.lower.values import (
     NARROW,
@@ -60,9 +60,9 @@ def _convolve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
     _check_size(image, weights, groups, equation.dtype)
     by_group = _with_shared if is_shared(weights) else _written_out
     convolved = [by_group(ctx, image, weights, taps, equation.dtype) for taps in groups]
-    whole = concatenated(ctx, convolved, len(image.shape) - 1)
+    whole = concatenate_values(ctx, convolved, len(image.shape) - 1)
     _, _, out = params["dimension_numbers"]
-    return [transposed(ctx, whole, _axes_of(out))]
+    return [permute_axes(ctx, whole, _axes_of(out))]
 
 
 def _axes_of(spec: Sequence[int]) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
         vector = gather_static(ctx, image, under[at][inside])
         matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.prologue, inside)
         outputs.append(vector_matrix(ctx, vector, matrix, dtype) if len(inside) else Const(np.zeros(outs, dtype)))
-    return gathered(ctx, outputs, lead, outs)
+    return combine_vectors(ctx, outputs, lead, outs)
 
 
 def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:

@@ -11,7 +11,7 @@ from rollmill.core.types import is_key
 from rollmill.fusion.ir import OPERATIONS, Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.large_arrays import chosen_whole, everywhere, is_too_large, mapped_elements
-from rollmill.fusion.lower.movement import index_columns, joined
+from rollmill.fusion.lower.movement import concatenate_last_axis, index_columns
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
     Concat,
@@ -29,7 +29,7 @@ Combine = Callable[..., Node]
 """Function that returns the node for one element or row of the result, given the operands' nodes."""
 
 
-def mapped(ctx: Lowering, combine: Combine, values: Sequence[Value], dtype: Any) -> Value:
+def map_elements(ctx: Lowering, combine: Combine, values: Sequence[Value], dtype: Any) -> Value:
     """Applies `combine` to each element, or to each row if a value has rows. Axes of length 1 are broadcast."""
     shape = np.broadcast_shapes(*(value.shape for value in values))
     if any(isinstance(value, Concat) for value in values) and not any(map(is_large, values)):
@@ -63,14 +63,14 @@ def _by_parts(
         part = lambda value, a=first, b=end: (
             index_columns(ctx, value, a, b - a) if value.shape and value.shape[-1] == shape[-1] else value
         )
-        found.append(mapped(ctx, combine, [part(value) for value in values], dtype))
-    return joined(ctx, found)
+        found.append(map_elements(ctx, combine, [part(value) for value in values], dtype))
+    return concatenate_last_axis(ctx, found)
 
 
-def applied(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
+def apply_operation(ctx: Lowering, op: str, *values: Value, dtype: Any = None) -> Value:
     """Lowers an element-wise operation, using the entry `op` of `operations.OPERATIONS`."""
     own = values[op == "select"].dtype if dtype is None else dtype
-    return mapped(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
+    return map_elements(ctx, lambda *nodes: ctx.apply(op, *nodes, dtype=own), values, own)
 
 
 def select_elements(ctx: Lowering, condition: Value, one: Value, other: Value) -> Value:
@@ -81,13 +81,13 @@ def select_elements(ctx: Lowering, condition: Value, one: Value, other: Value) -
         if whole is not None:
             return whole
     if not is_key(one.dtype):
-        return applied(ctx, "select", condition, one, other)
+        return apply_operation(ctx, "select", condition, one, other)
 
     def choose(asked: Node, first: KeyPair, second: KeyPair) -> KeyPair:
         select = lambda a, b: ctx.apply("select", asked, a, b)
         return KeyPair(select(first.first, second.first), select(first.second, second.second))
 
-    return mapped(ctx, choose, [condition, one, other], one.dtype)  # pyright: ignore[reportArgumentType]
+    return map_elements(ctx, choose, [condition, one, other], one.dtype)  # pyright: ignore[reportArgumentType]
 
 
 # --- rules ----------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def select_elements(ctx: Lowering, condition: Value, one: Value, other: Value) -
 
 def _by_name(op: str) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-        return [applied(ctx, op, *values, dtype=equation.dtype)]
+        return [apply_operation(ctx, op, *values, dtype=equation.dtype)]
 
     return rule
 
@@ -105,7 +105,7 @@ def _by_nodes(combine: Callable[..., Node]) -> Rule:
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         own = lambda *nodes: combine(ctx, equation, *nodes)
-        return [mapped(ctx, own, values, equation.dtype)]
+        return [map_elements(ctx, own, values, equation.dtype)]
 
     return rule
 
@@ -115,7 +115,7 @@ def identity(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list
     return list(values)
 
 
-def converted(ctx: Lowering, node: Node, dtype: Any) -> Node:
+def convert_dtype(ctx: Lowering, node: Node, dtype: Any) -> Node:
     """Converts a node to another dtype. Floats are truncated to integers, and any value but zero becomes True."""
     if node.dtype == np.dtype(dtype):
         return node
@@ -125,7 +125,7 @@ def converted(ctx: Lowering, node: Node, dtype: Any) -> Node:
 
 
 def _convert(ctx: Lowering, equation: Equation, x: Node) -> Node:
-    return converted(ctx, x, equation.params["new_dtype"])
+    return convert_dtype(ctx, x, equation.params["new_dtype"])
 
 
 def _bitcast(ctx: Lowering, equation: Equation, x: Node) -> Node:
@@ -141,8 +141,8 @@ def _reduce_precision(ctx: Lowering, equation: Equation, x: Node) -> Node:
     if mantissa_bits >= 23 and exponent_bits >= 8:
         return x
     if x.dtype != np.float32:
-        wide = _reduce_precision(ctx, equation, converted(ctx, x, np.float32))
-        return converted(ctx, wide, x.dtype)
+        wide = _reduce_precision(ctx, equation, convert_dtype(ctx, x, np.float32))
+        return convert_dtype(ctx, wide, x.dtype)
     word = lambda number: ctx.constant(number, np.uint32)
     both = lambda op, a, b: ctx.apply(op, a, b)
     bits = ctx.apply("bitcast", x, dtype=np.uint32)
@@ -237,7 +237,7 @@ def _integer_pow(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _pow(ctx: Lowering, equation: Equation, x: Node, y: Node) -> Node:
-    return ctx.apply("pow", x, converted(ctx, y, x.dtype))
+    return ctx.apply("pow", x, convert_dtype(ctx, y, x.dtype))
 
 
 def _clamp(ctx: Lowering, equation: Equation, low: Node, x: Node, high: Node) -> Node:
@@ -279,7 +279,7 @@ def one_of(ctx: Lowering, which: Value, cases: Sequence[Value]) -> Value:
     result = cases[0]
     for number, case in enumerate(cases[1:], start=1):
         is_case = lambda node, n=number: ctx.apply("eq", node, ctx.constant(n, node.dtype))
-        condition = which if which.dtype == np.bool_ else mapped(ctx, is_case, [which], np.dtype(bool))
+        condition = which if which.dtype == np.bool_ else map_elements(ctx, is_case, [which], np.dtype(bool))
         result = select_elements(ctx, condition, case, result)
     return result
 

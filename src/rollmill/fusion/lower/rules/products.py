@@ -13,11 +13,11 @@ from jaxtyping import Array
 
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.movement import gather_static, reshaped, transposed
+from rollmill.fusion.lower.movement import gather_static, permute_axes, reshape_value
 from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules import elementwise
-from rollmill.fusion.lower.rules.elementwise import converted, one_of
+from rollmill.fusion.lower.rules.elementwise import convert_dtype, one_of
 from rollmill.fusion.lower.rules.reductions import row_total
 from rollmill.fusion.lower.values import (
     NARROW,
@@ -72,7 +72,7 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
     return [_of_two(ctx, one, sides[0], other, sides[1], dtype)]
 
 
-def materialised(ctx: Lowering, value: Value) -> Value:
+def expand_outer_products(ctx: Lowering, value: Value) -> Value:
     """Expands outer products to elements or rows, and returns other values unchanged."""
     if not isinstance(value, OuterProducts):
         return value
@@ -108,7 +108,7 @@ def _sum(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
     if all(isinstance(value, OuterProducts) for value in values):
         pairs = [pair for value in values if isinstance(value, OuterProducts) for pair in value.pairs]
         return [OuterProducts(tuple(pairs), equation.dtype)]
-    return elementwise.RULES["add_any"](ctx, equation, [materialised(ctx, value) for value in values])
+    return elementwise.RULES["add_any"](ctx, equation, [expand_outer_products(ctx, value) for value in values])
 
 
 def one_of_sums(ctx: Lowering, which: Value, cases: Sequence[Value]) -> OuterProducts | None:
@@ -145,7 +145,7 @@ def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sid
 def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int) -> Value:
     """Transposes `[b, f, g]` to `[b, g, f]`."""
     axes = (*range(batch), *range(batch + first, batch + first + second), *range(batch, batch + first))
-    return transposed(ctx, value, axes)
+    return permute_axes(ctx, value, axes)
 
 
 def _has_free_rows(value: Value, sides: Sides) -> bool:
@@ -195,11 +195,11 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
         products.append(vector_matrix(ctx, vector, matrix, dtype))
     if not products:
         raise LoweringError("kernels do not support a product without vectors")
-    whole = gathered(ctx, products, lead, products[0].shape[-1])
-    return reshaped(ctx, whole, (*lead, *columns)) if len(columns) != 1 else whole
+    whole = combine_vectors(ctx, products, lead, products[0].shape[-1])
+    return reshape_value(ctx, whole, (*lead, *columns)) if len(columns) != 1 else whole
 
 
-def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
+def combine_vectors(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
     """Combines vectors of equal width into an array `[*lead, width]`."""
     # All vectors become rows, or all become scalars, because an array never contains both.
     if any(isinstance(value, RowArray | Concat) for value in vectors):
@@ -381,17 +381,17 @@ def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any)
     # A sum without terms, as for an empty vector, is zero.
     if not products:
         return ctx.constant(0, dtype)
-    return converted(ctx, reduce(lambda a, b: ctx.apply("add", a, b), products), dtype)
+    return convert_dtype(ctx, reduce(lambda a, b: ctx.apply("add", a, b), products), dtype)
 
 
 def _sum_over_columns(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
-    return converted(ctx, row_total(ctx, "add", _product(ctx, one, other, dtype)), dtype)
+    return convert_dtype(ctx, row_total(ctx, "add", _product(ctx, one, other, dtype)), dtype)
 
 
 def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
     """Returns the product of two elements in the dtype of their sum, which is float32 for floats."""
     wide = np.float32 if is_float(np.dtype(dtype)) else dtype
-    return ctx.apply("mul", converted(ctx, one, wide), converted(ctx, other, wide))
+    return ctx.apply("mul", convert_dtype(ctx, one, wide), convert_dtype(ctx, other, wide))
 
 
 def _check_multiplied(count: int) -> None:

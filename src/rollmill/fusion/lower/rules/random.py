@@ -18,9 +18,9 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.element_index import ElementIndex
 from rollmill.fusion.lower.large_arrays import broadcast_index, element_of, is_too_large
-from rollmill.fusion.lower.movement import gather_static, reshaped
+from rollmill.fusion.lower.movement import gather_static, reshape_value
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.rules.shapes import stacked
+from rollmill.fusion.lower.rules.shapes import stack_values
 from rollmill.fusion.lower.values import (
     ComputedArray,
     LoweringError,
@@ -57,8 +57,8 @@ def _each_key(ctx: Lowering, keys: Value, function: Callable[[Value, tuple[int, 
     found = [function(ScalarArray(data.nodes[(*at, ...)], WORD), at) for at in np.ndindex(*keys.shape)]
     if not keys.shape:
         return found[0]
-    whole = stacked(ctx, found)
-    return reshaped(ctx, whole, (*keys.shape, *found[0].shape))
+    whole = stack_values(ctx, found)
+    return reshape_value(ctx, whole, (*keys.shape, *found[0].shape))
 
 
 def _bits(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
@@ -98,7 +98,7 @@ def _seed(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     for at in np.ndindex(*seeds.shape):
         seed = gather_static(ctx, seeds, positions(seeds.shape)[(*at, ...)])
         found.append(_of_data(ctx, threefry_prng_impl.seed, seed))
-    whole = reshaped(ctx, stacked(ctx, found), (*seeds.shape, 2))
+    whole = reshape_value(ctx, stack_values(ctx, found), (*seeds.shape, 2))
     return [ctx.keys(ctx.scalars(whole), equation.dtype)]
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.large_loops import first_best_element, reduced_elements
-from rollmill.fusion.lower.movement import joined
+from rollmill.fusion.lower.movement import concatenate_last_axis
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.rules.elementwise import applied, converted
+from rollmill.fusion.lower.rules.elementwise import apply_operation, convert_dtype
 from rollmill.fusion.lower.values import (
     Concat,
     LoweringError,
@@ -52,7 +52,7 @@ OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row
 
 def _by_op(op: str) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-        return [reduced(ctx, op, values[0], equation.params["axes"])]
+        return [reduce_axes(ctx, op, values[0], equation.params["axes"])]
 
     return rule
 
@@ -67,12 +67,12 @@ def _of_lanes(op: str) -> Rule:
             raise LoweringError(
                 f"a collective over {names or 'groups of lanes'} is not supported, only over whole axes of `vmap`"
             )
-        return [reduced(ctx, op, values[0], axes)]
+        return [reduce_axes(ctx, op, values[0], axes)]
 
     return rule
 
 
-def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
+def reduce_axes(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     """Reduces an array along some axes with the operation `op`, element by element."""
     if is_large(value):
         return reduced_elements(ctx, op, value, axes, identity_element(op, value.dtype))
@@ -80,8 +80,12 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     leading = tuple(axis for axis in axes if axis != last)
     if isinstance(value, Concat):
         # Each part is reduced separately, because rows and scalars cannot be combined at once.
-        parts = [reduced(ctx, op, part, axes) for part in value.parts]
-        return reduce(lambda a, b: applied(ctx, op, a, b), parts) if last in axes else joined(ctx, parts)
+        parts = [reduce_axes(ctx, op, part, axes) for part in value.parts]
+        return (
+            reduce(lambda a, b: apply_operation(ctx, op, a, b), parts)
+            if last in axes
+            else concatenate_last_axis(ctx, parts)
+        )
     combine = lambda a, b: ctx.apply(op, a, b)
     if isinstance(value, RowArray):
         rows = RowArray(_along(combine, value.nodes, leading), value.width, value.dtype)
@@ -122,9 +126,9 @@ def _over_columns(ctx: Lowering, op: str, rows: RowArray) -> ScalarArray:
 
 def row_total(ctx: Lowering, op: str, row: Node) -> Node:
     """Returns the reduction of a row's columns to one scalar."""
-    numbers = converted(ctx, row, np.int32) if row.dtype == np.bool_ else row
+    numbers = convert_dtype(ctx, row, np.int32) if row.dtype == np.bool_ else row
     total = ctx.region.emit(OVER_COLUMNS[op], numbers, dtype=numbers.dtype)
-    return converted(ctx, total, row.dtype)
+    return convert_dtype(ctx, total, row.dtype)
 
 
 def identity_element(op: str, dtype: Any) -> Any:

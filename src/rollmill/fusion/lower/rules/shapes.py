@@ -8,7 +8,7 @@ import numpy as np
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.large_arrays import is_too_large
 from rollmill.fusion.lower.large_moves import beside, lower_move, part_of, with_padding
-from rollmill.fusion.lower.movement import gather_static, joined, reshaped
+from rollmill.fusion.lower.movement import concatenate_last_axis, gather_static, reshape_value
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.values import (
     Concat,
@@ -114,21 +114,21 @@ def _only_needed(ctx: Lowering, equation: Equation, value: Value, parts: Sequenc
 
 
 def _concatenate(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    return [concatenated(ctx, values, equation.params["dimension"])]
+    return [concatenate_values(ctx, values, equation.params["dimension"])]
 
 
 def _stack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    return [stacked(ctx, values, equation.params["axis"])]
+    return [stack_values(ctx, values, equation.params["axis"])]
 
 
-def stacked(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
+def stack_values(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
     """Stacks values of equal shape along a new axis, without any operation in the kernel."""
     shape = list(values[0].shape)
     shape.insert(axis, 1)
-    return concatenated(ctx, [reshaped(ctx, value, tuple(shape)) for value in values], axis)
+    return concatenate_values(ctx, [reshape_value(ctx, value, tuple(shape)) for value in values], axis)
 
 
-def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
+def concatenate_values(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
     """Concatenates values along an axis, without any operation in the kernel."""
     # Empty operands contribute nothing. Often, only one operand remains without them.
     values = [value for value in values if value.shape[axis]] or values[:1]
@@ -144,7 +144,7 @@ def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
         return ScalarArray(np.concatenate(nodes, axis=axis), values[0].dtype)
     # Rows along the last axis stay separate parts until they are read as one row.
     if axis == len(values[0].shape) - 1:
-        return joined(ctx, list(values))
+        return concatenate_last_axis(ctx, list(values))
     rows = [ctx.rows(value) for value in values]
     return RowArray(np.concatenate([part.nodes for part in rows], axis=axis), rows[0].width, rows[0].dtype)
 
@@ -153,11 +153,11 @@ def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Val
     value, fill = values
     if is_large(value) or (is_too_large(equation.shape) and isinstance(value, ScalarArray)):
         return [with_padding(ctx, value, ctx.scalar(fill), equation.params["padding_config"], equation.shape)]
-    places = padded(positions(value.shape), equation.params["padding_config"])
+    places = pad_indices(positions(value.shape), equation.params["padding_config"])
     return [gather_static(ctx, value, places, ctx.scalar(fill))]
 
 
-def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
+def pad_indices(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
     """Pads an array of indices with -1, which stands for the padding value. Negative padding crops."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]

@@ -12,7 +12,7 @@ from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import cells
 from rollmill.fusion.lower.rules.reductions import identity_element
-from rollmill.fusion.lower.rules.shapes import padded
+from rollmill.fusion.lower.rules.shapes import pad_indices
 from rollmill.fusion.lower.values import LoweringError, ScalarArray, Value, alone, no_nodes, positions
 
 POOLS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
@@ -40,7 +40,7 @@ def windows(
 def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> np.ndarray:
     """Pads an array of indices with -1 around them, and between them if `dilation` is greater than one."""
     pairs = zip(padding, dilation, strict=True)
-    return padded(places, [(low, high, step - 1) for (low, high), step in pairs])
+    return pad_indices(places, [(low, high, step - 1) for (low, high), step in pairs])
 
 
 def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
