@@ -61,3 +61,13 @@ def test_no_transition_leads_from_a_lost_actor_to_its_replacement(tmp_path):
         np.testing.assert_array_equal(before, after)
         processes |= set(drawn.observation[:, 2].tolist())
     assert len(processes) == 3
+
+
+def test_schedules_of_asynchronous_environments_go_on_in_another_placement(tmp_path):
+    sizes = {"num_envs": 4, "num_steps": 4, "network": rollmill.NetworkConfig(hidden_sizes=(4,))}
+    graph = rollmill.a2c(rollmill.make("CartPole-v1", gravity="linear:9:10"), **sizes, total_timesteps=16 * 5)
+    placement = {"distribution": "single-learner-coarse", "actors": 2, "asynchronous": True, "place": "threads"}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", quiet=True, tensorboard=False, **placement)
+    rollmill.resume(run.directory, quiet=True, changes={"total_timesteps": 16 * 8}, distribution="gpu-only")
+    *_, steps = restore_run(run.directory).restored.state.collector.environment
+    np.testing.assert_array_equal(steps, np.full(4, 4 * 8))

@@ -129,6 +129,10 @@ class Recorder:
         self._saved_evaluations = EvaluationProgress()
         self._unannounced: CheckpointSaved | None = None
         self._run, self._algorithm, self._options = run, algorithm, options
+        # The states of asynchronous environments are not known. A checkpoint without them begins them at its
+        # iteration, so that schedules of parameters go on.
+        is_known = prepared.spec.read_plan().partition.synchronous or algorithm.host is not None
+        self._saves_environments = options.checkpoint_environments and is_known
         self._loops = algorithm.loops
         self._checkpoints, self._log, self._display, self._gpus = checkpoints, log, display, gpus
         self._windows = [EpisodeWindow() for _ in options.seeds]
@@ -402,7 +406,7 @@ class Recorder:
         self._log.flush()  # a resumed run continues after the lines that precede its checkpoint
         self._checkpoints.wait()
         self._announce_checkpoint()
-        if not self._options.checkpoint_environments:
+        if not self._saves_environments:
             state = {name: part for name, part in vars(state).items() if name != "collector"}
         self._checkpoints.save(iteration, state, metadata=metadata, score=score)
         path = self._run.checkpoints.path / str(iteration)
