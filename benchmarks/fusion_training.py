@@ -9,9 +9,7 @@ and by XLA; and how far they are from those by XLA with exact products, relative
 `training`: whole iterations of 4 epochs of 4 minibatches on CartPole-v1, actor and critic with tanh layers of
 `--layers`, with one torso or two: by XLA, with fused rollouts, and with fused rollouts and gradients. Every
 training is done twice from the same seed, and the result says whether the weights were the same bit for bit.
-Figures are medians. With `--own-steps`, gradients are also measured with kernels of their own for the
-optimiser's steps, by the same launches, and beside them: the greatest difference of a weight after two
-iterations.
+Figures are medians.
 """
 
 import itertools
@@ -45,7 +43,6 @@ from rollmill.programs.compiled import lower
 
 REPEATS = 9
 LAUNCHES = ((132, 128, 8), (264, 64, 4), (528, 64, 4))
-OWN_STEPS = ", own steps"
 EXACT = (264, 64, 4)
 """Launch of the exact kernel, whose numbers are compared one by one."""
 
@@ -119,32 +116,16 @@ def training(size: str, shared: bool, chosen: Any, layers: str = "64-64") -> dic
             print(f"{name}: {failure}", flush=True)
             continue
         print(f"{name}: compiled in {time.perf_counter() - began:.1f} s", *programs[name].notes, flush=True)
-    for name in [side for side in programs if chosen.own_steps and side.startswith("full")]:
-        launches = with_own_steps(programs[name].launches)
-        programs[f"{name}{OWN_STEPS}"] = lower(graph, **sides[name], launches=launches)
     turn = lambda program: training_turns(program, graph.loops.batch_size, chosen.iterations)
     turns = {name: turn(program) for name, program in programs.items()}
     found = spreads(in_turns(turns, REPEATS, warm_up=1))
     for name, figure in found.items():
         figure["times_xla"] = figure["median"] / found["xla"]["median"]
         figure["same_twice"] = same_twice(programs[name], chosen.iterations)
-        if name.endswith(OWN_STEPS):
-            ends = (weights_after(programs[side], 2) for side in (name, name.removesuffix(OWN_STEPS)))
-            figure["apart"] = max(float(np.abs(a - b).max()) for a, b in zip(*ends, strict=True))
         print(
             f"{num_envs} x {num_steps} {layers} shared={shared} {name}: {figure['median'] / 1e6:.1f} M/s", figure
         )
     return found
-
-
-def with_own_steps(launches: Any) -> dict[str, Any]:
-    """Returns launches whose gradients are followed by kernels for the steps of the optimiser."""
-    return {**launches, "gradients": GradientLaunch(*launches["gradients"])._replace(steps_optimiser=1)}
-
-
-def weights_after(program: Any, iterations: int) -> list[Any]:
-    learner = jax.device_get(advance(program, program.start(), 0, iterations)[0].learner)
-    return jax.tree.leaves(learner.weights)
 
 
 def same_twice(program: Any, iterations: int) -> bool:
@@ -163,7 +144,6 @@ def main() -> None:
         torsos=some_of(("shared", "separate")),
         numerics=["tf32", "bfloat16"],
         iterations=(20, "of each turn"),
-        own_steps=False,
         name=(str, "of the result; default: fusion-gradients or fusion-training"),
     )
     found: dict[str, Any] = {}

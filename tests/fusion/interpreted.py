@@ -86,20 +86,12 @@ class Buffer:
         return self.array.ctypes.data
 
 
-def by_numpy(function, dtype=None):
-    def call(*operands):
-        x = operands[0]
-        found = function(*(operand.handle.data for operand in operands))
-        if dtype is None:
-            found = found.astype(x.handle.data.dtype)
-            return tl.core.tensor(interpreter.TensorHandle(found, x.handle.dtype), x.type)
-        return tl.core.tensor(interpreter.TensorHandle(found, dtype), tl.block_type(dtype, x.type.shape))
+def by_numpy(function):
+    def call(x):
+        found = function(x.handle.data).astype(x.handle.data.dtype)
+        return tl.core.tensor(interpreter.TensorHandle(found, x.handle.dtype), x.type)
 
     return call
-
-
-def to_integers(x):
-    return x.astype(np.int32)
 
 
 def interpreter_of(kernel, folder):
@@ -109,9 +101,8 @@ def interpreter_of(kernel, folder):
     spec = importlib.util.spec_from_file_location("kernel", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    names = {name: name for name in ("tanh", "exp", "log", "log1p", "expm1")} | {"pow": "power"}
-    functions = {name: by_numpy(getattr(np, numpy_name)) for name, numpy_name in names.items()}
-    module.libdevice = SimpleNamespace(**functions, float2int_rz=by_numpy(to_integers, tl.int32))
+    names = ("tanh", "exp", "log", "log1p", "expm1")
+    module.libdevice = SimpleNamespace(**{name: by_numpy(getattr(np, name)) for name in names})
     executor = interpreter.GridExecutor(module.kernel.fn, module.kernel.arg_names, (kernel.programs,))
     executor._init_args_hst = lambda arrays, constants: (arrays, constants)  # they are on the host already
     executor._restore_args_dev = lambda *_: None
@@ -122,14 +113,12 @@ def interpreted(kernel, arrays, folder):
     """The outputs of a kernel on arrays."""
     arrays = [np.array(array, order="C") for array in arrays]
     outputs = [np.zeros(output.shape, output.dtype) for output in kernel.outputs]
-    for given, output in kernel.aliases.items():
-        outputs[output] = arrays[given]
     interpreter_of(kernel, folder)(*map(Buffer, [*arrays, *outputs]), **kernel.constants)
     return outputs
 
 
 def main():
-    algorithm, environment, folder, own_steps, tile = sys.argv[1:]
+    algorithm, environment, folder, tile = sys.argv[1:]
     network = rollmill.NetworkConfig(hidden_sizes=(88, 72) if int(tile) else (20,), layer_norm=tile != "0")
     graph = getattr(rollmill, algorithm)(environment, **SIZES, network=network)
     index = jnp.arange(SIZES["num_envs"], dtype=jnp.int32)
@@ -138,7 +127,7 @@ def main():
     def begin(key):
         return *first_batch(graph, init_state(graph, key, index)), shuffled_rows(key, index, graph.loops)
 
-    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, steps_optimiser=int(own_steps), tile=int(tile))
+    step, launch = lower_gradients(graph), GradientLaunch(2, 16, 1, tile=int(tile))
     minibatch = example_minibatch(graph, step, *begin(jax.random.key(3)))
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics="float32")
     sums, *rows = interpreted(kernel, arrays, Path(folder))

@@ -246,7 +246,6 @@ def test_an_epoch_leads_to_the_same_weights(name):
 
 KERNELS = [
     ("shared", "tf32", 90, GradientLaunch(4, 64, 4)),
-    ("shared", "tf32", 90, GradientLaunch(4, 64, 4, steps_optimiser=1)),
     ("wide", "tf32", 90, GradientLaunch(4, 64, 4, tile=32)),
     ("continuous", "bfloat16", 80, GradientLaunch(2, 32, 2)),
     ("masked", "tf32", 120, GradientLaunch(1, 16, 1)),
@@ -289,6 +288,20 @@ def test_a_long_program_is_read_by_instructions():
     long, short = (kernel_of(CASES[name], "tf32", GradientLaunch(2, 64, 4))[0].source for name in ("ippo", "dqn"))
     assert "read_four(table + at + " in long and "tl.load(table" not in long
     assert "tl.load(table" in short and "read_four" not in short
+
+
+@pytest.mark.parametrize(
+    ("recorded", "launch"),
+    [
+        ([528, 64, 4], GradientLaunch(528, 64, 4)),
+        ([132, 16, 4, 1], GradientLaunch(132, 16, 4, reloads_weights=1)),
+        ([528, 64, 4, 1, 1], GradientLaunch(528, 64, 4, reloads_weights=1)),
+        ([264, 64, 4, 1, 0, 64, 192], GradientLaunch(264, 64, 4, 1, 64, 192)),
+        ([264, 64, 4, 1, 64, 192], GradientLaunch(264, 64, 4, 1, 64, 192)),
+    ],
+)
+def test_launches_that_any_version_has_recorded_are_read(recorded, launch):
+    assert GradientLaunch.read(recorded) == launch
 
 
 # --- losses that are no algorithm's ---------------------------------------------------------------------------

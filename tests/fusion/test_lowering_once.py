@@ -11,7 +11,6 @@ import rollmill
 from rollmill.dataflow import init_state
 from rollmill.fusion.backends.triton import (
     gradients as triton_gradients,
-    means as triton_means,
     rollout as triton_rollout,
 )
 from rollmill.fusion.backends.triton.launches import triton_backend
@@ -62,7 +61,6 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
 
     monkeypatch.setattr(triton_rollout, "call", call)
     monkeypatch.setattr(triton_gradients, "call", call)
-    monkeypatch.setattr(triton_means, "call", call)
     monkeypatch.setattr(tuning, "compile_candidates", trace_candidates)
     first = lambda search, *_: TunedLaunch(tuple(search.launches[0]), 1.0, 2.0)
     monkeypatch.setattr(tuning, "find_fastest_launch", first)

@@ -11,7 +11,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import describe_processor
 from rollmill.dataflow import MeanGradients
-from rollmill.fusion import CannotFuse, estimate_rollout_pressure
+from rollmill.fusion import CannotFuse, GradientLaunch, estimate_rollout_pressure
 from rollmill.fusion.backends import base
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.triton import launches as kernel_launches
@@ -161,6 +161,19 @@ def test_a_group_has_the_kernels_of_its_own_parts(part):
     other = choice.gradients if part == "rollouts" else choice.rollouts
     assert getattr(choice, part).launch == (1, 32, 1) and not other.fused and len(choice.notes) == 1
     assert choice.launches == {**launches, part: (1, 32, 1)}
+
+
+def test_a_run_of_an_earlier_version_keeps_its_gradient_launch():
+    """It recorded seven numbers, of which the fifth was for kernels of optimiser steps."""
+    launches = {"device": "H200", "rollouts": None, "gradients": [264, 64, 4, 0, 0, 64, 0]}
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    choice = choose_kernels(graph, fusion="full", launches=launches, **CHOICE, parts=("gradients",))
+    run = choice.gradients.function.keywords["run"]
+    assert run.keywords["launch"] == GradientLaunch(264, 64, 4, tile=64)
+    assert choice.notes == [
+        "gradients are one kernel (264 programs of 64 samples, 4 warps each, matrices in tiles of 64), as at the "
+        "beginning of this run"
+    ]
 
 
 def test_launches_of_another_device_are_not_kept():

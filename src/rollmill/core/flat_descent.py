@@ -2,13 +2,10 @@
 
 If a step consists of several JAX operations, it reads and writes memory several times: to concatenate the
 gradients, for each moment, and to change the weights. On CPUs, machine code may compute the step in one pass
-(`register_descent_code`). On other devices, and under `vmap`, the operation is lowered to its parts. Code that
-traces a step may compute it by a kernel instead (`descending_by`).
+(`register_descent_code`). On other devices, and under `vmap`, the operation is lowered to its parts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,14 +24,9 @@ OwnDescent: TypeAlias = Callable[[Sequence[Any], core.ClosedJaxpr, int], Callabl
 """Maps the operands' shapes and dtypes, the traced flat update, and the number of weight leaves to a function of
 the operands, or to None to use JAX operations. Operands are the leaves of weights, gradients and state."""
 
-Descend: TypeAlias = Callable[[Sequence[Array], core.ClosedJaxpr, int], Sequence[Array] | None]
-"""Maps the operands, the traced flat update, and the number of weight leaves to the leaves of the new weights and
-state, or to None to use JAX operations."""
-
 MIN_CODED = 2**17
 """Minimum number of weights for machine code. Fewer weights stay in a core's cache, where XLA is as fast."""
 
-_descend: ContextVar[Descend | None] = ContextVar("descend", default=None)
 _descent = core.Primitive("flat_descent")
 _descent.multiple_results = True
 
@@ -50,28 +42,12 @@ def descend_flat(
         flat, *states
     )
     operands = [*leaves, *jax.tree.leaves(gradients), *states]
-    results = _descended(operands, program, len(leaves))
+    if program.consts or any(leaf.dtype != jnp.float32 for leaf in operands[: 2 * len(leaves)]):
+        results = _in_parts(*operands, program=program, count=len(leaves))
+    else:
+        results = _descent.bind(*operands, program=program, count=len(leaves))
     moved, following = results[: len(leaves)], results[len(leaves) :]
     return jax.tree.unflatten(structure, moved), jax.tree.unflatten(state_structure, following)
-
-
-def _descended(operands: Sequence[Array], program: core.ClosedJaxpr, count: int) -> Sequence[Array]:
-    """Returns weights and state after a step."""
-    if program.consts or any(leaf.dtype != jnp.float32 for leaf in operands[: 2 * count]):
-        return _in_parts(*operands, program=program, count=count)
-    descend = _descend.get()
-    results = None if descend is None else descend(operands, program, count)
-    return _descent.bind(*operands, program=program, count=count) if results is None else results
-
-
-@contextmanager
-def descending_by(descend: Descend) -> Iterator[None]:
-    """Context manager in which `descend` computes traced optimiser steps, unless it returns None."""
-    token = _descend.set(descend)
-    try:
-        yield
-    finally:
-        _descend.reset(token)
 
 
 def register_descent_code(compile_code: OwnDescent) -> None:

@@ -19,7 +19,6 @@ SPAN_MARK = "rollmill"
 """Prefix of host span names in a trace: `rollmill:CATEGORY:NAME`."""
 
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
-MEANS_KERNEL, UPDATE_KERNEL = "rollmill_means", "rollmill_update"
 """Names of Rollmill's own kernels in GPU traces."""
 
 INNER = "operation"

@@ -107,7 +107,6 @@ from rollmill.dataflow.minibatch_loop import (
     all_finite as all_finite,
     evaluate_schedules as evaluate_schedules,
     gradient_metrics as gradient_metrics,
-    gradient_metrics_by_norm as gradient_metrics_by_norm,
     identity as identity,
     is_flag as is_flag,
     learn_minibatch as learn_minibatch,

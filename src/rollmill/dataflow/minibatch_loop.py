@@ -117,11 +117,7 @@ def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
     Gradients count as finite if their norm is finite, which saves a second pass over the gradients.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
-    return gradient_metrics_by_norm(jnp.sqrt(sum(squares, start=jnp.float32(0))), metrics)
-
-
-def gradient_metrics_by_norm(norm: Float[Array, ""], metrics: Metrics) -> Metrics:
-    """Returns the metrics of `gradient_metrics` for gradients whose norm is already known."""
+    norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
     whole = {**metrics, "losses/gradient_norm": norm}
     shared = {name: whole[name] * metrics[COMPUTED + name] for name in whole if COMPUTED + name in metrics}
     return {"losses/gradient_norm": norm, **shared, "finite/gradients": all_finite((norm, metrics))}

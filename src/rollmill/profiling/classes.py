@@ -4,14 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from rollmill.core.operations import (
-    GRADIENTS_KERNEL,
-    INNER,
-    MEANS_KERNEL,
-    ROLLOUT_KERNEL,
-    SPAN_MARK,
-    UPDATE_KERNEL,
-)
+from rollmill.core.operations import GRADIENTS_KERNEL, INNER, ROLLOUT_KERNEL, SPAN_MARK
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.results import UNNAMED
@@ -52,8 +45,6 @@ ROLLOUT_KERNEL_PATH: Path = ("collect", "rollout kernel")
 OWN_KERNELS = {
     ROLLOUT_KERNEL: Instruction("kernel", {ROLLOUT_KERNEL_PATH: 1.0}, 0.0, 0.0),
     GRADIENTS_KERNEL: Instruction("kernel", {("learn", "gradients"): 1.0}, 0.0, 0.0),
-    MEANS_KERNEL: Instruction("kernel", {("learn", "gradients"): 1.0}, 0.0, 0.0),
-    UPDATE_KERNEL: Instruction("kernel", {("learn", "update"): 1.0}, 0.0, 0.0),
 }
 """Kernels of Rollmill's GPU backends, by name."""
 

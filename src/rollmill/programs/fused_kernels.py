@@ -237,8 +237,6 @@ class _Chooser:
         tuned = candidates.find_launch()
         launch = tuned.launch if self._began_with(part) else kind.share(tuned.launch, self.lanes)
         fused = partial(function, run=kind.run(launch, self.lanes), step=candidates.step)
-        if part == "gradients":
-            fused = partial(fused, descend=self.backend.descend(launch, self.lanes))
         return self._faster(part, tuned, plain, Implementation(fused, True, kind.describe(launch), launch))
 
     @cached_property

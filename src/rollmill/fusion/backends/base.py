@@ -70,9 +70,6 @@ class Backend(NamedTuple):
     """Maximum number of minibatches compiled into one iteration of the minibatch loop."""
     rollouts: KernelKind
     gradients: KernelKind
-    descend: Callable[..., Callable[..., Any] | None] = lambda launch, lanes=1: None
-    """`(launch, lanes=1)`: the function that steps the optimiser by a kernel (`kernels.minibatch_loop`), by the
-    launch of the gradients. None where XLA computes the steps."""
     compilers: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context manager that starts the processes of `compile_ahead` early, since they take about a second."""
     tolerance: float = 1e-3

@@ -123,8 +123,6 @@ class Minibatch(NamedTuple):
     """The network as one vector, if it is held that way."""
     turns: int = 1
     """Number of steps in each row: 1 for a sample, more for a sequence, whose steps are computed in order."""
-    arguments: list[Any] | tuple[()] = ()
-    """Leaves of the prologue's arguments, if the network is one vector."""
 
     @property
     def num_rows(self) -> int:
@@ -297,8 +295,7 @@ def minibatch_of(
     learner = evaluate_schedules(graph, learner)
     gradients, uniforms = kernel_gradients(graph), step.prologue(learner)
     if not isinstance(gradients, SequenceGradients):
-        arguments = () if vector is None else jax.tree.leaves(learner)
-        return Minibatch(number, batch.packed, shuffled, uniforms, vector, arguments=arguments)
+        return Minibatch(number, batch.packed, shuffled, uniforms, vector)
     num_steps, packed, rows = graph.loops.num_steps, batch.packed, shuffled.rows[number]
     width = len(packed.table) // num_steps
     places = rows[None] + jnp.arange(num_steps, dtype=jnp.uint32)[:, None] * jnp.uint32(width)
@@ -360,15 +357,10 @@ def in_one_vector(step: GradientStep, gradients: Weights, means: Float[Array, " 
 
     Returns `gradients` unchanged if the kernel computes only some of the gradients.
     """
-    if not begin_with_gradients(step, gradients):
-        return gradients
-    return means[: sum(each.size for each in step.sums[: len(jax.tree.leaves(gradients))])]
-
-
-def begin_with_gradients(step: GradientStep, gradients: Weights) -> bool:
-    """Returns whether the vector of means that a kernel computes begins with all gradients."""
     sums = step.sums[: len(jax.tree.leaves(gradients))]
-    return all(each.is_computed and each.dtype == np.float32 for each in sums)
+    if not all(each.is_computed and each.dtype == np.float32 for each in sums):
+        return gradients
+    return means[: sum(each.size for each in sums)]
 
 
 def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce: Reduce) -> dict[int, Array]:

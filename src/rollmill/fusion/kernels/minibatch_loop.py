@@ -6,9 +6,7 @@ weights from this vector, and the optimiser makes one step instead of one for ea
 Shape letters: `M` minibatches of an epoch, `N` rows of a minibatch.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from rollmill.core.flat_descent import descending_by
 from rollmill.core.operations import operation_scope
 from rollmill.dataflow import (
     Batch,
@@ -30,17 +27,14 @@ from rollmill.dataflow import (
     adapt_hyperparameters,
     evaluate_schedules,
     gradient_metrics,
-    gradient_metrics_by_norm,
     identity,
 )
-from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import (
     GradientStep,
     Minibatch,
     PackedBatch,
     Run,
     Shuffled,
-    begin_with_gradients,
     in_one_vector,
     kernel_gradients,
     lower_gradients,
@@ -56,11 +50,6 @@ UNROLLED = 4
 launch."""
 
 
-DescendByKernel: TypeAlias = Callable[..., Descended | None]
-"""A kernel for an optimiser step on a network that is one vector. It takes the arguments of
-`core.flat_descent.Descend`, and a vector that begins with the gradients, or None."""
-
-
 def fused_minibatch_loop(
     graph: Graph,
     reduce: Reduce,
@@ -68,15 +57,13 @@ def fused_minibatch_loop(
     run: Run,
     step: GradientStep | None = None,
     unroll: int = UNROLLED,
-    descend: DescendByKernel | None = None,
 ) -> MinibatchLoop:
     """Returns the loop over minibatches, with gradients computed by a kernel.
 
     `run` calls the kernel. `step` is the graph's lowered program, lowered here by default. Up to `unroll`
-    minibatches are compiled into one iteration of the loop. `descend` computes optimiser steps by a kernel. If it
-    is None, or returns None, XLA computes the step.
+    minibatches are compiled into one iteration of the loop.
     """
-    own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph), descend)
+    own = _FusedLoop(graph, reduce, run, step or lower_gradients(graph))
     return MinibatchLoop(
         own.begin,
         own.prepare_samples,
@@ -179,38 +166,11 @@ def _carried(graph: Graph) -> _Carried:
     return _OneVector(graph) if one else _Carried(graph)
 
 
-class _Descents:
-    """Optimiser steps by a kernel, if it supports the step and its gradients."""
-
-    def __init__(self, descend: DescendByKernel | None, gradients: Any, means: Array | None) -> None:
-        self._descend, self._gradients, self._means = descend, gradients, means
-        self.squares: Array | None = None
-        """The sum of the gradients' squares, if the kernel has computed it."""
-
-    def by_kernel(self) -> AbstractContextManager[None]:
-        """Returns the context in which steps are computed by the kernel."""
-        return nullcontext() if self._descend is None else descending_by(self._computed)
-
-    def _computed(self, operands: Any, program: Any, count: int) -> Any:
-        assert self._descend is not None
-        is_whole = count == 1 and operands[1] is self._gradients
-        # The gradients come first in the vector of means, from which the kernel reads them without a copy.
-        descended = self._descend(operands, program, count, self._means if is_whole else None)
-        if descended is None:
-            return None
-        if is_whole:
-            self.squares = descended.squares
-        return descended.results
-
-
 class _FusedLoop:
     """The functions of a `MinibatchLoop` by kernels."""
 
-    def __init__(
-        self, graph: Graph, reduce: Reduce, run: Run, step: GradientStep, descend: DescendByKernel | None
-    ) -> None:
+    def __init__(self, graph: Graph, reduce: Reduce, run: Run, step: GradientStep) -> None:
         self._graph, self._reduce, self._run, self._step = graph, reduce, run, step
-        self._descend = descend
         self._carried = _carried(graph)
         self.begin = self._carried.begin
 
@@ -229,11 +189,8 @@ class _FusedLoop:
             means = self._reduce(self._run(self._step, minibatch))
             tree, metrics = results_of(self._step, minibatch.uniforms, means)
             gradients = self._carried.gradients(tree)
-        descents = _Descents(self._descend, gradients, means if begin_with_gradients(self._step, tree) else None)
-        with operation_scope("update"), descents.by_kernel():
+        with operation_scope("update"):
             advanced = self._graph.update(adapt_hyperparameters(self._graph, carried, metrics), gradients)
-        if (squares := descents.squares) is not None:
-            return advanced, {**metrics, **gradient_metrics_by_norm(jnp.sqrt(squares), metrics)}
         # For one vector, these are a few GPU operations. For a tree, they are several operations per leaf.
         return advanced, {**metrics, **gradient_metrics(in_one_vector(self._step, tree, means), metrics)}
 

@@ -47,20 +47,6 @@ class Prologue:
         return self._parts([x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results])
 
     @property
-    def transposed_slots(self) -> dict[int, int]:
-        """Returns the slots whose array is the transpose of an argument, with the number of that argument."""
-        jaxpr = self.jaxpr.jaxpr
-        numbers = {var: number for number, var in enumerate(jaxpr.invars)}
-        sources = {
-            equation.outvars[0]: equation.invars[0]
-            for equation in jaxpr.eqns
-            if equation.primitive.name == "transpose" and equation.params["permutation"] == (1, 0)
-        }
-        slots = enumerate(jaxpr.outvars[: self.num_slots])
-        found = {slot: sources[atom] for slot, atom in slots if isinstance(atom, core.Var) and atom in sources}
-        return {slot: numbers[source] for slot, source in found.items() if source in numbers}
-
-    @property
     def shapes(self) -> UniformArrays:
         """Shapes of the arrays that the prologue computes."""
         avals: Sequence[Any] = self.jaxpr.out_avals

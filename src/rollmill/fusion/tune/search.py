@@ -161,12 +161,11 @@ def minibatch_loop_search(
         f"{backend.timed_repeats} times alone {rows.shape}",
         structure_text(learner),
     ]
-    fused = partial(fused_minibatch_loop, step=step)
     numbers = np.tile(np.arange(rows.shape[0], dtype=np.int32), backend.timed_repeats)
     return LaunchSearch(
         file_of(what, launches, backend.package),
         launches,
-        lambda launch: partial(epochs, make=partial(fused, run=kind.run(launch), descend=backend.descend(launch))),
+        lambda launch: partial(epochs, make=partial(fused_minibatch_loop, run=kind.run(launch), step=step)),
         partial(epochs, make=plain_minibatch_loop),
         shapes,
         lambda: with_minibatch(partial(kind.compile_ahead, launches)),

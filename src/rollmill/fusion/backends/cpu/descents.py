@@ -12,11 +12,11 @@ from jaxtyping import Array
 from llvmlite import ir
 
 from rollmill.fusion.backends.cpu.builder import FLOAT32, FLOATS, INT32, Emitter, Value
+from rollmill.fusion.backends.cpu.descent_plan import DescentPlan, evaluate_equation, plan_of
 from rollmill.fusion.backends.cpu.elementwise import emitter_for
 from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT
 from rollmill.fusion.backends.cpu.target import processor
-from rollmill.fusion.kernels.descent_plan import DescentPlan, evaluate_equation, plan_of
 
 FLOAT = FLOATS["float32"]
 PROGRAM_NUMBERS = 2**15
@@ -44,14 +44,10 @@ def compile_descent(
     for operand in operands[:count]:
         leaves.append(_FlatLeaf(first, math.prod(operand.shape)))
         first += leaves[-1].count
-    plan = plan_of(jaxpr, _is_written)
+    plan = plan_of(jaxpr)
     if plan is None or any(leaf.count == 0 for leaf in leaves):
         return None
     return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
-
-
-def _is_written(name: str, params: dict[str, Any]) -> bool:
-    return emitter_for(name, params) is not None
 
 
 def _descended(

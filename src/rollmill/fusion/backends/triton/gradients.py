@@ -12,8 +12,7 @@ from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, call_in_lanes, entry
 from rollmill.fusion.backends.triton.control import Names
-from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, NOTHING_TURNED, KeptMatrices, columns
-from rollmill.fusion.backends.triton.means import means_by_kernel
+from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, KeptMatrices, columns
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON, Memory
 from rollmill.fusion.backends.triton.registers import ONE
 from rollmill.fusion.backends.triton.reloading import FAR, matrices_fit, read_where_used, slots_read_again
@@ -30,6 +29,9 @@ from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.kernels.wide_gradients import StoredRow, wide_gradients
 from rollmill.fusion.opt.schedule import schedule_of
 
+EARLIER_LENGTHS = (5, 7)
+"""Lengths of launches that earlier versions recorded. Their fifth number chose kernels for optimiser steps."""
+
 
 class GradientLaunch(NamedTuple):
     """Launch configuration of a gradient kernel on a GPU."""
@@ -41,14 +43,16 @@ class GradientLaunch(NamedTuple):
     num_warps: int = 4
     reloads_weights: int = 0
     """1 to reload weight matrices in every step of a sequence, which saves shared memory."""
-    steps_optimiser: int = 0
-    """1 to follow the kernel by kernels that add its partial sums and step the optimiser, and to read transposed
-    weights in place. No launch that is tried by default does so: on GPUs it has not been measured."""
     tile: int = 0
     """Columns of the tiles that wide rows and matrices are divided into, or 0 to leave them whole. Gradients of
     matrices larger than a tile are then products after the kernel."""
     kept_kilobytes: int = 0
     """Kilobytes of matrix tiles that stay on the chip. Others are reloaded for every block. Only with `tile`."""
+
+    @classmethod
+    def read(cls, numbers: Sequence[int]) -> "GradientLaunch":
+        """Returns the launch with these numbers, which an earlier version may have recorded in a run."""
+        return cls(*numbers[:4], *numbers[5:]) if len(numbers) in EARLIER_LENGTHS else cls(*numbers)
 
 
 def run_gradients_kernel(
@@ -60,8 +64,6 @@ def run_gradients_kernel(
     """
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     sums, *rows = (call if lanes == 1 else call_in_lanes)(kernel, arrays)
-    if launch.steps_optimiser:
-        return means_by_kernel(sums, minibatch.num_samples, lanes=lanes)
     means = jnp.sum(sums, axis=0) / minibatch.num_samples
     return wide_gradients(step, launch.tile).assembled(means, rows, numerics) if rows else means
 
@@ -87,12 +89,7 @@ def gradient_kernel(
     if minibatch.vector is not None:
         _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
-    turned = _turned(step, minibatch) if launch.steps_optimiser else {}
-    weights = {slot: minibatch.arguments[step.prologue.transposed_slots[slot]] for slot in turned}
-    slots = [
-        _slot(given, weights.get(number, array), minibatch.vector)
-        for number, array in enumerate(minibatch.uniforms.slots)
-    ]
+    slots = [_slot(given, array, minibatch.vector) for array in minibatch.uniforms.slots]
     whole_blocks = num_rows % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
     again = bool(launch.reloads_weights)
@@ -104,7 +101,6 @@ def gradient_kernel(
         whole_blocks=whole_blocks,
         numerics=numerics,
         reads_again=again,
-        turned=turned,
         tiles=TiledLoops(stored, launch.kept_kilobytes) if launch.tile else None,
     )
     size = sum(each.size for each in step.sums if each.is_computed)
@@ -130,31 +126,6 @@ def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
     return f"({_pointer(given, vector.numbers)} + {offset})"
 
 
-def _turned(step: GradientStep, minibatch: Minibatch) -> dict[int, tuple[int, int]]:
-    """Returns the slots of transposed weights that a kernel reads directly from the network's vector, with shapes.
-
-    No matrix is then transposed before each minibatch. Products are left out, because they read whole matrices.
-    """
-    vector, products = minibatch.vector, {node.attributes[0] for node in step.program.nodes() if node.op == "dot"}
-    if vector is None:
-        return {}
-    found = {
-        slot: minibatch.uniforms.slots[slot].shape
-        for slot, argument in step.prologue.transposed_slots.items()
-        if vector.offset_of(minibatch.arguments[argument]) is not None and slot not in products
-    }
-    rows = [
-        node for node in step.program.nodes() if node.op in ("uniform", "table") and node.attributes[0] in found
-    ]
-    crossing = {node.attributes[0] for node in rows if not _lies_in_a_row(node, found[node.attributes[0]])}
-    return {slot: shape for slot, shape in found.items() if slot not in crossing}
-
-
-def _lies_in_a_row(node: Node, shape: tuple[int, int]) -> bool:
-    """Returns whether a node reads elements of one row of a uniform matrix."""
-    return node.op == "uniform" and node.attributes[1] % shape[1] + (node.width or 1) <= shape[1]
-
-
 # --- its source -------------------------------------------------------------------------------------------
 
 
@@ -167,7 +138,6 @@ def gradient_source(
     whole_blocks: bool,
     numerics: Numerics,
     reads_again: bool = False,
-    turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
     tiles: TiledLoops | None = None,
 ) -> str:
     """Generates the source of a gradient kernel.
@@ -186,7 +156,6 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: precision of matrix products.
         reads_again: whether weight matrices are reloaded in every step of a sequence.
-        turned: slots whose matrix is stored as its transpose, with their shapes.
         tiles: how matrices are read in tiles, and rows to store in the arrays after the partial sums, or None to
             keep all matrices on the chip.
     """
@@ -201,7 +170,7 @@ def gradient_source(
     lines = []
     for n, each in enumerate(plan.loops):
         lines += _sample_loop(
-            _Common(step, places, slots, whole_blocks, numerics, reads_again, memory, turned, tiles),
+            _Common(step, places, slots, whole_blocks, numerics, reads_again, memory, tiles),
             each,
             numbers,
             f"p{n}",
@@ -245,7 +214,6 @@ class _Common(NamedTuple):
     numerics: Numerics
     reads_again: bool
     memory: Memory
-    turned: Mapping[int, tuple[int, int]]
     tiles: TiledLoops | None
 
 
@@ -264,9 +232,7 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     reads_again |= task.tiles is not None
     slots = slots_read_again(task.slots) if reads_again else task.slots
     kept = NOTHING_KEPT if task.tiles is None else KeptMatrices(task.slots, task.tiles.kept * 1024)
-    source = KernelSource(
-        task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v", turned=task.turned, kept=kept
-    )
+    source = KernelSource(task.numerics, slots, indent=2, memory=task.memory, prefix=f"{prefix}v", kept=kept)
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples, prefix)
     source.lines += samples.words

@@ -5,8 +5,7 @@ matrices are padded with zeros.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +23,6 @@ MIN_COLUMNS = 16
 def columns(width: int) -> int:
     """Returns the padded number of columns of a row with `width` columns."""
     return max(MIN_COLUMNS, 2 ** math.ceil(math.log2(width)))
-
-
-NOTHING_TURNED: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
 
 class MatrixPart(NamedTuple):
@@ -71,18 +67,16 @@ class Hoisted:
         fresh: Callable[[], str],
         *,
         memory: Memory = BY_TRITON,
-        turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
         kept: KeptMatrices = NOTHING_KEPT,
     ) -> None:
         """Prepares an empty prologue, in which `fresh` returns new names.
 
-        `slots` are pointers to uniform arrays, and `memory` reads rows and matrices. `turned` maps slots whose
-        array is stored as the transpose of a matrix to the shape of this matrix. `kept` are matrices to load only
-        once.
+        `slots` are pointers to uniform arrays, and `memory` reads rows and matrices. `kept` are matrices to load
+        only once.
         """
         self.lines: list[str] = []
         self._numerics = numerics
-        self._slots, self._turned = slots, turned
+        self._slots = slots
         self._fresh = fresh
         self._read = memory.read
         self._kept, self._room = kept.slots, kept.bytes
@@ -112,7 +106,7 @@ class Hoisted:
         """Loads a uniform row, or a uniform scalar broadcast over the block, and returns its name."""
         if width is not None:
             return self.row(slot, place, width)
-        load = f"tl.load({self._slots[slot]} + {self._place(slot, place)[0]})"
+        load = f"tl.load({self._slots[slot]} + {place})"
         load = f"{load} != 0" if dtype == np.bool_ else load
         return self.once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
 
@@ -120,17 +114,9 @@ class Hoisted:
         """Loads `width` elements of a uniform array, `stride` elements apart, as a row, and returns its name."""
         column = self.columns(width)
         check = [] if columns(width) == width else [f"{column}[None, :] < {width}"]
-        first, apart = self._place(slot, place)
-        load = self._read(f"{self._slots[slot]} + {first} + {_times(f'{column}[None, :]', stride * apart)}", check)
+        step = f"{column}[None, :]" if stride == 1 else f"{column}[None, :] * {stride}"
+        load = self._read(f"{self._slots[slot]} + {place} + {step}", check)
         return self.once(("row", slot, place, width, stride), load)
-
-    def _place(self, slot: int, place: int) -> tuple[int, int]:
-        """Returns an element's position in a uniform array, and the distance to the next element of its row."""
-        if slot not in self._turned:
-            return place, 1
-        rows, columns = self._turned[slot]
-        row, column = divmod(place, columns)
-        return column * rows + row, rows
 
     def matrix(self, part: MatrixPart, *, of_scalars: bool) -> str:
         """Loads part of a uniform matrix, and returns its name.
@@ -163,9 +149,7 @@ class Hoisted:
         # Column by column, because the rows may be in different arrays, or apart in one array.
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes
-            first, apart = self._place(slot, place)
-            load = self._read(f"{self._slots[slot]} + {first} + {_times(along, apart)}", check)
-            load = f"{load}[:, None].to({dtype})"
+            load = f"{self._read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"
             matrix = self.once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
         return matrix
 
@@ -173,10 +157,6 @@ class Hoisted:
         """Returns the name of a row with a one in the first column and zeros elsewhere, for every sample."""
         row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
-
-
-def _times(places: str, apart: int) -> str:
-    return places if apart == 1 else f"{places} * {apart}"
 
 
 def permute_to_mma_order(row: str, width: int, numerics: Numerics) -> str:

@@ -8,7 +8,6 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics
 from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
-from rollmill.fusion.backends.triton.descents import descend_by_kernel
 from rollmill.fusion.backends.triton.gradients import (
     GradientLaunch,
     gradient_kernel,
@@ -19,7 +18,6 @@ from rollmill.fusion.backends.triton.parallel_compile import KernelCompilers
 from rollmill.fusion.backends.triton.reloading import MAX_MATRIX_BYTES
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
-from rollmill.fusion.kernels.descents import Descended
 from rollmill.fusion.kernels.gradients import GradientStep
 from rollmill.fusion.kernels.wide_gradients import largest_summed_size, wide_gradients
 from rollmill.fusion.opt.row_tiles import TILE
@@ -79,7 +77,7 @@ used.
 Compiled for sm_90, two layers of 256 take 213 KB of shared memory with 192 KB of kept tiles, and 16 KB without.
 Blocks of 32 have 4 warps, although 2 of them compute the same as the others: with 2 warps, 1,480 bytes of each
 thread spill instead of 32."""
-WIDE_GRADIENTS = ((2, 64, 4, 0, 0, TILE), (1, 128, 8, 0, 0, TILE))
+WIDE_GRADIENTS = ((2, 64, 4, 0, TILE), (1, 128, 8, 0, TILE))
 """Launches of gradient kernels that read matrices in tiles. They were not measured on a GPU, so each is verified
 before it is used.
 
@@ -94,7 +92,7 @@ TOLERANCES: dict[Numerics, float] = {"float32": 1e-3, "tf32": 0.03, "bfloat16": 
 def triton_backend(numerics: Numerics) -> Backend:
     """Returns the Triton backend, with matrix products in the precision `numerics`."""
     rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
-    gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
+    gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch.read(launch), numerics=numerics)
     compilers = KernelCompilers()
     return Backend(
         package="triton",
@@ -119,15 +117,14 @@ def triton_backend(numerics: Numerics) -> Backend:
         gradients=KernelKind(
             launches=partial(_gradient_launches, numerics),
             run=lambda launch, lanes=1: partial(
-                run_gradients_kernel, launch=GradientLaunch(*launch), numerics=numerics, lanes=lanes
+                run_gradients_kernel, launch=GradientLaunch.read(launch), numerics=numerics, lanes=lanes
             ),
             share=_shared_programs,
             text=partial(_text, gradients),
             describe=_describe_gradients,
             compile_ahead=partial(_compile_ahead, compilers, gradients),
-            is_unverified=lambda launch: bool(GradientLaunch(*launch).tile),
+            is_unverified=lambda launch: bool(GradientLaunch.read(launch).tile),
         ),
-        descend=_descend,
         compilers=compilers.running,
         tolerance=TOLERANCES[numerics],
     )
@@ -204,7 +201,7 @@ def _gradient_launches(
 
 
 def _shared_programs(launch: AnyLaunch, lanes: int) -> GradientLaunch:
-    own = GradientLaunch(*launch)
+    own = GradientLaunch.read(launch)
     return own._replace(num_programs=max(1, own.num_programs // lanes))
 
 
@@ -220,11 +217,6 @@ def _compile_ahead(
     return compilers.compiling([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
 
 
-def _descend(launch: AnyLaunch, lanes: int = 1) -> Callable[..., Descended | None] | None:
-    """Returns the function that makes optimiser steps in a kernel, or None if the launch leaves it out."""
-    return partial(descend_by_kernel, lanes=lanes) if GradientLaunch(*launch).steps_optimiser else None
-
-
 def _describe_rollouts(launch: AnyLaunch) -> str:
     own = Launch(*launch)
     few = f" with at most {own.max_registers} registers per thread" if own.max_registers else ""
@@ -233,7 +225,6 @@ def _describe_rollouts(launch: AnyLaunch) -> str:
 
 
 def _describe_gradients(launch: AnyLaunch) -> str:
-    own = GradientLaunch(*launch)
+    own = GradientLaunch.read(launch)
     tiles = f", matrices in tiles of {own.tile}" if own.tile else ""
-    steps = ", and kernels for the optimiser's steps" if own.steps_optimiser else ""
-    return f"{own.num_programs} programs of {own.block} samples, {own.num_warps} warps each{tiles}{steps}"
+    return f"{own.num_programs} programs of {own.block} samples, {own.num_warps} warps each{tiles}"

@@ -1,9 +1,9 @@
 """Collects the source of a kernel while it is generated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rollmill.core.machine import Numerics
-from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, NOTHING_TURNED, Hoisted, KeptMatrices
+from rollmill.fusion.backends.triton.hoist import NOTHING_KEPT, Hoisted, KeptMatrices
 from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 
 
@@ -18,19 +18,17 @@ class KernelSource:
         indent: int = 1,
         memory: Memory = BY_TRITON,
         prefix: str = "v",
-        turned: Mapping[int, tuple[int, int]] = NOTHING_TURNED,
         kept: KeptMatrices = NOTHING_KEPT,
     ) -> None:
         """Prepares a source without lines, in which all names begin with `prefix`.
 
         `numerics` is the precision of everything that need not be exact. `slots` are pointers to uniform arrays;
-        `memory` reads and writes. The first part has this indentation. `turned` has the slots whose array, a
-        matrix with this shape, is stored as its transpose. `kept` are matrices loaded only once where others are
-        reloaded in every iteration.
+        `memory` reads and writes. The first part has this indentation. `kept` are matrices loaded only once where
+        others are reloaded in every iteration.
         """
         self.numerics: Numerics = numerics
         self.slots, self.memory = slots, memory
-        self.before = Hoisted(numerics, slots, self.fresh, memory=memory, turned=turned, kept=kept)
+        self.before = Hoisted(numerics, slots, self.fresh, memory=memory, kept=kept)
         self.lines: list[str] = []
         self._indent, self._prefix, self._count = indent, prefix, 0
 

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-IsWritten = Callable[[str, dict[str, Any]], bool]
-"""Returns whether an element-wise operation, by its name and parameters, has code."""
+from rollmill.fusion.backends.cpu.elementwise import emitter_for
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 """JAX primitives that call another jaxpr, with the name of the parameter that holds it."""
@@ -34,14 +33,14 @@ class DescentPlan(NamedTuple):
     """The variables of `given` that are used only as divisors."""
 
 
-def plan_of(program: core.ClosedJaxpr, is_written: IsWritten) -> DescentPlan | None:
+def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
     """Plans an optimiser's update. Returns None if an operation is unsupported or a sum depends on a scalar."""
     flat = jax.make_jaxpr(lambda *values: _without_calls(program.jaxpr, program.consts, values))(*program.in_avals)
     length = flat.jaxpr.invars[0].aval.shape
     is_wide = lambda atom: atom.aval.shape == length
     groups = {"wide": [], "sum": [], "single": [], "other": []}
     for equation in flat.jaxpr.eqns:
-        groups[_kind(equation, is_wide, is_written)].append(equation)
+        groups[_kind(equation, is_wide)].append(equation)
     before = _needed(groups["wide"], [equation.invars[0] for equation in groups["sum"]])
     wide = _needed(groups["wide"], [atom for atom in flat.jaxpr.outvars if is_wide(atom)])
     given, early = (_singles(equations, is_wide) for equations in (wide, before))
@@ -51,10 +50,10 @@ def plan_of(program: core.ClosedJaxpr, is_written: IsWritten) -> DescentPlan | N
     return DescentPlan(flat.jaxpr, before, groups["sum"], groups["single"], wide, given, _divisors(wide, given))
 
 
-def _kind(equation: Any, is_wide: Callable[[Any], bool], is_written: IsWritten) -> str:
+def _kind(equation: Any, is_wide: Callable[[Any], bool]) -> str:
     """Returns the group of an equation, or `other` if it has no code."""
     if all(map(is_wide, equation.outvars)):
-        return "wide" if _has_code(equation, is_wide, is_written) else "other"
+        return "wide" if _has_code(equation, is_wide) else "other"
     if not any(map(is_wide, equation.invars)):
         return "single"
     is_sum = equation.primitive.name == "reduce_sum" and equation.outvars[0].aval.shape == ()
@@ -79,14 +78,14 @@ def _is_literal(atom: Any) -> bool:
     return isinstance(atom, core.Literal)
 
 
-def _has_code(equation: Any, is_wide: Callable[[Any], bool], is_written: IsWritten) -> bool:
+def _has_code(equation: Any, is_wide: Callable[[Any], bool]) -> bool:
     """Returns whether a wide equation has code. Its operands may be wide or single."""
     atoms = [*equation.invars, *equation.outvars]
     types = {atom.aval.dtype for atom in atoms}
     fits = all(is_wide(atom) or atom.aval.shape == () for atom in atoms)
     return (
         fits
-        and is_written(equation.primitive.name, equation.params)
+        and emitter_for(equation.primitive.name, equation.params) is not None
         and types <= {np.dtype(np.float32), np.dtype(np.bool_)}
     )
 
