@@ -13,11 +13,11 @@ from gymnasium import spaces
 from untrained import REPLAY, SMALL, TINY, untrained
 
 import rollmill
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.policies.exporting import metadata as described
 from rollmill.policies.exporting.example_inputs import situations
 from rollmill.policies.exporting.interface import exported_function
-from rollmill.policies.exporting.parity import compare
+from rollmill.policies.exporting.parity import _check_close, compare
 from wordings import raises
 
 ort = pytest.importorskip("onnxruntime", reason="export as ONNX is an extra")
@@ -176,6 +176,13 @@ def check_actions(graph, folder, format):
 
 
 # --- parity -------------------------------------------------------------------------------------------
+
+
+def test_logits_of_impossible_choices_are_compared_without_a_warning():
+    logits = np.array([[1.0, -np.inf]], np.float32)
+    assert _check_close("logits", logits, logits + np.float32(1e-6), 1e-4) < 1e-5
+    with pytest.raises(RollmillError, match="logits"):
+        _check_close("logits", logits, np.array([[1.0, 0.0]], np.float32), 1e-4)
 
 
 QUICK = {("mlp", "onnx"), ("squashed", "onnx"), ("gru", "stablehlo")}

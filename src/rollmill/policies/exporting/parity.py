@@ -88,8 +88,9 @@ def _check_close(
     # masked logits are huge, and say nothing about the size of the others
     scale = max(float(batch.max(initial=0, where=batch < 1e30)), 1e-6)
     wanted, got = wanted.astype(np.float64), got.astype(np.float64)
-    difference = np.where(wanted == got, 0, np.abs(wanted - got))
-    allowed = tolerance * np.maximum(np.abs(wanted), scale)
+    # logits of impossible choices are infinite, and must be equal
+    difference = np.abs(np.subtract(wanted, got, out=np.zeros_like(wanted), where=wanted != got))
+    allowed = np.where(np.isfinite(wanted), tolerance * np.maximum(np.abs(wanted), scale), 0)
     if not (difference <= allowed).all():  # also fails for NaN
         raise _differs(
             name, f"the difference is {np.max(difference):.3g}, more than the limit of {tolerance * scale:.3g}"
