@@ -32,7 +32,7 @@ class TrainingStarted(TrainingEvent):
     directory: Path
     """The run directory."""
     config: Mapping[str, Any]
-    """The content of config.json."""
+    """The content of config.json at this time. Kernels that workers choose are added to the file later."""
     total_env_steps: int
     """Number of planned environment steps of one seed."""
     seeds: tuple[int, ...]
