@@ -141,13 +141,13 @@ def test_it_needs_a_directory_to_find():
         RunOptions(resume_if_exists=True)
 
 
-def signals():
-    """A hook that sends SIGUSR1 after the first iteration, and SIGUSR2 after the checkpoint that this asks for."""
-    to_come = [(MetricsLogged, signal.SIGUSR1), (CheckpointSaved, signal.SIGUSR2)]
+def signals(event_of_second, iteration):
+    """A hook that sends SIGUSR1 after the first iteration, then SIGUSR2 at an event from `iteration` on."""
+    to_come = [(MetricsLogged, 1, signal.SIGUSR1), (event_of_second, iteration, signal.SIGUSR2)]
 
     def hook(event):
-        if to_come and isinstance(event, to_come[0][0]) and event.iteration >= 1:
-            os.kill(os.getpid(), to_come.pop(0)[1])
+        if to_come and isinstance(event, to_come[0][0]) and event.iteration >= to_come[0][1]:
+            os.kill(os.getpid(), to_come.pop(0)[2])
 
     return hook
 
@@ -157,12 +157,20 @@ LONG = {"num_envs": 64, "num_steps": 512, "total_timesteps": 40 * 64 * 512}
 """40 iterations, each long enough: workers in threads go on while signals are on their way."""
 
 
-@pytest.mark.parametrize(("place", "config"), [({}, {}), pytest.param(THREADS, LONG, marks=pytest.mark.slow)])
-def test_signals_of_a_batch_system_save_then_stop_and_change_no_number(tmp_path, place, config, capfd):
-    """SIGUSR1 after the first iteration, SIGUSR2 after its checkpoint, and the same call again."""
+@pytest.mark.parametrize(
+    ("place", "config", "second"),
+    [
+        ({}, {}, (MetricsLogged, 3)),
+        pytest.param(THREADS, LONG, (CheckpointSaved, 1), marks=pytest.mark.slow),
+    ],
+)
+def test_signals_of_a_batch_system_save_then_stop_and_change_no_number(tmp_path, place, config, second, capfd):
+    """SIGUSR1 after the first iteration, SIGUSR2 after the third or the checkpoint, and the same call again."""
     undisturbed = rollmill.train(small(**config), run_dir=tmp_path / "whole", **QUIET)
     again = {"run_dir": tmp_path / "run", "resume_if_exists": True, "log_every": 1, "checkpoint_iterations": 100}
-    first = rollmill.train(small(**config), hooks=[signals()], **again, **place, **{**QUIET, "quiet": False})
+    first = rollmill.train(
+        small(**config), hooks=[signals(*second)], **again, **place, **{**QUIET, "quiet": False}
+    )
     assert "SIGUSR1: saving a checkpoint" in capfd.readouterr().err
     ended = first.summary["iterations"]
     assert (first.summary["status"], first.exit_code) == ("stopped", 140)
