@@ -249,9 +249,9 @@ def _places(learner: PyTree) -> dict[str, Any]:
 
 def _weights_of(learner: PyTree) -> dict[str, Any]:
     """Returns the learner's float arrays that can be copied, by path."""
-    if isinstance(getattr(learner, "returns", None), dict):  # the mean returns of kinds of agents, no statistics
-        learner = dataclasses.replace(learner, returns={})
     leaves = _places(learner)
+    if isinstance(getattr(learner, "returns", None), dict):  # the mean returns of kinds of agents, no statistics
+        leaves = {place: leaf for place, leaf in leaves.items() if not place.startswith("returns.")}
     return {
         place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)
     }
