@@ -16,6 +16,7 @@ from rollmill.algorithms.dqn import DQNLearner
 from rollmill.algorithms.off_policy import StepCounts, scale_weights
 from rollmill.dataflow import Batch, Transitions, identity
 from rollmill.networks import NetworkConfig
+from rollmill.programs import memory_needs
 from rollmill.programs.compiled import begin_learner, lower
 from rollmill.programs.dispatch import dispatch_ahead
 from rollmill.programs.evaluation.compiled import evaluate
@@ -309,7 +310,8 @@ def test_what_cannot_be_trained_is_refused(build, message):
         build()
 
 
-def test_a_replay_memory_too_large_is_refused_before_anything_is_written(tmp_path):
+def test_a_replay_memory_too_large_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_needs, "memory_bytes", lambda: 25_276_510_208)
     graph = rollmill.sac("Pendulum-v1", buffer_size=2 * 10**9)
     with raises("replay-memory-steps-takes-and-has", "GiB", "361093002"):
         rollmill.train(graph, run_dir=tmp_path / "run")
