@@ -132,7 +132,7 @@ UPDATES = 5120
         (lambda updates: 1e-3 - updates, ("learning-rate-is-function-gives",)),
         (lambda updates: 1e-3 / (updates - UPDATES), ("learning-rate-is-function-gives",)),
         (optax.linear_schedule(0.0, 1e-3, UPDATES), ("learning-rate-is-function-number", "0", "0.001")),
-        (lambda updates: "fast", ("learning-rate-is-function-does",)),
+        (lambda updates: "fast", ("learning-rate-is-function-does-not",)),
     ],
 )
 def test_functions_of_the_remaining_progress_are_refused(schedule, message):
