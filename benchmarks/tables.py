@@ -286,23 +286,13 @@ def starts() -> str:
     return table_of(["Run", "Machine", "Cold (CPU time)", "Warm (CPU time)"], rows)
 
 
-MACHINES_TO_RETURN = {
-    "two busy cores": "seconds-to-return",
-    "two busy cores of an AMD EPYC": "seconds-to-return-amd",
-    "two cores of a server": "seconds-to-return-server",
-}
-"""Results by machine."""
-
-
 def seconds_to_return() -> str:
     """Returns the CPU seconds, and the steps, after which each side has reached a return."""
     rows = []
-    for machine, result in MACHINES_TO_RETURN.items():
-        for environment, found in read_result(result).get("environments", {}).items():
-            sides = [found["sides"].get(name, []) for name in SIDES_TO_RETURN]
-            cells = [_until_return(side, found["threshold"]) if side else "" for side in sides]
-            seeds = str(max(len(side) for side in sides))
-            rows.append([f"{environment} to {found['threshold']:g}, {machine}", seeds, *cells])
+    for environment, found in read_result("seconds-to-return")["environments"].items():
+        sides = [found["sides"][name] for name in SIDES_TO_RETURN]
+        cells = [_until_return(side, found["threshold"]) for side in sides]
+        rows.append([f"{environment} to {found['threshold']:g}", str(max(map(len, sides))), *cells])
     return table_of(["CPU seconds (steps)", "Seeds", *SIDES_TO_RETURN], rows)
 
 
