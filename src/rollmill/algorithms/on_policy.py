@@ -347,7 +347,7 @@ def update(
 
 
 MEASURABLE_KL = 1e-6
-"""KL divergence that can be rounding error, as in the first minibatch, whose policy is that of the rollout."""
+"""Maximum KL divergence that may be a rounding error. In the first minibatch, the exact divergence is 0."""
 
 
 def adapt_rate(learner: ActorCriticLearner, metrics: Metrics) -> ActorCriticLearner:

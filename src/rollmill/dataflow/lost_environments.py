@@ -1,4 +1,4 @@
-"""Ends the stored episodes of environments that were lost, and whose next observations are those of new episodes.
+"""Truncates stored episodes of environments that were lost, because these environments begin new episodes.
 
 Environments that Python steps, and those of asynchronous groups, are not part of a checkpoint. A resumed run has
 its replay memory, but its environments begin new episodes. So do the environments of an actor that was replaced.

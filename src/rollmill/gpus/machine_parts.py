@@ -154,7 +154,7 @@ def _devices(gpus: Sequence[Gpu], way: Way) -> list[str]:
 
 
 def _most_on_each(gpus: Sequence[Gpu], way: Way) -> dict[str, int]:
-    """Returns the maximum number of processes per device: 1, or with MPS as many as fit into its memory."""
+    """Returns the maximum number of processes per device. It is 1 without MPS, and depends on memory with MPS."""
     if way != "mps":
         return dict.fromkeys(_devices(gpus, way), 1)
     held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // MIN_GPU_MEMORY for gpu in gpus}

@@ -50,8 +50,8 @@ class LearnerState:
         """
         self._context.control.work("learning")
         if lost is not None:
-            end = jax.jit(partial(end_running_episodes, self._context.graph), donate_argnums=0)  # it may be large
-            self._rings = end(self._rings, lost)
+            end = partial(end_running_episodes, self._context.graph)
+            self._rings = jax.jit(end, donate_argnums=0)(self._rings, lost)  # a second memory may not fit
         self.tree, self._rings, row = self._learn(self.tree, self._rings, trajectory, iteration)
         if self._parameters is not None and not self._context.group.synchronous:
             self._parameters.end(row)  # the parameter server reports the metrics
