@@ -413,8 +413,10 @@ def test_a_rollout_waits_for_one_iteration_though_another_source_is_slow(monkeyp
     ages, collect = Ages(), collecting.Collect.run
 
     def slowly(stage, state):
-        if stage._context.replica == 1 and state.iteration:
-            time.sleep(0.1)
+        deadline = time.monotonic() + 60
+        while stage._context.replica == 1 and state.iteration == 1 and ages.published < 4:
+            assert time.monotonic() < deadline, "the learner waits for the slow source"
+            time.sleep(0.01)
         return collect(stage, state)
 
     ages.watch(monkeypatch)
