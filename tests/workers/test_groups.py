@@ -381,7 +381,7 @@ def test_the_only_source_of_a_learner_is_at_most_one_iteration_behind(policy, co
 
 
 class Ages:
-    """What a learner's iteration was when each rollout was sent, and when it was taken."""
+    """What a learner's iteration was when each rollout had been sent, and when it was taken."""
 
     def __init__(self):
         self.published, self.sent, self.taken = 0, {}, {}
@@ -395,8 +395,9 @@ class Ages:
             self.published = version
 
         def sent(stage, state):
+            after = send(stage, state)
             self.sent[stage._context.replica, state.iteration] = self.published
-            return send(stage, state)
+            return after
 
         def gathered(receiver, **options):
             found = gather(receiver, **options)
@@ -414,7 +415,7 @@ def test_a_rollout_waits_for_one_iteration_though_another_source_is_slow(monkeyp
 
     def slowly(stage, state):
         deadline = time.monotonic() + 60
-        while stage._context.replica == 1 and state.iteration == 1 and ages.published < 4:
+        while stage._context.replica == 1 and state.iteration == 1 and ages.published < 3 * ITERATIONS // 4:
             assert time.monotonic() < deadline, "the learner waits for the slow source"
             time.sleep(0.01)
         return collect(stage, state)
@@ -424,7 +425,7 @@ def test_a_rollout_waits_for_one_iteration_though_another_source_is_slow(monkeyp
     partition = find_distribution("single-learner-coarse")(Counts(actors=2, asynchronous=True))
     trained = train(graph_of("impala"), partition)
     assert len(ages.taken) == 2 * ITERATIONS == 2 * len(trained.rows)
-    assert {ages.taken[rollout] - ages.sent[rollout] for rollout in ages.taken} <= {0, 1}
+    assert max(ages.taken[rollout] - ages.sent[rollout] for rollout in ages.taken) <= 1
     assert sum(source == 0 for source, _ in ages.taken) > ITERATIONS
     assert max(row["policy_lag/max"] for row in trained.rows) > 2 * UPDATES
 
