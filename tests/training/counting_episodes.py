@@ -1,4 +1,4 @@
-"""A Gymnasium environment whose observations name the episode, the step and the process."""
+"""Environments whose observations name the episode, the step and, if Python steps them, the process."""
 
 import contextlib
 import itertools
@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
+
+import rollmill
 
 NUMBERS = itertools.count()
 
@@ -43,3 +47,24 @@ class Counting(gymnasium.Env):
 
 
 gymnasium.register("Counting-v0", entry_point=Counting)
+
+
+def counting_jax():
+    """Observations are (random number of the episode, step). Episodes are truncated at step 7."""
+
+    def reset(key, params):
+        state = jnp.stack([jax.random.uniform(key), jnp.float32(0)])
+        return state, state
+
+    def step(key, state, action, params):
+        state = state.at[1].add(1)
+        no = jnp.zeros((), bool)
+        return rollmill.Timestep(state, state, jnp.float32(1), no, state[1] == 7, {})
+
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    return rollmill.Environment(
+        "CountingJax-v0", reset, step, observation_space=space, action_space=spaces.Discrete(2)
+    )
+
+
+rollmill.register("CountingJax-v0", counting_jax)

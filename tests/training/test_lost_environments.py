@@ -6,6 +6,10 @@ import pytest
 
 import rollmill
 from rollmill.policies.policies import restore_run
+from rollmill.training.evolution import EvolutionRule
+from rollmill.training.evolving import read_evolution
+from rollmill.training.population import Population, train_population
+from rollmill.training.request import TrainingRequest
 
 ENVIRONMENT = "gymnasium:counting_episodes:Counting-v0"
 SIZES = {"num_envs": 4, "num_steps": 3, "batch_size": 8, "gradient_steps": 1, "learning_starts": 40}
@@ -46,6 +50,42 @@ def test_asynchronous_actors_fill_the_memory_of_their_own_environments(tmp_path)
         before, after = drawn.observation[:, OF_THE_EPISODE], drawn.next_observation[:, OF_THE_EPISODE]
         np.testing.assert_array_equal(before, after)
         np.testing.assert_array_equal(drawn.observation[:, 1] + 1, drawn.next_observation[:, 1])
+
+
+@pytest.mark.parametrize("asynchronous", [None, False])
+def test_episodes_of_asynchronous_actors_end_where_a_synchronous_run_goes_on(tmp_path, asynchronous):
+    graph = rollmill.dqn("CountingJax-v0", **SIZES, total_timesteps=TOTAL, buffer_size=4 * TOTAL, n_step=1)
+    actors = {"distribution": "single-learner-coarse", "actors": 2, "place": "threads"}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", asynchronous=True, **actors, **OPTIONS)
+    program = {"distribution": "gpu-only"}
+    elsewhere = program if asynchronous is None else {**actors, "asynchronous": asynchronous}
+    rollmill.resume(run.directory, quiet=True, changes={"total_timesteps": 2 * TOTAL}, **elsewhere)
+    assert_same_episodes(run.directory)
+
+
+def test_episodes_that_a_broken_trial_copies_end(tmp_path):
+    settings = {**SIZES, "total_timesteps": 12 * 8, "learning_starts": 24, "buffer_size": 8 * TOTAL, "n_step": 1}
+    requests = [
+        TrainingRequest(
+            "dqn",
+            "CountingJax-v0",
+            {**settings, "learning_rate": rate, "run_dir": str(tmp_path / name), "quiet": True},
+            imports=("counting_episodes",),
+        )
+        for name, rate in (("0", 1e-3), ("1", 1e38))
+    ]
+    rule = EvolutionRule(
+        every_steps=48, share=0.5, names=("learning_rate",), bounds={"learning_rate": (1e-5, 1e-2)}
+    )
+    runs = train_population(requests, Population(rule, tmp_path))
+    assert read_evolution(tmp_path).rungs[0].broken == (1,)
+    assert_same_episodes(runs[1].directory)
+
+
+def assert_same_episodes(directory):
+    """Asserts that each transition of single steps leads to the next step of its episode."""
+    for drawn in drawn_from(directory):
+        np.testing.assert_array_equal(drawn.observation + np.float32([0, 1]), drawn.next_observation)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from rollmill.dataflow import (
     start_learner,
     tree_bytes,
 )
+from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options, without_tuning
 from rollmill.programs.empty_arrays import NO_EMPTY_ARRAYS, EmptyArrays
@@ -49,7 +50,7 @@ from rollmill.programs.packed_metrics import PackedMetrics, pack_metrics
 from rollmill.programs.program_store import NO_STORE, ProgramStore, StorableProgram, store_for
 from rollmill.programs.reductions import MeshAllReduce, mesh_all_reduce
 from rollmill.record.checkpoints import GivenLeaves, LeftOut
-from rollmill.record.leaves import to_host
+from rollmill.record.leaves import from_host, to_host
 
 LARGE_STATE_BYTES = 32 * 2**20
 """Minimum size in bytes of a training state on a device for which an iteration overwrites its input state instead
@@ -424,21 +425,27 @@ def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iterat
 def _begun_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns environments that begin before an iteration, by path, for a state with these other leaves.
 
-    Python objects begin with their workers: their part of the state is empty.
+    Stored episodes of these environments end, because they do not continue. Python objects begin with their
+    workers: their part of the state is empty.
     """
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is not None:
         shapes = state_shapes(graph).collector
         return to_host({"collector": jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)})
+    end = jax.jit(partial(end_running_episodes, graph), donate_argnums=0)
 
-    def begin(key_data: np.ndarray) -> dict[str, np.ndarray]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key_data)), iteration)
-        return to_host({"collector": start_environments(graph, key, index, iteration)})
+    def begin(leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(leaves["key"])), iteration)
+        begun = {"collector": start_environments(graph, key, index, iteration)}
+        if graph.replay is not None:
+            rings = from_host(leaves, {"rings": state_shapes(graph).rings})["rings"]
+            begun["rings"] = end(rings)
+        return to_host(begun)
 
-    keys = leaves["key"]
-    if keys.ndim == 1:
-        return begin(keys)
-    seeds = [begin(key) for key in keys]
+    if leaves["key"].ndim == 1:
+        return begin(leaves)
+    own = {name: leaf for name, leaf in leaves.items() if name == "key" or name.startswith("rings.")}
+    seeds = [begin({name: leaf[seed] for name, leaf in own.items()}) for seed in range(len(leaves["key"]))]
     return {name: np.stack([seed[name] for seed in seeds]) for name in seeds[0]}
 
 

@@ -64,7 +64,8 @@ class LeftOut(NamedTuple):
     prefix: str
     """Prefix of the paths of all leaves in this part."""
     begin: Callable[[int, Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
-    """Maps the iteration and the leaves of a checkpoint to the leaves that it lacks, by path."""
+    """Maps the iteration and the leaves of a checkpoint to the leaves that it lacks, and to leaves that replace
+    others because of this, by path."""
 
 
 class GivenLeaves(NamedTuple):

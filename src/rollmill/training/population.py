@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from jaxtyping import Array, PyTree
 from rollmill.core.errors import NonFiniteError
 from rollmill.core.types import is_key
 from rollmill.dataflow import Graph
+from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.gpus.activity import GpuActivity
 from rollmill.programs.compiled import CompiledProgram, start_environments, state_shapes
 from rollmill.programs.faults.locate import ALMOST_ONE, FINITE
@@ -248,7 +250,7 @@ def _after(trained: _TrainedPopulation, iteration: int, until: int, after: Any) 
         if number in windows:
             lane.recorder.take_over(windows[number], iteration)
     shardings: Any = trained.program.shardings
-    kept = replace(kept, collector=_environments(trained, iteration, kept))
+    kept = replace(kept, collector=_environments(trained, iteration, kept), rings=_experience(trained, kept))
     names = ("learner", "collector", "rings") if broken else ("learner",)
     moved = {n: jax.tree.map(jax.device_put, getattr(kept, n), getattr(shardings, n)) for n in names}
     broken.clear()
@@ -264,6 +266,18 @@ def _environments(trained: _TrainedPopulation, iteration: int, kept: Any) -> Any
         begun = start_environments(graph, jax.random.fold_in(kept.key[lane], iteration), index, iteration)
         collector = jax.tree.map(partial(_with_lane, lane), collector, jax.device_get(begun))
     return collector
+
+
+def _experience(trained: _TrainedPopulation, kept: Any) -> Any:
+    """Returns the experience of all lanes, on the host. The running episodes in a broken lane's copy end, because
+    its environments begin new ones.
+    """
+    rings = kept.rings
+    for lane in trained.broken:
+        end = partial(end_running_episodes, trained.lanes[lane].graph)
+        ended = jax.jit(end)(jax.tree.map(itemgetter(lane), rings))
+        rings = jax.tree.map(partial(_with_lane, lane), rings, jax.device_get(ended))
+    return rings
 
 
 def _with_lane(lane: int, leaves: np.ndarray, of_lane: np.ndarray) -> np.ndarray:
