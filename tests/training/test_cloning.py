@@ -77,6 +77,30 @@ def test_a_clone_imitates_actions_and_values_what_it_saw(recording):
     jax.tree.map(np.testing.assert_array_equal, again, cloned.learner)
 
 
+def test_values_of_truncated_episodes_bootstrap(tmp_path):
+    """Each step of these episodes pays 1, so all states are worth 10, however near to the time limit they are."""
+    random, steps = np.random.default_rng(0), 6
+    truncated = np.tile(np.arange(steps) == steps - 1, 50)
+    truncated[-1] = False  # the last episode of a file need not have an end
+    rows = {"observation": random.uniform(-1, 1, (300, 4)), "action": random.integers(0, 2, 300)}
+    rows |= {"reward": np.ones(300), "terminated": np.zeros(300, bool), "truncated": truncated}
+    np.savez(tmp_path / "cut.npz", **rows)
+    graph = rollmill.ppo("CartPole-v1", **SIZES, gamma=0.9)
+    shown = demonstrations(graph, tmp_path / "cut.npz")
+    np.testing.assert_array_equal(shown.last, np.repeat(np.arange(steps - 1, 300, steps), steps))
+    np.testing.assert_allclose(shown.target[:steps], [4.0951, 3.439, 2.71, 1.9, 1, 0], rtol=1e-5)
+    np.testing.assert_allclose(shown.bootstrap[-steps:], 0.9 ** np.arange(steps - 1, -1, -1), rtol=1e-5)
+    weights = clone(graph, tmp_path / "cut.npz", seed=0, updates=1000).learner.weights
+    outputs: Any = graph.outputs
+    value = jax.jit(jax.vmap(lambda row: outputs.value(weights, (), row)))(shown.observation)
+    np.testing.assert_allclose(value, 10, atol=1)
+    # An episode that terminates on its last step, although it is truncated there too, is worth its rewards.
+    np.savez(tmp_path / "ended.npz", **{**rows, "terminated": np.arange(300) % steps == steps - 1})
+    shown = demonstrations(graph, tmp_path / "ended.npz")
+    np.testing.assert_allclose(shown.target[:2], [4.68559, 4.0951], rtol=1e-5)
+    np.testing.assert_array_equal(shown.bootstrap, 0)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"gamma": 0.9}, {"gamma": "linear:0.9:0.99"}, {"gamma": 0.9, "normalize_rewards": True}],

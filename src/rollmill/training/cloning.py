@@ -2,8 +2,8 @@
 
 For discrete actions, the loss is the negative log-probability of the recorded action. For continuous actions, it
 is the squared error of the most likely action, which does not train the standard deviation. The critic learns the
-returns of the recorded episodes. Running statistics of observations, rewards and values are initialised from the
-recording.
+returns of the recorded episodes, which bootstrap from the last observation of a truncated episode. Running
+statistics of observations, rewards and values are initialised from the recording.
 
 Shape letter: `N` transitions.
 """
@@ -47,7 +47,13 @@ class Demonstrations(NamedTuple):
     action_mask: PyTree[Bool[Array, "N ..."]]
     """Legal actions of each transition, or `()` if all actions are legal."""
     target: Float[Array, " N"]
-    """Discounted return from each transition to the end of its episode."""
+    """Discounted return from each transition to the end of its episode, without the last reward of a truncated
+    episode."""
+    bootstrap: Float[Array, " N"]
+    """Discount of the value of the last observation in a truncated episode, which adds to the return, or 0 if the
+    episode terminates."""
+    last: Int[Array, " N"]
+    """Index of the last transition of the episode."""
     so_far: Float[Array, " N"]
     """Discounted sum of the rewards of each episode up to each transition, by which rewards are normalised."""
 
@@ -137,9 +143,17 @@ def demonstrations(graph: Graph, file: Path) -> Demonstrations:
     # With normalised rewards, gamma is part of the programs. A schedule has its first value in `hyperparameters`.
     gamma = graph.hyperparameters.get("gamma") or graph.settings.get("config", {}).get("gamma", 1.0)
     ends = rows["terminated"] | rows["truncated"]
-    sums = discounted_returns(rows["reward"], ends, gamma), accumulate_rewards(rows["reward"], ends, gamma)
-    parts = (rows["observation"], rows["action"], rows.get("action_mask", ()), *sums)
-    return Demonstrations(*jax.tree.map(jnp.asarray, parts))
+    ends[-1] = True
+    # The observation after a truncated episode is not recorded, so its return goes up to the last observation.
+    is_cut = ends & ~rows["terminated"]
+    sums = {
+        "target": discounted_returns(np.where(is_cut, 0, rows["reward"]), ends, gamma),
+        "bootstrap": discounted_returns(is_cut.astype(np.float32), ends, gamma),
+        "last": np.flatnonzero(ends)[np.cumsum(ends) - ends].astype(np.int32),
+        "so_far": accumulate_rewards(rows["reward"], ends, gamma),
+    }
+    parts = rows["observation"], rows["action"], rows.get("action_mask", ())
+    return Demonstrations(*jax.tree.map(jnp.asarray, parts), **jax.tree.map(jnp.asarray, sums))
 
 
 def discounted_returns(
@@ -191,9 +205,13 @@ def _learned(
 
     def loss(network: PyTree[Array], batch: Demonstrations) -> Float[Array, ""]:
         now = eqx.tree_at(lambda weights: weights.network, weights, network)
+        values = jax.vmap(lambda seen: value_of(now, (), seen))
         errors = jax.vmap(partial(_error, graph, now))(batch)
-        value = jax.vmap(lambda seen: value_of(now, (), seen))(batch.observation)
-        return jnp.mean(errors) + 0.5 * jnp.mean(jnp.square((value - batch.target) / scale))
+        last = jax.lax.stop_gradient(values(jax.tree.map(lambda leaf: leaf[batch.last], shown.observation)))
+        target = batch.target + batch.bootstrap * last
+        # The target of a last observation is its own value, so it contributes no gradient.
+        value = values(batch.observation)
+        return jnp.mean(errors) + 0.5 * jnp.mean(jnp.square((value - target) / scale))
 
     def update(step: Int[Array, ""], carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         network, state = carry
