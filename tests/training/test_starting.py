@@ -73,17 +73,54 @@ def test_statistics_of_observations_that_are_left_out_are_told(monkeypatch, tmp_
         return rollmill.ppo("CartPole-v1", **SIZES, normalize_observations=normalize_observations)
 
     def told(theirs, ours):
-        shapes = jax.eval_shape(lambda: start_learner(graph(theirs), jax.random.key(0)))
-        learner = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-        found = SimpleNamespace(state=SimpleNamespace(learner=learner), iteration=2)
-        restored = SimpleNamespace(root=tmp_path), graph(theirs), (0,), found
-        monkeypatch.setattr(policies, "restore_run", lambda *_, **__: restored)
-        return str(starting.given_weights(graph(ours), rollmill.RunOptions(start_from=str(tmp_path)), ()))
+        return str(given_by_zeros(monkeypatch, tmp_path, graph(theirs), graph(ours)))
 
     left_out = told(True, None)
     assert "weights.observations are left out" in left_out and "normalize_observations=True" in left_out
     assert told(True, True).endswith("after iteration 2")
     assert "weights.observations.mean" in told(None, True)  # of that run there are none
+
+
+def given_by_zeros(monkeypatch, tmp_path, theirs, ours):
+    """Returns what a training begins with after another whose arrays are all zeros."""
+    shapes = jax.eval_shape(lambda: start_learner(theirs, jax.random.key(0)))
+    learner = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    found = SimpleNamespace(state=SimpleNamespace(learner=learner), iteration=2)
+    restored = SimpleNamespace(root=tmp_path), theirs, (0,), found
+    monkeypatch.setattr(policies, "restore_run", lambda *_, **__: restored)
+    return starting.given_weights(ours, rollmill.RunOptions(start_from=str(tmp_path)), ())
+
+
+def test_statistics_of_values_that_are_left_out_are_told(monkeypatch, tmp_path):
+    ppo, a2c = rollmill.ppo("CartPole-v1", **SIZES), rollmill.a2c("CartPole-v1", **SIZES)
+    assert "weights.values are left out" in str(given_by_zeros(monkeypatch, tmp_path, ppo, a2c))
+    assert "left out" not in str(given_by_zeros(monkeypatch, tmp_path, a2c, ppo))
+
+
+@pytest.mark.parametrize(
+    ("env", "theirs", "ours", "lacking"),
+    [
+        ("CartPole-v1", "pqn", "dqn", 0),
+        ("Pendulum-v1", "td3", "sac", 5),  # another head of the actor, and a temperature
+        ("Pendulum-v1", "sac", "td3", 4),  # the same head of the actor, and of the target actor
+        ("Pendulum-v1", "ddpg", "td3", 12),  # the second critic and its target
+    ],
+)
+def test_target_networks_that_a_run_lacks_equal_the_networks(monkeypatch, tmp_path, env, theirs, ours, lacking):
+    sizes = {"num_envs": 4, "network": rollmill.NetworkConfig(hidden_sizes=(4, 4))}
+    graphs = [getattr(rollmill, name)(env, **sizes) for name in (theirs, ours)]
+    given = given_by_zeros(monkeypatch, tmp_path, *graphs)
+    learner = starting.begin_with(graphs[1], (0,), given).learner
+    network, target = (learner.network, learner.target) if ours == "dqn" else (learner.networks, learner.targets)
+    jax.tree.map(np.testing.assert_array_equal, network.critics if ours == "sac" else network, target)
+    assert len(given.source["lacking"]) == lacking
+
+
+def test_statistics_of_targets_are_not_taken_for_target_networks(monkeypatch, tmp_path):
+    settings = {"num_envs": 4, "normalize_observations": True}
+    theirs = rollmill.mappo("TagGridWorld-Small-v0", **settings, normalize_values=False)
+    given = given_by_zeros(monkeypatch, tmp_path, theirs, rollmill.mappo("TagGridWorld-Small-v0", **settings))
+    assert not [place for place in given.arrays if place.startswith("targets.")]
 
 
 def test_statistics_of_a_dictionary_are_taken_as_a_whole_or_not_at_all(monkeypatch, tmp_path):

@@ -2,8 +2,9 @@
 
 All floating-point arrays that both learners have with the same path and shape are copied. Arrays that belong
 together, such as the arrays of a layer or of running statistics, are copied together or not at all. Optimiser
-states, update counts, hyperparameters, an adapted learning rate and a pool of opponents are not copied. A pool can
-be filled with the checkpoints of a run.
+states, update counts, hyperparameters, an adapted learning rate and a pool of opponents are not copied. Target
+networks that the other learner lacks begin equal to the networks that they follow. A pool can be filled with the
+checkpoints of a run.
 """
 
 import dataclasses
@@ -28,8 +29,20 @@ from rollmill.runs.options import RunOptions
 ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale", "pool", "opponents")
 """Fields of a learner that are always initialised, and never copied from another run."""
 
-OBSERVATIONS = "weights.observations"
-"""Path of the statistics with which a policy normalises observations."""
+TARGETS = ("target", "targets")
+"""Fields in which learners keep target networks. Multi-agent learners keep statistics of targets there."""
+
+OBSERVATIONS, VALUES = "weights.observations", "weights.values"
+"""Paths of the statistics with which a policy normalises observations, and a critic normalises returns."""
+
+LEFT_OUT = {
+    OBSERVATIONS: (
+        "its network learned from normalised observations",
+        "normalize_observations=True (--normalize-observations)",
+    ),
+    VALUES: ("its critic learned normalised returns", "normalize_values=True (--normalize-values)"),
+}
+"""Why statistics are needed, and the setting that keeps them, by path."""
 
 POOL, KEPT = "pool.networks.", "pool.kept."
 """Paths, in a learner, of the weights and counts of the pool of opponents, for each parameter set."""
@@ -48,8 +61,8 @@ class GivenWeights(NamedTuple):
     """Initial arrays by their path in the learner."""
     source: Mapping[str, Any] = MappingProxyType({})
     """Where the arrays come from: a run and an iteration, with the paths that it lacks, or a recording."""
-    unread: str | None = None
-    """Statistics of observations that the other run has and this run does not use, or None."""
+    unread: Sequence[str] = ()
+    """Paths of statistics that the other run has and this run does not use."""
     pool: Mapping[str, Any] = MappingProxyType({})
     """The run and the iterations whose weights fill the pool of opponents."""
     in_pool: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -79,11 +92,9 @@ class GivenWeights(NamedTuple):
         source, lacking = self.source, self.source["lacking"]
         cut = f" and {len(lacking) - MAX_LACKING} more" if len(lacking) > MAX_LACKING else ""
         more = f"; {', '.join(lacking[:MAX_LACKING])}{cut} start with random weights" if lacking else ""
-        if self.unread is not None:
-            more += (
-                f"; {self.unread} are left out, although its network learned from normalised observations. hint: "
-                "normalize_observations=True (--normalize-observations)"
-            )
+        for path in self.unread:
+            reason, setting = LEFT_OUT[path]
+            more += f"; {path} are left out, although {reason}. hint: {setting}"
         return (
             f"starts with {len(self.arrays)} arrays of {source['run']} after iteration {source['iteration']}{more}"
         )
@@ -123,9 +134,28 @@ def _started(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenWeig
             f"start_from={start_from}: {_name(other)} has no weights with the same names and shapes as "
             f"those of {_name(graph)}. hint: give both the same network."
         )
+    arrays |= _followed(learner, arrays)
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
-    return GivenWeights(arrays, source, OBSERVATIONS if _has_statistics(theirs) > _has_statistics(ours) else None)
+    unread = [path for path in LEFT_OUT if _has(path, theirs) and not _has(path, ours)]
+    return GivenWeights(arrays, source, unread)
+
+
+def _followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the arrays of target networks that the other learner lacks: those of the networks that they follow.
+
+    `targets.0.head.weight` follows `networks.critics.0.head.weight`.
+    """
+    nodes = jax.tree.leaves_with_path(learner, is_leaf=_is_statistics)
+    places = {_place(path) for path, node in nodes if not _is_statistics(node)}
+    of_targets = {place for place in places if place.partition(".")[0] in TARGETS}
+    followed: dict[str, np.ndarray] = {}
+    for place in of_targets - arrays.keys():
+        end = "." + place.partition(".")[2]
+        leaders = [other for other in places - of_targets if other.endswith(end) and _taken(other)]
+        if len(leaders) == 1 and leaders[0] in arrays:
+            followed[place] = arrays[leaders[0]]
+    return followed
 
 
 def _pool_of(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
@@ -257,8 +287,8 @@ def _weights_of(learner: PyTree) -> dict[str, Any]:
     }
 
 
-def _has_statistics(arrays: Mapping[str, Any]) -> bool:
-    return any(place.startswith(f"{OBSERVATIONS}.") for place in arrays)
+def _has(path: str, arrays: Mapping[str, Any]) -> bool:
+    return any(place.startswith(f"{path}.") for place in arrays)
 
 
 def _place(path: Any) -> str:
@@ -275,13 +305,16 @@ def _name(graph: Graph) -> str:
 
 def _holders(learner: PyTree) -> dict[str, str]:
     """Returns, for the path of each array, the path of the layer or of the statistics that it belongs to."""
-    is_statistics = lambda node: isinstance(node, RunningStatistics)
     holders: dict[str, str] = {}
-    for path, node in jax.tree.leaves_with_path(learner, is_leaf=is_statistics):
+    for path, node in jax.tree.leaves_with_path(learner, is_leaf=_is_statistics):
         for inner, _ in jax.tree.leaves_with_path(node):
             place = _place((*path, *inner))
-            holders[place] = _place(path) if is_statistics(node) else place.rpartition(".")[0]
+            holders[place] = _place(path) if _is_statistics(node) else place.rpartition(".")[0]
     return holders
+
+
+def _is_statistics(node: Any) -> bool:
+    return isinstance(node, RunningStatistics)
 
 
 def _fits(ours: Any, theirs: Any) -> bool:
