@@ -62,6 +62,20 @@ def test_copies_in_a_population_are_not_seeds(tmp_path):
     assert [group.label for group in groups] == ["copied=none", "copied=0 to 1", "copied=0 to 2"]
 
 
+def test_runs_with_changed_hyperparameters_are_not_seeds_of_others(tmp_path):
+    """A change before the first iteration leaves no trace, and equal changes leave a group."""
+    changes = [0, 5, 5, 6]
+    runs = [recorded(tmp_path, str(seed), [1.0, 3.0], seed=seed) for seed in range(5)]
+    for run, iteration in zip(runs[1:], changes, strict=True):
+        config = json.loads((run / "config.json").read_text())
+        change = {"iteration": iteration, "before": {"learning_rate": 0.01}, "after": {"learning_rate": 0.001}}
+        (run / "config.json").write_text(json.dumps({**config, "changes": [change]}))
+    groups = rollmill.plot(*runs).groups
+    assert [group.runs for group in groups] == [("0", "1"), ("2", "3"), ("4",)]
+    told = "changed=learning_rate 0.01 to 0.001 after iteration"
+    assert [group.label for group in groups] == ["changed=none", f"{told} 5", f"{told} 6"]
+
+
 @pytest.mark.parametrize(
     "option", [{"start_from": "/runs/a"}, {"clone": "a.npz"}, {"pool_from": "/runs/a"}], ids=str
 )

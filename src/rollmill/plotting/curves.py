@@ -14,7 +14,15 @@ from rollmill.core.local_paths import ALSO_IN_PYTHON, check_new_file
 from rollmill.core.schema import coerce
 from rollmill.core.stored_paths import RunPath
 from rollmill.pictures import require_matplotlib
-from rollmill.plotting.groups import AXES, Curves, SeedCurve, group_curves, object_in, settings_of
+from rollmill.plotting.groups import (
+    AXES,
+    Curves,
+    SeedCurve,
+    group_curves,
+    object_in,
+    setting_text,
+    settings_of,
+)
 from rollmill.plotting.html import curves_page
 from rollmill.plotting.png import write_png
 from rollmill.record.metric_curves import RETURN, agent_kinds, metric_curve, metric_names
@@ -26,6 +34,8 @@ KIND = "kind"
 """Setting that names the kind of agents of a curve, so that each kind is a group."""
 COPIED = "copied"
 """Setting of trials of a population that copied another trial. Each of them is a group."""
+CHANGED = "changed"
+"""Setting of runs that were resumed with other hyperparameters, which say what changed and when."""
 KIND_RETURNS_TITLE = "returns"
 """Title of a figure with the return of each agent kind."""
 SWEEP = "sweep.json"
@@ -168,9 +178,9 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     config = run.read_config()
     try:
         settings, options = settings_of(config), object_in(config, "options")
+        settings |= {COPIED: _copied(run, config), CHANGED: _changed(config)}
     except DataError as error:
         raise CheckpointError(f"{run.root / str(error)}") from error
-    settings |= {COPIED: _copied(run, config)}
     first, count = options.get("seed", 0), options.get("num_seeds", 1)
     curves: list[SeedCurve] = []
     if isinstance(first, int) and isinstance(count, int) and count > 1:
@@ -185,10 +195,26 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
 
 def _copied(run: RunDirectory, config: Mapping[str, Any]) -> str | None:
     """Returns which trial a trial of a population last copied, or None. A copy is not another seed."""
-    changes = config.get("changes")
-    changes = changes if isinstance(changes, list) else []
-    sources = [change["source"] for change in changes if isinstance(change, Mapping) and change.get("source")]
+    sources = [change["source"] for change in _changes_of(config) if change.get("source")]
     return f"{sources[-1]} to {_name(run)}" if sources else None
+
+
+def _changed(config: Mapping[str, Any]) -> str | None:
+    """Returns the hyperparameters with which a run was resumed after its first iteration, or None. A run that
+    always had its last hyperparameters is not another seed of such a run.
+    """
+    parts = []
+    for change in _changes_of(config):
+        before, after = object_in(change, "before"), object_in(change, "after")
+        if after and change.get("iteration") and not change.get("source"):
+            values = [f"{name} {setting_text(before.get(name))} to {setting_text(after[name])}" for name in after]
+            parts.append(f"{' and '.join(values)} after iteration {setting_text(change['iteration'])}")
+    return ", ".join(parts) or None
+
+
+def _changes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    changes = config.get("changes")
+    return [change for change in changes if isinstance(change, Mapping)] if isinstance(changes, list) else []
 
 
 def _seeds_of(run: RunDirectory, metric: str) -> set[int]:
