@@ -176,6 +176,24 @@ def test_a_run_of_an_earlier_version_keeps_its_gradient_launch():
     ]
 
 
+@pytest.mark.parametrize(
+    ("part", "launch", "named"),
+    [
+        ("rollouts", [32, 1, 0, 0, 0, 7], "block, num_warps"),
+        ("rollouts", [], "block, num_warps"),
+        ("rollouts", [0, 4], "block=0"),
+        ("rollouts", [32, 3], "num_warps=3"),
+        ("gradients", [0, 64, 4], "num_programs=0"),
+        ("gradients", [264, 64, 4, 0, 0, 64, 0, 1], "num_programs, block"),
+    ],
+)
+def test_a_launch_that_does_not_fit_is_named(part, launch, named):
+    launches = {"device": "H200", "rollouts": None, "gradients": None, part: launch}
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    with raises("run-has-recorded-launches-but", f"launches.{part}={launch}", named):
+        choose_kernels(graph, fusion="auto", launches=launches, **CHOICE, parts=(part,))
+
+
 def test_launches_of_another_device_are_not_kept():
     launches = {"device": "A100", "rollouts": [32, 1], "gradients": None}
     ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)

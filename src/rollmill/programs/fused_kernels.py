@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rollmill.core.errors import CannotFuse, FusionError, UsageError
+from rollmill.core.errors import CannotFuse, CheckpointError, FusionError, UsageError
 from rollmill.core.machine import Numerics
 from rollmill.core.threefry import small_programs
 from rollmill.core.types import Key
@@ -36,6 +36,7 @@ from rollmill.fusion import (
     num_kernel_rows,
     rollout_search,
 )
+from rollmill.fusion.backends.base import KernelKind
 from rollmill.programs.compiler_options import start_options
 from rollmill.programs.kernels import (
     Fusion,
@@ -334,14 +335,26 @@ class _Chooser:
         """Returns the launch the run began with, or else the only one or the fastest."""
         if (launch := self._began_with(part)) is not None:
             return lambda: TunedLaunch(tuple(launch))
-        kind = self.backend.rollouts if part == "rollouts" else self.backend.gradients
+        kind = self._kind(part)
         if self.fusion != "auto" and len(launches) == 1 and not kind.is_unverified(launches[0]):
             return lambda: TunedLaunch(tuple(launches[0]))
         return tune(launches)
 
     def _began_with(self, part: KernelPart) -> Sequence[int] | None:
-        """Returns the launch of a part's kernel that the run began with."""
-        return (self.launches or {}).get(part)
+        """Returns the launch of a part's kernel that the run began with.
+
+        Raises a `CheckpointError` if it is no launch of this backend.
+        """
+        launch = (self.launches or {}).get(part)
+        if launch is not None and (problem := self._kind(part).find_problem(launch)):
+            raise CheckpointError(
+                f"the run has recorded launches.{part}={list(launch)}, but {problem}. hint: remove launches from "
+                "its config.json. Its kernels are then chosen again."
+            )
+        return launch
+
+    def _kind(self, part: KernelPart) -> KernelKind:
+        return self.backend.rollouts if part == "rollouts" else self.backend.gradients
 
     def _faster(
         self, part: KernelPart, tuned: TunedLaunch, plain: Implementation, fused: Implementation

@@ -44,6 +44,8 @@ class KernelKind(NamedTuple):
     """Describes a launch in words, for the user."""
     compile_ahead: Callable[..., CompilingAhead]
     """Compiles the kernels of several launches in parallel, in advance: `compile_ahead(launches, *task)`."""
+    find_problem: Callable[[AnyLaunch], str | None]
+    """Returns why a launch that was read from a run cannot be used, or None (see `launch_problem`)."""
     is_unverified: Callable[[AnyLaunch], bool] = lambda launch: False
     """Returns whether a launch has to be compared with the reference before it is used."""
 
@@ -75,6 +77,26 @@ class Backend(NamedTuple):
     tolerance: float = 1e-3
     """Error that the rounding of products may cause in verified kernels, relative to the largest number of an
     array."""
+
+
+def launch_problem(
+    kind: Any, launch: Sequence[int], *, required: int = 1, powers: Sequence[str] = ("block", "num_warps")
+) -> str | None:
+    """Returns why numbers are no launch of a kind, a `NamedTuple`, or None if they are.
+
+    At least the first `required` numbers must be present, and none of them is less than 1. Those named in
+    `powers` must be powers of two.
+    """
+    names: Sequence[str] = kind._fields
+    if not required <= len(launch) <= len(names):
+        counts = f"{required} to {len(names)}" if required < len(names) else str(required)
+        return f"it must have {counts} numbers: {', '.join(names)}"
+    for place, (name, number) in enumerate(zip(names, launch, strict=False)):
+        if name in powers and (number < 1 or number & (number - 1)):
+            return f"{name}={number} must be a power of two"
+        if place < required and number < 1:
+            return f"{name}={number} must be at least 1"
+    return None
 
 
 def check_package(backend: Backend) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.machine import describe_processor, usable_cores
-from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind
+from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, launch_problem
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack
 from rollmill.fusion.lower.prologue import UniformArrays
@@ -48,6 +48,7 @@ def cpu_backend() -> Backend:
             text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
             describe=lambda launch: f"machine code, environments at once: {launch[0]}",
             compile_ahead=_nothing_ahead,
+            find_problem=partial(launch_problem, CodeLaunch),
         ),
         gradients=KernelKind(
             launches=_parts,
@@ -56,6 +57,7 @@ def cpu_backend() -> Backend:
             text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
             describe=lambda launch: f"machine code, samples at once: {launch[0]}; parts: {launch[1]}",
             compile_ahead=_nothing_ahead,
+            find_problem=partial(launch_problem, CodeLaunch, required=2),
         ),
     )
 

@@ -52,7 +52,12 @@ class GradientLaunch(NamedTuple):
     @classmethod
     def read(cls, numbers: Sequence[int]) -> "GradientLaunch":
         """Returns the launch with these numbers, which an earlier version may have recorded in a run."""
-        return cls(*numbers[:4], *numbers[5:]) if len(numbers) in EARLIER_LENGTHS else cls(*numbers)
+        return cls(*cls.numbers(numbers))
+
+    @staticmethod
+    def numbers(recorded: Sequence[int]) -> Sequence[int]:
+        """Returns the numbers of a launch from those that this version or an earlier one recorded."""
+        return [*recorded[:4], *recorded[5:]] if len(recorded) in EARLIER_LENGTHS else recorded
 
 
 def run_gradients_kernel(

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import Numerics
-from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind
+from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, launch_problem
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
 from rollmill.fusion.backends.triton.gradients import (
     GradientLaunch,
@@ -112,6 +112,7 @@ def triton_backend(numerics: Numerics) -> Backend:
             text=partial(_text, rollouts),
             describe=_describe_rollouts,
             compile_ahead=partial(_compile_ahead, compilers, rollouts),
+            find_problem=partial(launch_problem, Launch),
             is_unverified=lambda launch: bool(Launch(*launch).tile),
         ),
         gradients=KernelKind(
@@ -123,6 +124,7 @@ def triton_backend(numerics: Numerics) -> Backend:
             text=partial(_text, gradients),
             describe=_describe_gradients,
             compile_ahead=partial(_compile_ahead, compilers, gradients),
+            find_problem=lambda launch: launch_problem(GradientLaunch, GradientLaunch.numbers(launch)),
             is_unverified=lambda launch: bool(GradientLaunch.read(launch).tile),
         ),
         compilers=compilers.running,
