@@ -14,6 +14,7 @@ from rollmill.planning.placement import Counts
 from rollmill.programs.compiled import state_shapes
 from rollmill.programs.memory_needs import ReplaySize, check_message_size
 from rollmill.record.leaves import to_host
+from rollmill.workers.coordination import snapshots
 from rollmill.workers.replica.snapshots import StatePart, assemble
 from wordings import raises
 
@@ -160,3 +161,21 @@ def test_a_memory_that_workers_cannot_send_is_refused(place, replicas, fits):
         return
     with raises("replay-memory-steps-takes-and", place, fits):
         check_message_size(size, place=place, replicas=replicas)
+
+
+def test_reports_in_bursts_do_not_look_like_a_fast_training(monkeypatch):
+    """An iteration takes 0.1 s, or 1 s. Then no report is read for a while, and all of them at once."""
+    clock = [100.0]
+    monkeypatch.setattr(snapshots.time, "monotonic", lambda: clock[0])
+    for seconds in (0.1, 1.0):
+        pace = snapshots.Pace(0)
+        clock[0] += 60  # the workers start
+        for number in range(60):
+            pace.advance(number, 1)
+            clock[0] += seconds
+        steady = pace.ahead(mesh=False) - pace.iteration
+        clock[0] += 50 * seconds
+        for number in range(60, 110):
+            pace.advance(number, 1)
+        assert steady == 2 + int(0.5 / seconds)
+        assert pace.ahead(mesh=False) - pace.iteration <= steady + 1

@@ -1,5 +1,6 @@
 """Requests snapshots from all replicas, and assembles the training state once all parts have arrived."""
 
+import math
 import time
 from collections.abc import Set
 
@@ -13,20 +14,28 @@ MARGIN_SECONDS = 0.5
 """Seconds by which a snapshot is announced in advance, so that probably no replica has passed its iteration."""
 
 
+PACE_SECONDS = 5.0
+"""Seconds over which the speed of training is averaged. Reports may arrive in bursts, because workers send several
+at once, or because the coordinator was busy."""
+
+
 class Pace:
     """Measures the progress of training and its speed in iterations."""
 
     def __init__(self, first: int) -> None:
         self.first = self.iteration = self.furthest = first
-        self._row_seconds = 0.1
-        self._row_at = time.monotonic()
+        self._rows, self._seconds = 1.0, 0.1
+        self._row_at: float | None = None
 
     def advance(self, iteration: int, rows: int) -> bool:
         """Records `rows` rows of metrics up to `iteration`. Returns whether training has progressed further than
         ever.
         """
         now = time.monotonic()
-        self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / rows
+        if self._row_at is not None:  # the first iteration waits for all workers to start
+            seconds = now - self._row_at
+            kept = math.exp(-seconds / PACE_SECONDS)
+            self._rows, self._seconds = kept * self._rows + rows, kept * self._seconds + seconds
         self._row_at, self.iteration = now, iteration
         is_new = iteration > self.furthest
         self.furthest = max(self.furthest, iteration)
@@ -36,7 +45,7 @@ class Pace:
         """Returns an iteration that probably no replica has reached yet. If a replica has, it answers with
         `MissedSnapshot`.
         """
-        ahead = self.iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
+        ahead = self.iteration + 2 + int(MARGIN_SECONDS / max(self._seconds / self._rows, 1e-4))
         return -(-ahead // STRIDE) * STRIDE + STRIDE if mesh else ahead
 
 

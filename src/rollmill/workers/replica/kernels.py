@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 
-from rollmill.core.errors import CannotFuse, UnfitHost, UsageError
+from rollmill.core.errors import CannotFuse, CheckpointError, UnfitHost, UsageError
 from rollmill.dataflow import Graph, empty_experience, learn_from_trajectory
 from rollmill.programs.compiled import unroll_for
 from rollmill.programs.kernel_choice import choose_kernels
@@ -27,7 +27,8 @@ from rollmill.workers.replica.layouts import collector_shapes, trajectory_shapes
 def replica_kernels(context: ReplicaContext) -> KernelChoice:
     """Chooses the kernels for this replica's rollouts and gradients. All replicas of a group get the same kernels.
 
-    Raises `UnfitHost` if a requested kernel cannot be made on this host.
+    Raises `UnfitHost` if a requested kernel cannot be made on this host, or if the run has recorded a launch
+    configuration that does not fit.
     """
     parts = kernel_parts(context.group)
     if not parts:
@@ -39,7 +40,7 @@ def replica_kernels(context: ReplicaContext) -> KernelChoice:
     context.control.at("choosing kernels", expect=3 * context.spec.tolerances.start_seconds)
     try:
         return _first_choice(context, unroll) if context.replica == 0 else _followed_choice(context, unroll)
-    except UsageError as error:
+    except (UsageError, CheckpointError) as error:
         raise UnfitHost(str(error)) from error
 
 
