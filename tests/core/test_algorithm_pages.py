@@ -36,6 +36,9 @@ OPEN_ENDED = {"SET": r"\w+", "KIND": r"\w+", "seed0": r"seed\d+"}
 FOR_SMALL_PROGRAMS = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
 """Settings of tests in whose place a whole training needs JAX's own."""
 
+SHORTENED = {"rsac": ("100000", "10000")}
+"""Numbers of steps of examples that would train for minutes, and those with which the tests run them."""
+
 TINY = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "network": rollmill.NetworkConfig(hidden_sizes=(8,))}
 REPLAY = {"buffer_size": 200, "batch_size": 8, "learning_starts": 32}
 TRAININGS = {
@@ -197,6 +200,9 @@ def test_the_example_trains_the_same_by_the_command_and_in_python(name, monkeypa
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_trains(name, tmp_path):
     (_, *command), _ = blocks(name)
+    if name in SHORTENED:
+        steps, fewer = SHORTENED[name]
+        command[command.index(steps)] = fewer
     command = [sys.executable, "-m", "rollmill", *command, "--quiet"]
     optimised = {key: value for key, value in os.environ.items() if key not in FOR_SMALL_PROGRAMS}
     done = subprocess.run(command, cwd=tmp_path, env=optimised, capture_output=True, text=True)
