@@ -2,22 +2,16 @@
 
     python benchmarks/fusion_algorithms.py [CASES] [--seconds 2]
     python benchmarks/fusion_algorithms.py [CASES] --checks
-    python benchmarks/fusion_algorithms.py lstm --lock FILE --patience 90
 
 The first measures steps a second in turns. Launches are given and not sought, so figures are lower bounds for
 kernels. `--checks` compares the gradients of one minibatch, by a kernel with exact products, with those of XLA,
 and trains twice from one seed. It also fills the caches of compilers, and several cases may run side by side.
-With `--lock` several processes compile side by side, and measure one after the other once all of them have
-compiled. One that has compiled for longer than its patience does not hold up the others. `--parts` makes one
-result of several.
+`--parts` makes one result of several.
 """
 
-import fcntl
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -133,41 +127,15 @@ def same_twice(program: Any, iterations: int) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(trained(), trained(), strict=True))
 
 
-class Turn:
-    """A lock of a file that all processes share while they compile, and one at a time has to measure."""
-
-    def __init__(self, file: Path, patience: float) -> None:
-        self._file = file.open("a")
-        fcntl.flock(self._file, fcntl.LOCK_SH)
-        self._late = threading.Timer(patience, self.release)
-        self._late.daemon = True
-        self._late.start()
-
-    def wait(self) -> None:
-        """Waits until no other process compiles or measures."""
-        self._late.cancel()
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def release(self) -> None:
-        """Lets the others go on."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
 def measured(case: str, chosen: Any) -> dict[str, Any]:
     """Returns the steps a second of each side, or what `--checks` finds."""
-    turn = Turn(chosen.lock, chosen.patience) if chosen.lock else None
     graph, found = graph_of(case, chosen.envs), {}
     programs = programs_of(case, graph, chosen.sides, found)
     if chosen.checks:
         return checks(case, programs.get("full"), chosen, found)
-    if turn is not None:
-        turn.wait()
     for side, figure in rates(graph, programs, chosen.seconds).items():
         found.setdefault(side, {}).update(figure)
         print(case, side, f"{figure['median'] / 1e6:.2f} M/s", figure.get("times_xla"), flush=True)
-    if turn is not None:
-        turn.release()
     return found
 
 
@@ -219,8 +187,6 @@ def main() -> None:
         envs=(4_096, "environments side by side"),
         seconds=(2.0, "of each side of a case"),
         sides=some_of(("off", "rollout", "full")),
-        lock=(Path, "a file that processes which run side by side share"),
-        patience=(90.0, "seconds of compiling for which the others wait"),
         checks=False,
         parts=([str], "other results, which become this one"),
         name=("fusion-algorithms", "of the result"),

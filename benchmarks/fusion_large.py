@@ -13,11 +13,7 @@ two billion steps, with its notes. It adds the ratio of the two rates to the res
 several, so that environments can be measured in processes of their own.
 """
 
-import fcntl
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from large_environments import LARGE
 from measure import (
+    alone,
     compiled,
     in_turns,
     merged_results,
@@ -90,7 +87,7 @@ def differing_copies(env: Any) -> int:
     return int(unequal.sum())
 
 
-def rates(env: Any, num_envs: int, seconds: float, lock: str | None) -> dict[str, Any]:
+def rates(env: Any, num_envs: int, seconds: float, lock: Path | None) -> dict[str, Any]:
     """Returns steps a second by XLA and by kernels, in turns, with the ratios of medians."""
     graph = graph_of(env, num_envs)
     step, state = lower_rollout(graph), begun(graph)
@@ -110,7 +107,7 @@ def rates(env: Any, num_envs: int, seconds: float, lock: str | None) -> dict[str
     return {"steps per second": figures, "ratio": ratio}
 
 
-def automatic(env: Any, num_envs: int, seconds: float, lock: str | None) -> dict[str, Any]:
+def automatic(env: Any, num_envs: int, seconds: float, lock: Path | None) -> dict[str, Any]:
     """Returns what `auto` chooses for a long run, and steps a second of whole iterations beside XLA, in turns."""
     graph = graph_of(env, num_envs, total_timesteps=LONG)
     batch, began = graph.loops.batch_size, time.perf_counter()
@@ -134,14 +131,6 @@ def seconds_of_iterations(program: Any, batch: int) -> float:
     return batch / turn()
 
 
-@contextmanager
-def alone(lock: str | None) -> Iterator[None]:
-    """Waits until no other process measures."""
-    with Path(lock or os.devnull).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if lock else fcntl.LOCK_UN)
-        yield
-
-
 def rate(run: Any, weights: Any, collector: Any, seconds: float) -> float:
     """Returns rollouts a second, one after the other."""
     now, count, began = collector, 0, time.perf_counter()
@@ -158,12 +147,14 @@ def main() -> None:
         {"names": some_of(LARGE)},
         num_envs=4096,
         seconds=1.0,
-        lock=(str, "a file, which one process after the other locks while it measures"),
+        lock=(Path, "a file, which one process after the other locks while it measures"),
         auto=(False, "measure what auto chooses"),
         add=False,
         parts=([str], "other results, which become this one"),
         name=("fusion-large", "of the result"),
     )
+    if chosen.lock:
+        chosen.lock.touch()
     if chosen.parts:
         merged = merged_results(chosen.parts, chosen.output)
         write_result(chosen.name, merged, chosen.output, measured_with=chosen.parts[-1])

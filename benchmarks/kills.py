@@ -198,6 +198,23 @@ def _kill(pid: int) -> bool:
     return True
 
 
+def preload() -> None:
+    """Imports what a training needs, so that those that are forked begin at once."""
+    for name in PRELOADED:
+        import_module(name)
+
+
+def variables(folder: str) -> dict[str, str]:
+    """Returns the variables of trainings on a CPU, which keep their programs and their state in a folder."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "ROLLMILL_STATE_DIR": f"{folder}/state",
+    }
+
+
 class Plan:
     """The next trainings: all cases take turns, until enough was killed or the time is over."""
 
@@ -302,15 +319,8 @@ def main() -> None:
     )
     done = read_result("kills", chosen.output).get("each", []) if chosen.add else []
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            "ROLLMILL_STATE_DIR": f"{folder}/state",
-        }
-        for name in PRELOADED:
-            import_module(name)
+        os.environ |= variables(folder)
+        preload()
         for training in trainings(chosen, Path(folder), list(done)):
             done.append(training)
             print(json.dumps(training), flush=True)

@@ -6,13 +6,15 @@ the tables and figures of the documentation from these files.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -316,6 +318,17 @@ def marks(iterations: int, points: int) -> list[int]:
 
 
 # --- commands --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Waits for the lock of a file or folder, and holds it in the context; None stands for no lock."""
+    handle = os.open(lock or os.devnull, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if lock else fcntl.LOCK_UN)
+        yield
+    finally:
+        os.close(handle)
 
 
 class Failed(Exception):

@@ -22,7 +22,6 @@ results/profiler-PART-PLATFORM.json. With `--add`, earlier rows of the same comm
 `errors`.
 """
 
-import fcntl
 import itertools
 import json
 import os
@@ -31,14 +30,14 @@ import time
 import timeit
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from measure import Failed, one_of, options, rollmill as command_line, this_commit, write_result
+from measure import Failed, alone, one_of, options, rollmill as command_line, this_commit, write_result
 
 import rollmill
 from rollmill.core import operations
@@ -516,25 +515,14 @@ def main() -> None:
     os.environ.setdefault("ROLLMILL_TYPE_CHECKS", "0")
     file = chosen.output / f"profiler-{chosen.part}-{chosen.platform}.json"
     rows: dict[str, dict[str, Any]] = {}
+    chosen.output.mkdir(parents=True, exist_ok=True)
     for name, row in PARTS[chosen.part](chosen):
-        with _alone_in(chosen.output):
+        with alone(chosen.output):
             if chosen.add:
                 rows = _rows_of_this_commit(file)
             before = rows.get(name, {}).get("profiles", [])
             rows[name] = row | ({"profiles": [*before, *row["profiles"]]} if "profiles" in row else {})
             write_result(file.stem, {"rows": rows}, chosen.output)
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Waits for other processes that add to a result there."""
-    directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _rows_of_this_commit(file: Path) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,6 @@ intermediate values of rollouts, and what MuJoCo Warp holds besides, divided by 
 results/robots-backends-DEVICE.json.
 """
 
-import fcntl
 import json
 import os
 import subprocess
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from measure import options, platform, some_of, timed_in_turns, training_turns, write_result
+from measure import alone, options, platform, some_of, timed_in_turns, training_turns, write_result
 from robots_learning import TASKS as RECIPE_TASKS
 from robots_rollouts import begun, rollout
 
@@ -180,8 +179,7 @@ def timed(name: str, chosen: Any, folder: Path) -> None:
     def write() -> None:
         (folder / f"{name}.json").write_text(json.dumps(rows))
 
-    with chosen.lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with alone(chosen.lock):
         rows["mujoco"] = in_mujoco.rate()
         write()
         ready = {side: future.result() for side, future in futures.items() if not why_not(future)}

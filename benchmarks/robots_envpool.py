@@ -17,7 +17,7 @@ from typing import Any
 import envpool
 import jax
 import numpy as np
-from measure import options, write_result
+from measure import in_turns, options, write_result
 from robots_rollouts import begun, graph_of, rollout
 
 PARTS = {"substeps": {"EnvPool": 5, "Rollmill": 2}, "evaluations": {"EnvPool": 20, "Rollmill": 2}}
@@ -68,10 +68,7 @@ def main() -> None:
     }
     for side in sides.values():
         side(1.0)
-    runs: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(chosen.rounds):
-        for name, side in sides.items():
-            runs[name].append(side(chosen.seconds))
+    runs = in_turns({name: partial(side, chosen.seconds) for name, side in sides.items()}, chosen.rounds)
     result: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "envs": chosen.envs}
     for name, rates in runs.items():
         median = float(np.median(rates))

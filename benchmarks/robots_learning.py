@@ -13,7 +13,6 @@ trained policy visits, for robots_physics.py. Fusion and physics other than the 
 name.
 """
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from measure import options, platform, some_of, training_turns, write_result
+from measure import alone, options, platform, some_of, training_turns, write_result
 
 import rollmill
 from rollmill.dataflow import Graph
@@ -204,8 +203,7 @@ def train(name: str, chosen: Any, seconds: float, lock: Path) -> None:
     candidates = compiled_with(name, config, chosen.physics, together, chosen)
     batch = config.num_envs * config.num_steps
     until = -(-config.total_timesteps // batch)
-    with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with alone(lock):
         candidates = timed(candidates, batch * len(together))
         physics, (graph, program, _) = list(candidates.items())[-1]
         told: dict[str, Any] = {

@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kills import PRELOADED, Training
+from kills import Training, preload, variables
 from measure import count_lines, options, read_result, this_commit, words, write_result
 
 ITERATIONS, EVERY, START_SECONDS = 20_000, 100, 10.0
@@ -128,7 +128,7 @@ def endure(run: Path, kills: int, seed: int, sound: str) -> dict:
     """Trains to the end while it is killed so many times, and returns the outcome."""
     rng, killed, faults, began = random.Random(seed), [], [], time.monotonic()
     moments = sorted(rng.uniform(0, ITERATIONS) for _ in range(kills))
-    _preload()
+    preload()
     training = Training(Stored(), run)
     for moment in moments:
         await_moment(training, run, moment, rng)
@@ -155,12 +155,6 @@ def endure(run: Path, kills: int, seed: int, sound: str) -> dict:
     outcome = {"weights": None, "faults": []} if faults else examined(run, sound)
     return {**outcome, "seed": seed, "killed": killed, "faults": faults + outcome["faults"],
             "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
-
-
-def _preload() -> None:
-    """Imports what a training needs, so that those that are forked begin at once."""
-    for name in PRELOADED:
-        import_module(name)
 
 
 def await_moment(training: Training, run: Path, iteration: float, rng: random.Random) -> None:
@@ -240,20 +234,13 @@ def main() -> None:
     server.start()
     sound, failing = (f"http://127.0.0.1:{port}" for port in ports.get())
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= KEYS | {
-            "AWS_ENDPOINT_URL": failing,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            "ROLLMILL_STATE_DIR": f"{folder}/state",
-            "ROLLMILL_CACHE_DIR": f"{folder}/rollmill",
-        }
+        own = {"AWS_ENDPOINT_URL": failing, "ROLLMILL_CACHE_DIR": f"{folder}/rollmill"}
+        os.environ |= KEYS | variables(folder) | own
         boto3 = import_module("boto3")
         boto3.client("s3", endpoint_url=sound, region_name=KEYS["AWS_REGION"], **_boto_keys()).create_bucket(
             Bucket="bucket"
         )
-        _preload()
+        preload()
         right = undisturbed(Path(folder, "undisturbed"))
         while (left := chosen.kills - counted(done)["kills"]) > 0 and time.monotonic() < deadline:
             seed = chosen.seed + len(done) + 1
