@@ -8,8 +8,8 @@ their moves in a fixed set of contested positions, and by whole games against a 
 among the moves that keep the value and, where all moves lose, among those that delay the loss longest.
 
 The first player wins in theory. Nobody who moves second against a perfect player can do better than lose late, and
-no position of such games is contested; so more games begin with a stone of the perfect player outside the centre,
-after which the second player draws or wins in theory.
+no position of such games is contested. So where the policy moves second, games begin with a stone of the perfect
+player outside the centre, after which the second player draws or wins in theory.
 
 The solver is BitBully (packages bitbully and bitbully-databases, AGPL, for this script alone). Its book has the
 positions of up to 12 plies; it searches later ones to the end. Writes results/connect-four-judge.json.
@@ -59,12 +59,11 @@ BOOK = "12-ply-dist"
 WON, DRAWN, LOST = 1, 0, -1
 
 CENTRE = COLUMNS // 2
-SIDES = {"first": True, "second": False, "second_off_centre": False}
+SIDES = {"first": True, "second_off_centre": False}
 """How games against the perfect player begin, and whether the policy moves first."""
 
 PLIES = range(14, 37)
 """Stones on the board in the contested positions."""
-PHASES = {"14-19": range(14, 20), "20-27": range(20, 28), "28+": range(28, SQUARES)}
 RANDOM_MOVES = 0.2
 """Share of random moves in the games of players who otherwise win or block where they can."""
 
@@ -87,21 +86,13 @@ class Contested(NamedTuple):
     """Neither player could win with a single move now."""
 
 
-class Decision(NamedTuple):
-    """A move of a policy in a contested position."""
-
-    plies: int
-    """Stones on the board before it."""
-    kept: bool
-
-
 class Played(NamedTuple):
     """A game of a policy against the perfect player."""
 
-    moves: Game
     result: int
     """Result of the policy."""
-    decisions: tuple[Decision, ...]
+    kept: tuple[bool, ...]
+    """Whether each of its moves in a contested position kept the theoretical value."""
 
 
 class Solver:
@@ -295,14 +286,7 @@ def judged_positions(player: Chooser, positions: Sequence[Contested]) -> dict[st
     return {
         "all": share(kept for _, kept in judged),
         "quiet": share(kept for position, kept in judged if position.quiet),
-        "plies": by_phase(judged),
-        "quiet_plies": by_phase([(position, kept) for position, kept in judged if position.quiet]),
     }
-
-
-def by_phase(judged: Sequence[tuple[Contested, bool]]) -> dict[str, Any]:
-    within = lambda plies: (kept for position, kept in judged if len(position.game) in plies)
-    return {name: share(within(plies)) for name, plies in PHASES.items()}
 
 
 def judged_games(player: Chooser, solver: Solver, games: int, seed: int) -> dict[str, Any]:
@@ -313,15 +297,10 @@ def judged_games(player: Chooser, solver: Solver, games: int, seed: int) -> dict
         others = [column for column in range(COLUMNS) if column != CENTRE]
         starts = [(draw.choice(others),) if side == "second_off_centre" else () for _ in range(games)]
         played = play_games(player, perfect_player(solver, seed + 1), solver, starts, first=first)
-        kept = [decision.kept for game in played for decision in game.decisions]
+        kept = [each for game in played for each in game.kept]
         found[side] = {
             **outcomes(game.result for game in played),
-            "different": len({game.moves for game in played}),
-            "mean_plies": sum(len(game.moves) for game in played) / max(len(played), 1),
             "decisions": {"number": len(kept), "share": sum(kept) / len(kept) if kept else None},
-            "plies_before_first_mistake": [
-                next((decision.plies for decision in game.decisions if not decision.kept), None) for game in played
-            ],
         }
     return found
 
@@ -331,7 +310,7 @@ def play_games(
 ) -> list[Played]:
     """Plays games side by side from these starts."""
     moves, indices = list(starts), range(len(starts))
-    decisions: list[list[Decision]] = [[] for _ in indices]
+    kept: list[list[bool]] = [[] for _ in indices]
     for _ in range(SQUARES):
         running = [index for index in indices if not is_over(board_after(moves[index]))]
         own = [index for index in running if (len(moves[index]) % 2 == 0) == first]
@@ -340,17 +319,17 @@ def play_games(
         for side, turn in ((player, own), (perfect, others)):
             chosen |= dict(zip(turn, side([moves[index] for index in turn]), strict=True))
         for index in own:
-            decisions[index] += decision_of(solver, moves[index], chosen[index])
+            kept[index] += judgement_of(solver, moves[index], chosen[index])
         for index, column in chosen.items():
             moves[index] += (column,)
-    return [Played(game, result_of(game, first), tuple(made)) for game, made in zip(moves, decisions, strict=True)]
+    return [Played(result_of(game, first), tuple(each)) for game, each in zip(moves, kept, strict=True)]
 
 
-def decision_of(solver: Solver, game: Game, column: int) -> list[Decision]:
-    """Returns the judgement of a move: none where the position is not contested."""
+def judgement_of(solver: Solver, game: Game, column: int) -> list[bool]:
+    """Returns whether a move keeps the theoretical value; nothing where the position is not contested."""
     board = board_after(game)
     kept = solver.keeps(board, column)
-    return [Decision(len(game), kept)] if not kept or len(solver.keeping(board)) < len(legal(board)) else []
+    return [kept] if not kept or len(solver.keeping(board)) < len(legal(board)) else []
 
 
 def result_of(game: Game, first: bool) -> int:
