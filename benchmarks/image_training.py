@@ -1,8 +1,8 @@
 """Trains PPO on images by Rollmill or by Stable-Baselines3, and prints what it did as JSON.
 
-Two arguments: `rollmill` or `sb3`, and a JSON object with `num_envs`, `num_steps`, `num_minibatches`, `epochs`,
-`iterations` and `warm_up`, the iterations that are not timed. Runs in a Python that has the package of that name.
-Both sides train one network on the same environment, and both are asked afterwards for their work.
+One argument, a JSON object: `side`, which is `rollmill` or `sb3`, `num_envs`, `num_steps`, `num_minibatches`,
+`epochs`, `iterations` and `warm_up`, the iterations that are not timed. Runs in a Python that has the package of
+that name. Both sides train one network on the same environment, and both are asked afterwards for their work.
 """
 
 import json
@@ -15,8 +15,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from image_environment import Images
+import gymnasium
+import numpy as np
 
+SHAPE = (84, 84, 4)
+"""Rows, columns and channels: four gray frames, as Atari's usual wrappers stack them."""
+
+ACTIONS = 6
+EPISODE_STEPS = 200
 LEARNING_RATE = 2.5e-4
 CLIP = 0.1
 ENTROPY = 0.01
@@ -25,10 +31,43 @@ Order = dict[str, Any]
 Done = dict[str, Any]
 
 
+class Images(gymnasium.Env):
+    """Costs next to nothing, and notes when its steps happen.
+
+    Shows sixteen random images in turn; the reward is 1 for the action that the image's number asks for.
+    """
+
+    observation_space = gymnasium.spaces.Box(0, 255, SHAPE, np.uint8)
+    action_space = gymnasium.spaces.Discrete(ACTIONS)
+    metadata = {"render_modes": []}
+
+    def __init__(self, times: list[float] | None = None):
+        self._frames = np.random.default_rng(0).integers(0, 256, (16, *SHAPE), np.uint8)
+        self._times = times
+        self._steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        """Begins an episode with any of the images."""
+        super().reset(seed=seed)
+        self._episode_steps = 0
+        self._frame = int(self.np_random.integers(len(self._frames)))
+        return self._frames[self._frame], {}
+
+    def step(self, action):
+        """Shows the next image."""
+        if self._times is not None:
+            self._times.append(time.perf_counter())
+        reward = float(action == self._frame % ACTIONS)
+        self._episode_steps += 1
+        self._frame = (self._frame + 1) % len(self._frames)
+        ended = self._episode_steps == EPISODE_STEPS
+        return self._frames[self._frame], reward, ended, False, {}
+
+
 def main() -> None:
-    side, order = sys.argv[1], json.loads(sys.argv[2])
+    order = json.loads(sys.argv[1])
     times: list[float] = []
-    done = {"rollmill": with_rollmill, "sb3": with_sb3}[side](order, times)
+    done = {"rollmill": with_rollmill, "sb3": with_sb3}[order["side"]](order, times)
     measured = {"steps_per_second": timed(order, times), "env_steps": len(times)}
     print(json.dumps({**done, **measured, "cpu_seconds": time.process_time(), "peak_bytes": peak_bytes()}))
 
@@ -62,6 +101,7 @@ def with_rollmill(order: Order, times: list[float]) -> Done:
         anneal_lr=False,
         clip_coef=CLIP,
         clip_vloss=False,
+        normalize_values=False,
         ent_coef=ENTROPY,
         network=rollmill.NetworkConfig(shared_torso=True, hidden_sizes=(512,), activation="relu"),
     )

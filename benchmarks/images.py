@@ -9,20 +9,17 @@ the same numbers of weights, gradient steps and environment steps. The bytes of 
 largest memory of the process with the length of a rollout, for minibatches of one size.
 """
 
-import argparse
-import json
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from image_environment import SHAPE
-from measure import RESULTS, spread, write_result
+from image_training import SHAPE
+from measure import check_equal_work, foreign, options, some_of, spread, write_result
 
 SIDES = ("rollmill", "sb3")
 IMAGE_BYTES = SHAPE[0] * SHAPE[1] * SHAPE[2]
+WORK = ("parameters", "gradient_steps", "env_steps")
 FIGURES = ("steps_per_second", "process_steps_per_second", "cpu_seconds", "peak_bytes")
 
 
@@ -57,26 +54,26 @@ LONG = Setting(16, 384, 192, 1, iterations=2, warm_up=0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sb3", default=sys.executable, help="a Python with stable-baselines3==2.7.0 and torch")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--cores", type=int, default=2, help="that each process is pinned to")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=6.0, help="after which no more repeats begin")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the bytes of a stored step")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
-    pythons = {"rollmill": sys.executable, "sb3": options.sb3}
-    until = time.monotonic() + 60 * options.minutes
-    stored = {} if options.no_memory else {side: stored_step(pythons, side) for side in SIDES}
+    chosen = options(
+        __doc__,
+        sb3=(sys.executable, "a Python with stable-baselines3==2.7.0 and torch"),
+        settings=some_of(SETTINGS),
+        cores=(2, "that each process is pinned to"),
+        repeats=3,
+        minutes=(6.0, "after which no more repeats begin"),
+        memory=(True, "the bytes of a stored step"),
+    )
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: chosen.cores])
+    pythons = {"rollmill": sys.executable, "sb3": chosen.sb3}
+    until = time.monotonic() + 60 * chosen.minutes
+    stored = {side: stored_step(pythons, side) for side in SIDES} if chosen.memory else {}
     runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for _ in range(options.repeats):
-        for name in options.settings:
+    for _ in range(chosen.repeats):
+        for name in chosen.settings:
             if time.monotonic() > until:
                 break
             add_turn(runs.setdefault(name, {side: [] for side in SIDES}), pythons, SETTINGS[name])
-            write_result("images", summary(runs, stored, options.cores), directory=options.output)
+            write_result("images", summary(runs, stored, chosen.cores), directory=chosen.output)
 
 
 def stored_step(pythons: dict[str, str], side: str) -> float:
@@ -95,7 +92,8 @@ def add_turn(runs: dict[str, list[dict[str, Any]]], pythons: dict[str, str], set
     """Runs both sides, the one that was second last time first."""
     order = SIDES if len(runs["sb3"]) % 2 == 0 else SIDES[::-1]
     turn = {side: done_by(pythons, side, setting) for side in order}
-    check_equal_work(turn, setting)
+    work = {side: tuple(done[name] for name in WORK) for side, done in turn.items()}
+    check_equal_work(work, (work["sb3"][0], setting.gradient_steps, setting.env_steps))
     for side in SIDES:
         runs[side].append(turn[side])
         print(side, setting, {name: round(turn[side][name], 1) for name in FIGURES}, flush=True)
@@ -103,23 +101,10 @@ def add_turn(runs: dict[str, list[dict[str, Any]]], pythons: dict[str, str], set
 
 def done_by(pythons: dict[str, str], side: str, setting: Setting) -> dict[str, Any]:
     """What one training did and took, as a process of its own."""
-    script = str(Path(__file__).parent / "image_training.py")
-    command = [pythons[side], script, side, json.dumps(setting._asdict())]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     began = time.perf_counter()
-    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    seconds = time.perf_counter() - began
-    done = json.loads(process.stdout.splitlines()[-1])
-    return {**done, "process_steps_per_second": setting.env_steps / seconds}
-
-
-def check_equal_work(turn: dict[str, dict[str, Any]], setting: Setting) -> None:
-    """Exits if one side has trained another network, or did more or less than it should."""
-    work = ("parameters", "gradient_steps", "env_steps")
-    found = {side: tuple(done[name] for name in work) for side, done in turn.items()}
-    expected = (found["sb3"][0], setting.gradient_steps, setting.env_steps)
-    if any(each != expected for each in found.values()):
-        raise SystemExit(f"{setting}: {work} differ: {found}, expected {expected}.")
+    done = foreign(pythons[side], "image_training.py", {"side": side, **setting._asdict()}, env=environment)
+    return {**done, "process_steps_per_second": setting.env_steps / (time.perf_counter() - began)}
 
 
 def summary(
