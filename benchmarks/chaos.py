@@ -1,20 +1,18 @@
 """Kills processes of trainings at random, and checks that the trainings recover and nothing is left.
 
-    python benchmarks/chaos.py --kills 200 --busy 4
+    python benchmarks/chaos.py --kills 50
 
 Distribution policies take turns, each with an environment of Gymnasium and checksums on all packages; on processes
 of this host, and every third time on a Ray cluster that the training starts. While a training runs, processes are
 killed with SIGKILL: actors, environment workers, learners, and the coordinator, after which the run is resumed.
 What must hold: the training ends with exit code 0 in bounded time, its metrics have every iteration once, no
 package was damaged or out of order (the run would have failed), and nothing is left: no process (Ray's included),
-no file in shared memory, no socket (those in Ray's session folder excepted, which Ray keeps). `--busy` keeps the
-machine busy with other work, `--side-by-side` trains several at once. Ctrl-C begins no further training, and waits
-for those under way. Writes results/chaos.json, or chaos_busy.json.
+no file in shared memory, no socket (those in Ray's session folder excepted, which Ray keeps). Writes
+results/chaos.json.
 """
 
 import contextlib
 import glob
-import itertools
 import json
 import os
 import random
@@ -25,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from measure import count_lines, lines_of, options, some_of, words, write_result
@@ -40,8 +37,6 @@ SAID = {"replaced": "was replaced", "begun again": "all workers restart"}
 """Words of a training's notices, whose lines are counted."""
 MAX_FAILURES = 50
 """Failures of a worker in a row: kills follow each other faster than failures of a healthy environment."""
-BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))"
-"""A program that keeps a core busy for as long as its parent lives."""
 
 POLICIES = {
     "multi-learner": "--learners 2",
@@ -211,37 +206,21 @@ def main() -> None:
         __doc__,
         kills=(50, "processes to kill in all"),
         each=(10, "limit of one training"),
-        busy=(0, "processes that keep the machine busy meanwhile"),
-        side_by_side=(1, "trainings at once"),
         places=(["processes", "processes", "ray"], "take turns"),
         seed=0,
         policies=some_of(POLICIES),
     )
-    trainings, numbers, changing, stopping = [], itertools.count(), threading.Lock(), threading.Event()
+    trainings: list[dict] = []
     kills = lambda: sum(len(training["killed"]) for training in trainings)
-    signal.signal(signal.SIGINT, lambda *_: stopping.set())
-
-    def endure_some(folder: Path) -> None:
-        while not stopping.is_set() and kills() < chosen.kills:
-            with changing:
-                number = next(numbers)
+    with tempfile.TemporaryDirectory() as folder:
+        while kills() < chosen.kills:
+            number = len(trainings)
             policy = chosen.policies[number % len(chosen.policies)]
             place = chosen.places[(number + number // len(chosen.policies)) % len(chosen.places)]
-            trainings.append(endure(policy, place, chosen.each, chosen.seed, folder, number))
+            trainings.append(endure(policy, place, chosen.each, chosen.seed, Path(folder), number))
             print(json.dumps(trainings[-1]), flush=True)
-
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(chosen.busy)]
-    try:
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.side_by_side) as pool:
-            for done in [pool.submit(endure_some, Path(folder)) for _ in range(chosen.side_by_side)]:
-                done.result()
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     faults = [fault for training in trainings for fault in training["faults"]]
-    result = {"kills": kills(), "faults": faults, "busy": chosen.busy, "side by side": chosen.side_by_side}
-    write_result("chaos_busy" if chosen.busy else "chaos", {**result, "trainings": trainings}, chosen.output)
+    write_result("chaos", {"kills": kills(), "faults": faults, "trainings": trainings}, chosen.output)
     sys.exit(1 if faults else 0)
 
 

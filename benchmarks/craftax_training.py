@@ -1,21 +1,17 @@
-"""PPO on Craftax beside its authors' PPO: steps per second, in turns in one run, and returns while learning.
+"""PPO on Craftax beside its authors' PPO: steps per second, in turns in one run; and returns while learning.
 
     python benchmarks/craftax_training.py speed --ratios 16 1
-    python benchmarks/craftax_training.py speed --authors PATH      # a clone of Craftax_Baselines, unmodified
     python benchmarks/craftax_training.py learn --learn-steps 1_000_000_000 --seconds 500
 
 All sides have the network and the hyperparameters that the authors' `ppo.py` has by default. The peer is their
-algorithm written anew (craftax_peer.py). With `--authors` their own code runs too, which needs distrax, flax,
-orbax-checkpoint and wandb (imported, not used). Figures are environment steps per second of whole iterations
-without compilation. Sides take turns. Each continues its training from turn to turn, except for the authors'
-code, of which every call is a training from the start. A percentage is the mean return of the training episodes
-that ended, relative to the sum of the rewards of all achievements. Needs craftax==1.6.1.
+algorithm written anew (craftax_peer.py). Figures are environment steps per second of whole iterations without
+compilation. Sides take turns, and each continues its training from turn to turn. `learn` trains by Rollmill alone.
+A percentage is the mean return of the training episodes that ended, relative to the sum of the rewards of all
+achievements. Needs craftax==1.6.1.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import craftax_peer
@@ -30,7 +26,6 @@ from measure import (
     options,
     platform,
     ratios,
-    some_of,
     spreads,
     training_turns,
     write_result,
@@ -41,20 +36,6 @@ from rollmill.programs.compiled import lower
 
 LARGEST_RETURN = {"Craftax-Classic-Symbolic-v1": 22.0, "Craftax-Symbolic-v1": 226.0}
 """Sum of the rewards of all achievements."""
-BY_AUTHORS = {
-    "UPDATE_EPOCHS": "epochs",
-    "LAYER_SIZE": "width",
-    "LR": "learning_rate",
-    "CLIP_EPS": "clip",
-    "ENT_COEF": "entropy",
-    "VF_COEF": "value",
-    "OPTIMISTIC_RESET_RATIO": "reset_ratio",
-    **{
-        name.upper(): name
-        for name in ("num_envs", "num_steps", "num_minibatches", "gamma", "gae_lambda", "max_grad_norm")
-    },
-}
-"""Hyperparameters of the authors' code."""
 Turn = Callable[[], float]
 """Trains for some iterations, and returns the environment steps per second."""
 
@@ -94,27 +75,6 @@ def peer_turn(chosen: Any, settings: Settings) -> Turn:
     return turn
 
 
-def authors_turn(chosen: Any, settings: Settings) -> Turn:
-    sys.path.insert(0, str(chosen.authors))
-    import ppo  # type: ignore[import-not-found]
-
-    steps, began, seed = chosen.iterations * settings.num_envs * settings.num_steps, time.perf_counter(), 0
-    config = {name: getattr(settings, own) for name, own in BY_AUTHORS.items()}
-    config |= {"ENV_NAME": chosen.env, "TOTAL_TIMESTEPS": steps, "ANNEAL_LR": True, "USE_OPTIMISTIC_RESETS": True}
-    config |= dict.fromkeys(("TRAIN_ICM", "USE_E3B", "DEBUG", "USE_WANDB"), False)
-    train = jax.jit(ppo.make_train(config)).lower(jax.random.PRNGKey(0)).compile()
-    print(f"authors' code: compiled in {time.perf_counter() - began:.0f} s", flush=True)
-
-    def turn() -> float:
-        nonlocal seed
-        began = time.perf_counter()
-        jax.block_until_ready(train(jax.random.PRNGKey(seed)))
-        seed += 1
-        return steps / (time.perf_counter() - began)
-
-    return turn
-
-
 def speed(chosen: Any, settings: Settings) -> Iterator[dict[str, Any]]:
     batch, planned = settings.num_envs * settings.num_steps, chosen.iterations * (chosen.rounds + 1)
     sides: dict[str, Turn] = {}
@@ -123,8 +83,6 @@ def speed(chosen: Any, settings: Settings) -> Iterator[dict[str, Any]]:
         sides[f"rollmill, reset_ratio={ratio}"] = training_turns(program, batch, chosen.iterations)
     first = next(iter(sides))
     sides["peer"] = peer_turn(chosen, settings)
-    if chosen.authors:
-        sides["authors' code"] = authors_turn(chosen, settings)
     figures = spreads(in_turns(sides, chosen.rounds, warm_up=1))
     over = ratios(figures, first) | {f"{first} / {first}": 1.0}
     for name, of in figures.items():
@@ -133,18 +91,18 @@ def speed(chosen: Any, settings: Settings) -> Iterator[dict[str, Any]]:
     yield {**how, "steps_per_second": figures, "ratios": over}
 
 
-def point_of(side: str, name: str, steps: int, seconds: float, totals: dict[str, float]) -> dict[str, float]:
+def point_of(name: str, steps: int, seconds: float, totals: dict[str, float]) -> dict[str, float]:
     """Returns one point of a curve, of the episodes that ended since the point before."""
     ended = max(totals["ended"], 1.0)
     mean, length = totals["return"] / ended, totals["length"] / ended
     percent = 100 * mean / LARGEST_RETURN[name]
-    said = f"{side}: {steps:,} steps, {seconds:.0f} s, return {mean:.2f} ({percent:.1f} %), length {length:.0f}"
+    said = f"{steps:,} steps, {seconds:.0f} s, return {mean:.2f} ({percent:.1f} %), length {length:.0f}"
     print(said, flush=True)
     figures = {"return": mean, "percent": percent, "length": length, "episodes": totals["ended"]}
     return {"steps": steps, "seconds": seconds, **figures}
 
 
-def learn_rollmill(chosen: Any, settings: Settings, iterations: int) -> Iterator[dict]:
+def points_of_training(chosen: Any, settings: Settings, iterations: int) -> Iterator[dict]:
     program = program_of(chosen, settings, iterations=iterations, ratio=chosen.ratios[0], seed=chosen.seed)
     state, seconds, points = program.start(), 0.0, marks(iterations, chosen.points)
     names = {"ended": "episodes/ended", "return": "episodes/return_sum", "length": "episodes/length_sum"}
@@ -153,39 +111,20 @@ def learn_rollmill(chosen: Any, settings: Settings, iterations: int) -> Iterator
         state, rows = advance(program, state, first, until)
         seconds += time.perf_counter() - began
         totals = {short: float(sum(np.sum(row[name]) for row in rows)) for short, name in names.items()}
-        yield point_of("rollmill", chosen.env, until * settings.num_envs * settings.num_steps, seconds, totals)
-
-
-def learn_peer(chosen: Any, settings: Settings, iterations: int) -> Iterator[dict]:
-    each = max(iterations // chosen.points, 1)
-    sizes = {"iterations_per_call": each, "planned_iterations": iterations}
-    peer = craftax_peer.build(chosen.env, settings, **sizes, seed=chosen.seed)
-    carry, seconds = peer.start, 0.0
-    for number in range(1, iterations // each + 1):
-        began = time.perf_counter()
-        carry, metrics = jax.block_until_ready(peer.run(carry))
-        seconds += time.perf_counter() - began
-        totals = {name: float(metrics[name]) for name in ("ended", "return", "length")}
-        steps = number * each * settings.num_envs * settings.num_steps
-        yield point_of("peer", chosen.env, steps, seconds, totals)
-
-
-SIDES = {"rollmill": learn_rollmill, "peer": learn_peer}
+        yield point_of(chosen.env, until * settings.num_envs * settings.num_steps, seconds, totals)
 
 
 def learn(chosen: Any, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Yields the curves so far after each point; a side ends when its seconds are over."""
+    """Yields the curve so far after each point, until the seconds are over."""
     iterations = chosen.learn_steps // (settings.num_envs * settings.num_steps)
-    curves: dict[str, list[dict]] = {}
+    points: list[dict] = []
     protocol = {"seed": chosen.seed, "planned_steps": chosen.learn_steps}
     protocol["largest_return"] = LARGEST_RETURN[chosen.env]
-    for side in chosen.sides:
-        points = curves.setdefault(side, [])
-        for point in SIDES[side](chosen, settings, iterations):
-            points.append(point)
-            yield {**protocol, "curves": curves}
-            if point["seconds"] > chosen.seconds:
-                break
+    for point in points_of_training(chosen, settings, iterations):
+        points.append(point)
+        yield {**protocol, "curves": {"rollmill": points}}
+        if point["seconds"] > chosen.seconds:
+            break
 
 
 def main() -> None:
@@ -194,7 +133,6 @@ def main() -> None:
         __doc__,
         {"part": one_of("speed", "learn")},
         env=one_of(*LARGEST_RETURN, default="Craftax-Classic-Symbolic-v1"),
-        authors=(Path, "a clone of Craftax_Baselines, to measure its own code as well"),
         ratios=([16], "reset_ratio of Rollmill's sides"),
         unroll=1,
         fusion=one_of("auto", "off", default="off"),
@@ -203,7 +141,6 @@ def main() -> None:
         learn_steps=100_000_000,
         points=40,
         seed=0,
-        sides=some_of(SIDES),
         seconds=(float("inf"), "limit of learning for each side"),
         num_envs=default.num_envs,
         num_steps=default.num_steps,

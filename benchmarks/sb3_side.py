@@ -2,7 +2,7 @@
 
 One argument, a JSON object: `environment`, `settings` of `PPO`, `num_envs`, `seed`, `total_timesteps`, and when to
 stop: `every` so many steps the policy plays `episodes` with its most likely action, and a mean of at least
-`threshold` ends the training. `normalize` standardises observations and rewards. Prints the steps, the return, and
+`threshold` ends the training. Prints the steps, the return, and
 the CPU seconds that evaluations took.
 """
 
@@ -15,7 +15,6 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
 
 def linear(first: float):
@@ -35,18 +34,9 @@ class UntilReturn(BaseCallback):
             return True
         self.due += self.order["every"]
         began = time.process_time()
-        if isinstance(self.envs, VecNormalize):
-            sync_envs_normalization(self.training_env, self.envs)
         self.result, _ = evaluate_policy(self.model, self.envs, self.order["episodes"], deterministic=True)
         self.seconds += time.process_time() - began
         return self.result < self.order["threshold"]
-
-
-def environments(order, seed: int, *, training: bool):
-    envs = make_vec_env(order["environment"], order["num_envs"], seed=seed)
-    if order["normalize"]:
-        return VecNormalize(envs, training=training, norm_reward=training)
-    return envs
 
 
 def main() -> None:
@@ -56,8 +46,9 @@ def main() -> None:
     for name in ("learning_rate", "clip_range"):
         if isinstance(settings.get(name), str):
             settings[name] = linear(float(settings[name].removeprefix("lin_")))
-    training = environments(order, order["seed"], training=True)
-    until = UntilReturn(order, environments(order, order["seed"] + 1_000, training=False))
+    training = make_vec_env(order["environment"], order["num_envs"], seed=order["seed"])
+    evaluated = make_vec_env(order["environment"], order["num_envs"], seed=order["seed"] + 1_000)
+    until = UntilReturn(order, evaluated)
     model = PPO("MlpPolicy", training, seed=order["seed"], device="cpu", **settings)
     model.learn(order["total_timesteps"], callback=until)
     print(json.dumps({"steps": until.num_timesteps, "return": until.result, "evaluations": until.seconds}))

@@ -4,15 +4,7 @@
 
 Parts, all of them by default, in this order:
 
-- `targets`: the library calls in the compiled programs of four trainings: none is of a solver or of cuDNN, so
-that no
-  handle of them is needed before the first iteration.
-- `one`: the GPU's memory before, during and after one training with default options.
-- `two`, `three`, `four`: PPO, SAC, AlphaZero and fused PPO, as typed, started within a second.
-- `large`: three trainings started within a second, each of which needs about half of the GPU. Those that do not
-fit
-  are refused before their first iteration.
-- `little`: a training beside a program that leaves 3 GiB, and beside one that leaves 0.7 GiB, which is refused.
+- `four`: PPO, SAC, AlphaZero and fused PPO, as typed, started within a second.
 - `beside`: a sweep of 24 short trials beside a training that continues meanwhile.
 - `trials`: a sweep of the other trials, so that there are `--trials` in all.
 
@@ -31,12 +23,11 @@ import sys
 import tempfile
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-from measure import count_lines, lines_of, options, read_result, some_of, words, write_result
+from measure import count_lines, options, read_result, some_of, words, write_result
 
 from rollmill.gpus.claims import ask_gpu_memory
 
@@ -60,31 +51,6 @@ SAID = {
     "failures": "failed with",
 }
 """Words of a sweep's lines that are kept or counted."""
-TARGETS = """
-import re, sys
-from rollmill.training.request import prepare_request
-from rollmill.cli.requests import parse_training
-program = prepare_request(parse_training(sys.argv[1:]).request).program
-for name in ("start", "step"):
-    text = getattr(program, name).as_text()
-    print(name, *sorted(set(re.findall(r'custom_call_target="([^"]+)"', text))))
-"""
-HOLDER = """
-import os, sys, time
-os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
-import jax, jax.numpy as jnp
-from rollmill.gpus.claims import ask_gpu_memory
-jax.block_until_ready(jnp.zeros(1024))
-leave, held = int(float(sys.argv[1]) * 2**30), []
-for size in (2**31, 2**28, 2**25):
-    while ask_gpu_memory()[0].free - size >= leave:
-        try:
-            held.append(jax.block_until_ready(jnp.zeros(size // 4)))
-        except Exception:
-            break
-print(ask_gpu_memory()[0].free, flush=True)
-time.sleep(600)
-"""
 
 
 class Program:
@@ -151,80 +117,16 @@ def used_gib() -> float:
     return round(sum(one.total - one.free for one in ask_gpu_memory()[:1]) / 2**30, 3)
 
 
-def side_by_side(chosen: dict[str, str], folder: Path) -> dict[str, Any]:
-    """Starts trainings one right after the other."""
+def four(folder: Path) -> dict[str, Any]:
+    """Starts the trainings one right after the other."""
     began, programs = time.monotonic(), []
-    for name, text in chosen.items():
+    for name, text in TRAININGS.items():
         programs.append(training(name, text, folder)[0])
         time.sleep(APART_SECONDS)
     started = programs[-1].began - began
     with Memory() as memory:
         ended = [program.wait(LIMIT_SECONDS) for program in programs]
     return {"started_within_seconds": round(started, 2), "most_gib": memory.peak, "programs": ended}
-
-
-def targets(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, text in TRAININGS.items():
-        command = [sys.executable, "-c", TARGETS, *text.split(), "--quiet"]
-        done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT_SECONDS)
-        lines = [line.split(" ") for line in done.stdout.splitlines() if line.split(" ")[0] in ("start", "step")]
-        calls = {line[0]: line[1:] for line in lines}
-        bad = [call for each in calls.values() for call in each if re.search("solver|cudnn|fft", call, re.I)]
-        found[name] = {"calls": calls, "of_solvers_and_cudnn": bad, "exit_code": done.returncode}
-        found[name] |= {"said": done.stderr[-2000:]} if done.returncode else {}
-    return found
-
-
-def one(folder: Path) -> dict[str, Any]:
-    before = used_gib()
-    program, run = training("ppo", TRAININGS["ppo"], folder)
-    with Memory() as memory:
-        ended = program.wait(LIMIT_SECONDS)
-    time.sleep(1.0)
-    rates = first_rates(run)
-    return {"before_gib": before, "most_gib": memory.peak, "after_gib": used_gib(), "rates": rates, **ended}
-
-
-def first_rates(run: Path) -> list[dict[str, float]]:
-    """Returns the steps a second between lines of the first ten seconds."""
-    points = [(line["seconds"], line["env_steps"]) for line in lines_of(run) if "seconds" in line]
-    found, last = [], points[0] if points else (0.0, 0)
-    for seconds, steps in points[1:]:
-        if seconds - last[0] >= 0.5:
-            speed = round((steps - last[1]) / (seconds - last[0]))
-            found.append({"until": round(seconds, 2), "steps_per_second": speed})
-            last = (seconds, steps)
-    return found[:20]
-
-
-def some(count: int, folder: Path) -> dict[str, Any]:
-    return side_by_side(dict(list(TRAININGS.items())[:count]), folder)
-
-
-def large(folder: Path) -> dict[str, Any]:
-    """Starts trainings that need half of the GPU: a step takes 60 bytes, and its values several times that."""
-    total, envs = ask_gpu_memory()[0].total, 2**18
-    steps = int(total * 0.02 / 60 / envs)
-    text = "ppo CartPole-v1 --fusion off --num-minibatches 64 --update-epochs 1"
-    text = f"{text} --num-envs {envs} --num-steps {steps} --total-timesteps {envs * steps * 3}"
-    return {"words": text.split(), **side_by_side({f"large {number}": text for number in range(3)}, folder)}
-
-
-def little(folder: Path) -> dict[str, Any]:
-    found = {}
-    for leave in ("3.0", "0.7"):
-        command = [sys.executable, "-c", HOLDER, leave]
-        holder = subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True)
-        try:
-            assert holder.stdout is not None
-            free = int(holder.stdout.readline()) / 2**30
-            ended = training("ppo", TRAININGS["ppo"], folder)[0].wait(LIMIT_SECONDS)
-        finally:
-            holder.kill()
-            holder.wait()
-        found[leave] = {"free_gib": round(free, 2), **ended}
-    return found
 
 
 def sweep(trials: int, folder: Path, *, steps: int = 2_000_000, first_seed: int = 0) -> dict[str, Any]:
@@ -266,8 +168,7 @@ def trials(folder: Path, number: int) -> dict[str, Any]:
     return sweep(number - BESIDE, folder, steps=500_000, first_seed=BESIDE)
 
 
-PARTS = {"targets": targets, "one": one, "two": partial(some, 2), "three": partial(some, 3)}
-PARTS |= {"four": partial(some, 4), "large": large, "little": little, "beside": beside, "trials": trials}
+PARTS = {"four": four, "beside": beside, "trials": trials}
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ Times are of the whole command `rollmill sweep`, from its start to its table, wi
 trial has filled before, or with `--no-fill` only the sweeps before it. The times at which files were written tell
 how long it took until the trials were checked, until they began, and until they ended. The result is written after
 each sweep. Of the trials one after the other only some run, and their time counts as many times over
-as there are more. On a machine without a GPU the trials share its cores; on a GPU processes run under MPS, and in
-turns. Trials differ in learning rates, six or four of them, and seeds. Writes results/sweeps-gpu.json or
+as there are more. On a machine without a GPU the trials share its cores; on a GPU processes run under MPS. Trials
+differ in learning rates, six or four of them, and seeds. Writes results/sweeps-gpu.json or
 results/sweeps-cpu.json, or those of another `--name`.
 """
 
@@ -27,8 +27,8 @@ from measure import options, rollmill, some_of, words, write_result
 
 APART = ("--together", "off")
 RATES = ("5e-4", "1e-3", "2e-3", "3e-3", "4e-3", "6e-3")
-WAYS = ("one-by-one", "side-by-side", "shared", "turns")
-"""One after the other, side by side in processes, in shared programs, and processes in turns on a GPU."""
+WAYS = ("one-by-one", "side-by-side", "shared")
+"""One after the other, side by side in processes, and in shared programs."""
 
 
 def sweep(trials: int, steps: int, fusion: str, *how: str) -> dict[str, Any]:
@@ -78,12 +78,10 @@ def one_round(
     keep: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
     """Returns the sweep in each way, and the ratios of their seconds. `keep` gets what is there so far."""
-    at_once = lambda: found["side-by-side"]["how"].split(";")[1].split()[0]
     sweeps = {
         "one-by-one": lambda: sweep(one_by_one, steps, fusion, *APART, "--at-once", "1"),
         "side-by-side": lambda: sweep(trials, steps, fusion, *APART),
         "shared": lambda: sweep(trials, steps, fusion),
-        "turns": lambda: sweep(trials, steps, fusion, *APART, "--gpu-sharing", "turns", "--at-once", at_once()),
     }
     found: dict[str, dict[str, Any]] = {}
     for way in ways:
@@ -111,7 +109,6 @@ def main() -> None:
     probe = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
     platform = subprocess.run(probe, capture_output=True, text=True, check=True).stdout.strip()
     jax.config.update("jax_platforms", "cpu")  # this process leaves the GPU's memory to the trials
-    ways = [way for way in chosen.ways if way != "turns" or platform == "gpu"]
     if chosen.fill:
         sweep(1, chosen.steps // 8, chosen.fusion)
     rounds: list[Mapping[str, Any]] = []
@@ -121,7 +118,7 @@ def main() -> None:
         write_result(f"{chosen.name}-{platform}", result, chosen.output)
 
     for _ in range(chosen.rounds):
-        done = one_round(chosen.trials, chosen.one_by_one, chosen.steps, chosen.fusion, ways, keep)
+        done = one_round(chosen.trials, chosen.one_by_one, chosen.steps, chosen.fusion, chosen.ways, keep)
         keep(done)
         rounds.append(done)
 

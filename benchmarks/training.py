@@ -2,11 +2,9 @@
 
     python benchmarks/training.py cpu --rejax .rejax/bin/python     # make benchmark-training
     python benchmarks/training.py gpu
-    python benchmarks/training.py cpu --algorithm dqn --rejax .rejax/bin/python
 
 PPO trains on CartPole-v1 with 64-64 actor and critic. Its peers are the least code that trains PPO in one XLA
-program (one_xla_program.py) and, with `--rejax`, Rejax 0.1.3 in an environment of its own. DQN on CartPole-v1 and
-SAC on Pendulum-v1 are compared with Rejax at the hyperparameters that Rejax publishes. Figures are environment
+program (one_xla_program.py) and, with `--rejax`, Rejax 0.1.3 in an environment of its own. Figures are environment
 steps per second of whole training iterations, without compilation and evaluations; ratios are of medians.
 """
 
@@ -35,37 +33,16 @@ REPEATS = 3
 """Timed turns of a side in each round."""
 FUSED = "rollmill, fusion=full"
 SIZES = {"cpu": [Sizes(2048, 32, 4, 4)], "gpu": [Sizes(4096, 32, 4, 4), Sizes(4096, 128, 4, 4)]}
-LOG_EVERY = 1_000
-"""Iterations whose metrics are summed on the device, as `rollmill train` does by default for iterations so
-small.
-"""
-DQN = {"num_envs": 10, "gradient_steps": 5, "buffer_size": 50_000, "learning_starts": 5_000, "batch_size": 100}
-DQN |= {"learning_rate": 1e-3, "tau": 0.02, "target_interval": 5, "duelling": True}
-SAC = {"num_envs": 1, "gradient_steps": 1, "buffer_size": 10_000, "learning_starts": 256, "batch_size": 256}
-SAC |= {"learning_rate": 1e-3, "critic_learning_rate": 1e-3, "tau": 0.02}
-NETWORK = {"network": {"hidden_sizes": (64, 64), "activation": "swish"}}
-REPLAY = {
-    "dqn": ("CartPole-v1", DQN | NETWORK, {"agent": "DuelingQNetwork", "exploration_fraction": 0.5}),
-    "sac": ("Pendulum-v1", SAC | NETWORK, {}),
-}
-"""Environment, configuration, and settings that Rejax alone has."""
 
 
-def rejax_side(python: str, algorithm: str, settings: dict[str, Any]) -> list[float]:
-    order = {"algorithm": algorithm, "settings": settings, "repeats": REPEATS}
+def rejax_side(python: str, settings: dict[str, Any]) -> list[float]:
+    order = {"algorithm": "PPO", "settings": settings, "repeats": REPEATS}
     return foreign(python, "rejax_side.py", order)["figures"]
 
 
 def own_side(graph: Any, iterations: int, **how: Any) -> list[float]:
     """Trains on from turn to turn; the first compiles."""
     turn = training_turns(lower(graph, **how), graph.loops.batch_size, iterations)
-    return [turn() for _ in range(REPEATS + 1)][1:]
-
-
-def whole_trainings(graph: Any, iterations: int) -> list[float]:
-    """Trains anew in each turn; the first compiles."""
-    program = lower(graph)
-    turn = lambda: training_turns(program, graph.loops.batch_size, iterations, span=LOG_EVERY)()
     return [turn() for _ in range(REPEATS + 1)][1:]
 
 
@@ -102,23 +79,8 @@ def ppo(sizes: Sizes, chosen: Any, unroll: int | None) -> dict[str, Any]:
         settings |= {"num_epochs": sizes.epochs, "num_minibatches": sizes.num_minibatches, "learning_rate": 2.5e-4}
         settings |= {"agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": (64, 64)}}
         settings |= {"total_timesteps": steps * iterations}
-        sides["rejax"] = partial(rejax_side, chosen.rejax, "PPO", settings)
+        sides["rejax"] = partial(rejax_side, chosen.rejax, settings)
     return {"sizes": sizes._asdict(), "unroll": unroll, **compare(sides, chosen.rounds, str(sizes))}
-
-
-def replay(name: str, chosen: Any) -> dict[str, Any]:
-    environment, config, only_rejax = REPLAY[name]
-    steps = config["num_envs"] * chosen.iterations
-    graph = getattr(rollmill, name)(environment, config, total_timesteps=steps)
-    settings = {**{each: config[each] for each in ("num_envs", "buffer_size", "batch_size", "learning_rate")}}
-    settings |= {"num_epochs": config["gradient_steps"], "fill_buffer": config["learning_starts"], "polyak": 0.98}
-    settings |= {"agent_kwargs": {"activation": "swish"}, "env": environment, **only_rejax}
-    settings["total_timesteps"] = steps
-    sides = {"rollmill": partial(whole_trainings, graph, chosen.iterations)}
-    if chosen.rejax:
-        sides["rejax"] = partial(rejax_side, chosen.rejax, name.upper(), settings)
-    found = compare(sides, chosen.rounds, name)
-    return {"environment": environment, "config": config, "rejax_settings": settings, **found}
 
 
 def main() -> None:
@@ -126,16 +88,10 @@ def main() -> None:
         __doc__,
         {"machine": one_of("cpu", "gpu")},
         rejax=(str, REJAX),
-        algorithm=one_of("ppo", *REPLAY, default="ppo"),
         rounds=3,
         unroll=([int], "of PPO; default: the choice of Rollmill"),
-        iterations=(20_000, "of a turn of DQN and SAC"),
     )
     require(chosen.machine)
-    if chosen.algorithm != "ppo":
-        name = f"training-{chosen.algorithm}-{chosen.machine}"
-        write_result(name, replay(chosen.algorithm, chosen), chosen.output)
-        return
     unrolls = chosen.unroll or [None]
     rows = [ppo(sizes, chosen, unroll) for sizes in SIZES[chosen.machine] for unroll in unrolls]
     write_result(f"training-{chosen.machine}", {"rows": rows}, chosen.output)

@@ -27,7 +27,6 @@ def texts(package):
         ("hosts", "SAID", ("workers", "processes")),
         ("chaos", "SAID", ("workers",)),
         ("shared_gpu", "SAID", ("sweeps",)),
-        ("tuning", "NOTES", ("programs",)),
     ],
 )
 def test_the_words_that_a_benchmark_looks_for_are_said(benchmark, constant, packages, monkeypatch):
