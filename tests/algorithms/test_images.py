@@ -227,7 +227,7 @@ def test_a_learner_beside_environments_on_the_host_leaves_no_convolution_to_a_li
     state = jax.eval_shape(lambda: init_state(graph, key, jnp.arange(4)))
     weights = graph.weights(state.learner)
     trajectory = jax.eval_shape(partial(collect, graph), weights, state.collector, key)[1]
-    program = CompiledLearner(graph, key, index, plain_minibatch_loop)._compiled(
+    program = CompiledLearner(graph, key, index, plain_minibatch_loop)._compile(
         (), state.learner, trajectory, np.int32(0)
     )
     called = set(re.findall(r"kind=kCustom, calls=(%[\w.]+)", program.as_text()))

@@ -32,7 +32,7 @@ from rollmill.cli.profile import Profiling
 from rollmill.cli.render import Render
 from rollmill.cli.requests import MERGED, parse_training
 from rollmill.cli.resume import Resume
-from rollmill.cli.sweep import _parsed_resume
+from rollmill.cli.sweep import _parse_resume
 from rollmill.envs.registry import ENVIRONMENTS
 from rollmill.pages.page import asset
 from rollmill.runs.algorithms import ALGORITHMS
@@ -169,7 +169,7 @@ PARSERS = {
     "profile": partial(
         parse_training, command="profile", more=("profiling", Annotated[Profiling, MERGED], Profiling())
     ),
-    "sweep": _parsed_resume,
+    "sweep": _parse_resume,
 }
 
 

@@ -26,7 +26,7 @@ replaced("a number less nothing is nothing", fold.NEUTRAL, "xor", (1, False), "x
 replaced(
     "a known branch is the other",
     fold,
-    "_selected",
+    "_fold_select",
     lambda asked, one, other: other if asked.op == "constant" else None,
     "select_n",
     "cond",
@@ -37,35 +37,35 @@ replaced(
 
 @fault("machine code: unsigned numbers compare as signed", "lt", "le", "gt", "ge")
 def _(patch: Patch) -> None:
-    compare = cpu._compared
+    compare = cpu._compare
     signed = lambda dtype: dtype if dtype.kind == "f" else np.dtype(np.int32)
     patch.setattr(
-        cpu, "_compared", lambda emit, symbol, operands, dtype: compare(emit, symbol, operands, signed(dtype))
+        cpu, "_compare", lambda emit, symbol, operands, dtype: compare(emit, symbol, operands, signed(dtype))
     )
 
 
 @fault("machine code: NaN is equal to itself", "ne")
 def _(patch: Patch) -> None:
-    compare = cpu._compared
+    compare = cpu._compare
 
     def wrong(emit, symbol, operands, dtype):
         if dtype.kind == "f" and symbol == "!=":
             return emit.builder.fcmp_ordered(symbol, *operands)
         return compare(emit, symbol, operands, dtype)
 
-    patch.setattr(cpu, "_compared", wrong)
+    patch.setattr(cpu, "_compare", wrong)
 
 
 @fault("machine code: integers widen without their sign", "convert_element_type")
 def _(patch: Patch) -> None:
-    convert = cpu._converted
+    convert = cpu._convert
     unsigned = lambda dtype: np.dtype(f"uint{8 * dtype.itemsize}") if dtype.kind == "i" else dtype
-    patch.setattr(cpu, "_converted", lambda emit, x, before, after: convert(emit, x, unsigned(before), after))
+    patch.setattr(cpu, "_convert", lambda emit, x, before, after: convert(emit, x, unsigned(before), after))
 
 
 @fault("machine code: conversions do not saturate", "convert_element_type")
 def _(patch: Patch) -> None:
-    convert = cpu._converted
+    convert = cpu._convert
 
     def wrong(emit, x, before, after):
         if before.kind == "f" and after.kind in "iu":
@@ -73,7 +73,7 @@ def _(patch: Patch) -> None:
             return emit.builder.trunc(wide, emit.vector(after))
         return convert(emit, x, before, after)
 
-    patch.setattr(cpu, "_converted", wrong)
+    patch.setattr(cpu, "_convert", wrong)
 
 
 @fault(

@@ -190,8 +190,8 @@ def _(patch: Patch) -> None:
 
 @fault("a sort is stable only among neighbours", "sort", "top_k")
 def _(patch: Patch) -> None:
-    order = sorting._exchanged
-    patch.setattr(sorting, "_exchanged", lambda ctx, lines, own, *, stable: order(ctx, lines, own, stable=False))
+    order = sorting._sort_lines
+    patch.setattr(sorting, "_sort_lines", lambda ctx, lines, own, *, stable: order(ctx, lines, own, stable=False))
 
 
 @fault("the greatest few come in ascending order", "top_k")
@@ -257,19 +257,19 @@ def _(patch: Patch) -> None:
 
 @fault("a branch beyond the last is the first", "cond")
 def _(patch: Patch) -> None:
-    merge = calls._merged
-    patch.setattr(calls, "_merged", lambda ctx, index, cases: merge(ctx, index, [*cases[:-1], cases[0]]))
+    merge = calls._merge
+    patch.setattr(calls, "_merge", lambda ctx, index, cases: merge(ctx, index, [*cases[:-1], cases[0]]))
 
 
 @fault("a long scan starts from nothing", "scan")
 def _(patch: Patch) -> None:
-    count = control._counted
+    count = control._count_turns
 
     def wrong(ctx, scan):
         nothing = [elementwise.apply_operation(ctx, "xor", x, x) if x.dtype == np.int32 else x for x in scan.start]
         return count(ctx, scan._replace(start=nothing))
 
-    patch.setattr(control, "_counted", wrong)
+    patch.setattr(control, "_count_turns", wrong)
 
 
 @fault("what a long scan gives stands backwards", "scan")

@@ -78,8 +78,8 @@ def _(patch: Patch) -> None:
 
 @fault("branches are exchanged", "cond")
 def _(patch: Patch) -> None:
-    merge = calls._merged
-    patch.setattr(calls, "_merged", lambda ctx, index, cases: merge(ctx, index, cases[::-1]))
+    merge = calls._merge
+    patch.setattr(calls, "_merge", lambda ctx, index, cases: merge(ctx, index, cases[::-1]))
 
 
 @fault("a case is that of the next number", "cond", "select_n")
@@ -184,7 +184,7 @@ replaced(
     "a scatter only replaces",
     scattering,
     "_combination",
-    lambda ctx, kind: scattering._replaced,
+    lambda ctx, kind: scattering._replace,
     "scatter",
     "scatter-add",
     "scatter-sub",
@@ -269,9 +269,9 @@ def _(patch: Patch) -> None:
 
 @fault("a sort takes the first axis", "sort")
 def _(patch: Patch) -> None:
-    order = sorting._sorted
+    order = sorting._sort_arrays
     wrong = lambda ctx, arrays, keys, axis, *, stable: order(ctx, arrays, keys, 0, stable=stable)
-    patch.setattr(sorting, "_sorted", wrong)
+    patch.setattr(sorting, "_sort_arrays", wrong)
 
 
 # --- element by element -------------------------------------------------------------------------------------
@@ -386,9 +386,9 @@ def _(patch: Patch) -> None:
 
 @fault("a triangular solve takes the other triangle", "triangular_solve")
 def _(patch: Patch) -> None:
-    solve = linear._substituted
+    solve = linear._substitute
     wrong = lambda ctx, matrix, side, *, lower, unit: solve(ctx, matrix, side, lower=not lower, unit=unit)
-    patch.setattr(linear, "_substituted", wrong)
+    patch.setattr(linear, "_substitute", wrong)
 
 
 @fault("a factorisation subtracts one product too few", "lu", "cholesky", "triangular_solve")

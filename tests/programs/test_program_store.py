@@ -112,9 +112,9 @@ def test_a_damaged_program_is_compiled_again(stored, lowerings):
 @pytest.fixture
 def loads(monkeypatch):
     """Lists the parts of programs that are loaded from files."""
-    parts, load = [], ProgramStore._loaded
+    parts, load = [], ProgramStore._load
     monkeypatch.setattr(
-        ProgramStore, "_loaded", lambda self, file, make: parts.append(make.part) or load(self, file, make)
+        ProgramStore, "_load", lambda self, file, make: parts.append(make.part) or load(self, file, make)
     )
     return parts
 

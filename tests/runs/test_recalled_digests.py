@@ -41,7 +41,7 @@ def test_other_settings_sources_or_modules_are_traced(digests, monkeypatch):
     described()
     assert described(norm_adv=False)[2]
     with monkeypatch.context() as changed:
-        changed.setattr(recalled_digests, "_own_sources", lambda: "other")
+        changed.setattr(recalled_digests, "_digest_own_sources", lambda: "other")
         assert described()[2]
     with monkeypatch.context() as changed:
         changed.setattr(recalled_digests, "_foreign_modules", lambda: [("jax", 1, 3)])
@@ -94,11 +94,11 @@ def test_modules_of_a_folder_with_installed_packages_are_known(tmp_path, monkeyp
         list(recalled_digests._foreign_modules())
     (tmp_path / "other-1.0.dist-info").mkdir()
     (tmp_path / "other-1.0.dist-info/RECORD").write_text("other.py,,\n")
-    recalled_digests._recorded.cache_clear()
+    recalled_digests._read_recorded.cache_clear()
     with pytest.raises(recalled_digests._Untold):  # code of the user's own beside an installed package
         list(recalled_digests._foreign_modules())
     (tmp_path / "other-1.0.dist-info/RECORD").write_text("other.py,,\nmine.py,sha256=x,0\n")
-    recalled_digests._recorded.cache_clear()
+    recalled_digests._read_recorded.cache_clear()
     assert [name for name, *_ in recalled_digests._foreign_modules()] == ["mine"]
 
 

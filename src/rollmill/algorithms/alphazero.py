@@ -271,7 +271,7 @@ def alphazero(
     make_network = choices.network or partial(actor_critic, config=config.network)
     policy = network_policy(env, make_network, normalise_observations=False)
     _check_memory(policy)
-    planner = Planner(strongly_typed(planned), policy, _resolved(config, env))
+    planner = Planner(strongly_typed(planned), policy, _resolve_defaults(config, env))
     environment = environment_functions(
         env, params=params, num_envs=config.num_envs, mask=position, planned_steps=steps_each(config)
     )
@@ -314,7 +314,7 @@ def _scaling(config: Any) -> optax.GradientTransformation:
     return optax.chain(optax.scale_by_adam(eps=1e-5), optax.add_decayed_weights(config.weight_decay))
 
 
-def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
+def _resolve_defaults(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
     """Returns the hyperparameters, with defaults that depend on the number of players filled in."""
     return replace(config, squash_values=env.num_players > 1) if config.squash_values is None else config
 
@@ -402,7 +402,7 @@ def search(
         choice = jax.random.categorical(key, root.logits) if explores else jnp.argmax(root.logits)
         return SearchResult(choice.astype(jnp.int32), jax.nn.softmax(root.logits), root.value)
     legal = jnp.ones(root.logits.shape, bool) if isinstance(now.action_mask, tuple) else now.action_mask
-    given = key, root, legal, partial(_expanded, planner, network, now.params)
+    given = key, root, legal, partial(_expand, planner, network, now.params)
     sizes = {"num_simulations": config.num_simulations, "max_depth": config.max_depth}
     if config.search == "puct":
         noise = RootNoise(config.dirichlet_fraction, config.dirichlet_alpha, config.temperature)
@@ -417,7 +417,7 @@ def search(
     )
 
 
-def _expanded(
+def _expand(
     planner: Planner, network: PyTree[Array], params: Params, choice: Int[Array, ""], state: PyTree[Array]
 ) -> Expansion:
     """Returns a step of a search: an action's outcome, evaluated by the network."""

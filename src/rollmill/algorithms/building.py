@@ -179,7 +179,7 @@ def optimiser_of(
         check_schedule(choices.schedule, planned_updates(loops))
 
     def make(held: Hyperparameters) -> optax.GradientTransformation:
-        config = current_config(_started(choices.config), held)
+        config = current_config(_start_schedules(choices.config), held)
         rates = _learning_rate(choices, loops, every, held, rate)
         return clipped_descent(scaling(config), max_grad_norm=config.max_grad_norm, **rates)
 
@@ -192,7 +192,7 @@ def schedule_of(choices: Choices, loops: Loops, held: Hyperparameters, *, every:
     return rate_schedule(**_learning_rate(choices, loops, every, held))
 
 
-def _started(config: Config) -> Config:
+def _start_schedules(config: Config) -> Config:
     """Returns the configuration with each schedule replaced by its initial value."""
     schedules = {name: configured_schedule(config, name) for name in scheduled_fields(type(config))}
     first = {name: schedule.first for name, schedule in schedules.items() if schedule is not None}
@@ -212,12 +212,12 @@ def _learning_rate(
         rate = planned_rate(schedule, loops, planned)
     over = jnp.maximum(jnp.floor(planned / every), 1) if PLANNED_UPDATES in held else max(updates // every, 1)
     return {
-        "learning_rate": _slowed(rate, every) if callable(rate) and every > 1 else rate,
+        "learning_rate": _slow_down(rate, every) if callable(rate) and every > 1 else rate,
         "anneal_over": over if config.anneal_lr else None,
     }
 
 
-def _slowed(schedule: Callable[..., Any], every: int) -> optax.Schedule:
+def _slow_down(schedule: Callable[..., Any], every: int) -> optax.Schedule:
     """Converts a schedule to an optimiser that makes one update in `every`."""
     return lambda updates: schedule(updates * every)
 

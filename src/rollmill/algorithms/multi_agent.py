@@ -176,7 +176,7 @@ def prepare(
         raw_values = [_raw(learner, name, by_kind[name]) for by_kind in (values, last_values, final_values)]
         own = current_config(config, numbers_of_role(held, "gammas", name))
         advantages[name] = _advantages(steps, name, *raw_values, gamma=own.gamma, gae_lambda=own.gae_lambda)
-    statistics, targets = _normalised_targets(learner, learns, advantages, reduce=reduce, replicas=replicas)
+    statistics, targets = _normalise_targets(learner, learns, advantages, reduce=reduce, replicas=replicas)
     rows = SetRows(
         view=policy.normalise(learner.weights, steps.observation),
         agents={
@@ -220,7 +220,7 @@ def _samples(
     return TrainingSamples((), mask, steps.action[name], steps.extras.log_prob[name], value, advantage, target, ())
 
 
-def _normalised_targets(
+def _normalise_targets(
     learner: AgentLearner,
     learns: dict[str, Bool[Array, "T E A"]],
     advantages: dict[str, Advantages],
@@ -382,7 +382,7 @@ def condition(
     agents, share = rows.agents, reduced
     if standardise:
         agents = {
-            name: _standardised(samples, reduced[name], counted=num_rows, each=name in independent)
+            name: _standardise(samples, reduced[name], counted=num_rows, each=name in independent)
             for name, samples in agents.items()
         }
         share = {name: moments.share for name, moments in reduced.items()}
@@ -417,7 +417,7 @@ def _moments(
     return _Moments(share, share * local_mean, variance, share * jnp.square(local_mean))
 
 
-def _standardised(
+def _standardise(
     samples: TrainingSamples, moments: _Moments, *, counted: int | None, each: bool
 ) -> TrainingSamples:
     """Returns the samples of a kind with standardised advantages, by the moments of the whole minibatch.

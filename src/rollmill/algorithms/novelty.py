@@ -84,7 +84,7 @@ def with_novelty(graph: Graph, policy: Any, config: Any, optimiser: Optimiser) -
     assert isinstance(graph.gradients, MeanGradients)
     of_both = MeanGradients(
         partial(_loss, distilled, graph.gradients.loss),
-        lambda learner: (learner.weights.network, _own(learner).predictor),
+        lambda learner: (learner.weights.network, _novelty_of(learner).predictor),
     )
     return graph._replace(
         start_learner=partial(_start, distilled, graph.start_learner, optimiser),
@@ -97,7 +97,7 @@ def with_novelty(graph: Graph, policy: Any, config: Any, optimiser: Optimiser) -
     )
 
 
-def _own(learner: ActorCriticLearner) -> Novelty:
+def _novelty_of(learner: ActorCriticLearner) -> Novelty:
     assert learner.novelty is not None
     return learner.novelty
 
@@ -123,8 +123,12 @@ def _prepare(
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
     """Adds the bonus to the rewards of a rollout, and updates its statistics for the next rollout."""
-    now, steps, novelty = current_config(config, current_hyperparameters(learner)), trajectory.steps, _own(learner)
-    seen = policy.normalise(learner.weights, _reached(trajectory))
+    now, steps, novelty = (
+        current_config(config, current_hyperparameters(learner)),
+        trajectory.steps,
+        _novelty_of(learner),
+    )
+    seen = policy.normalise(learner.weights, _observations_reached(trajectory))
     error = partial(distilled.error, novelty.target, novelty.predictor)
     errors = jax.vmap(jax.vmap(error))(seen)
     decay = jnp.full_like(errors, now.gamma)
@@ -136,7 +140,7 @@ def _prepare(
     return prepare(learner, rewarded, reduce=reduce, replicas=replicas)
 
 
-def _reached(trajectory: Trajectory) -> PyTree[Float[Array, "T E ..."]]:
+def _observations_reached(trajectory: Trajectory) -> PyTree[Float[Array, "T E ..."]]:
     """Returns the observation after each step, before any reset."""
     steps: Step = trajectory.steps
     done = steps.terminated | steps.truncated
@@ -159,7 +163,7 @@ def _loss(
     """Returns the algorithm's loss of ONE sample plus the predictor's error."""
     network, predictor = networks
     total, metrics = loss(network, learner, sample, memory)
-    error = distilled.error(_own(learner).target, predictor, sample.observation)
+    error = distilled.error(_novelty_of(learner).target, predictor, sample.observation)
     return total + error, {**metrics, "losses/novelty": error}
 
 
@@ -167,7 +171,7 @@ def _update(
     optimiser: Optimiser, learner: ActorCriticLearner, gradients: PyTree[Array], *, share: float = 1.0
 ) -> ActorCriticLearner:
     """Makes one optimiser step for policy and predictor, as `on_policy.update` does."""
-    novelty, progress = _own(learner), learner.progress
+    novelty, progress = _novelty_of(learner), learner.progress
     networks = (learner.weights.network, novelty.predictor)
     held = with_rate(learner, current_hyperparameters(learner))
     (network, predictor), state = descend(optimiser, networks, learner.optimiser, gradients, held, share=share)

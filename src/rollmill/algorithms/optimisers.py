@@ -98,7 +98,7 @@ def clipped_descent(
     if anneal_over is None and not callable(learning_rate):
         step = _constant_rate(learning_rate)
     else:
-        step = _scheduled(rate_schedule(learning_rate, anneal_over=anneal_over))
+        step = _scale_by_schedule(rate_schedule(learning_rate, anneal_over=anneal_over))
     is_bounded = not isinstance(max_grad_norm, float | int) or max_grad_norm < math.inf
     clipping = optax.clip_by_global_norm(max_grad_norm) if is_bounded else optax.identity()
     inner = optax.with_extra_args_support(optax.chain(clipping, scaling, step))
@@ -118,10 +118,10 @@ def rate_schedule(learning_rate: Number | optax.Schedule, *, anneal_over: Number
         return optax.constant_schedule(learning_rate)
     if isinstance(anneal_over, int):
         check_count(anneal_over)
-    return partial(_annealed, learning_rate, anneal_over)
+    return partial(_anneal, learning_rate, anneal_over)
 
 
-def _annealed(first: Number, over: Number, updates: Any) -> Float[Array, ""]:
+def _anneal(first: Number, over: Number, updates: Any) -> Float[Array, ""]:
     """Returns a rate that falls linearly from `first` to zero over a number of updates."""
     left = 1 - jnp.clip(updates, 0, over) / over
     return jnp.float32(first * left)
@@ -281,7 +281,7 @@ def at_iteration_end(state: PyTree[Array], updates: int) -> PyTree[Array]:
     return jax.tree.map(moved, state, is_leaf=lambda node: isinstance(node, Annealing))
 
 
-def _scheduled(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+def _scale_by_schedule(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
     """Scales updates by minus the learning rate for the number of updates made so far."""
 
     def init(params: PyTree[Array]) -> Annealing:

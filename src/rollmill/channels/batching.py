@@ -71,12 +71,12 @@ class MessageBatch:
         assert len(self._parts) == self._layout.count
         if self._on_host is not None and not any(isinstance(part[0], jax.Array) for part in self._parts):
             return self._on_host[0]
-        leaves = self._parts[0] if len(self._parts) == 1 else _concatenated(self._parts, self._layout.axes)
+        leaves = self._parts[0] if len(self._parts) == 1 else _concatenate(self._parts, self._layout.axes)
         return jax.tree.unflatten(self._layout.batch.structure, leaves)
 
 
 @partial(jax.jit, static_argnums=1)
-def _concatenated(parts: Sequence[Sequence[Any]], axes: tuple[int, ...]) -> list[jax.Array]:
+def _concatenate(parts: Sequence[Sequence[Any]], axes: tuple[int, ...]) -> list[jax.Array]:
     return [jnp.concatenate(leaves, axis) for leaves, axis in zip(zip(*parts, strict=True), axes, strict=True)]
 
 

@@ -102,7 +102,7 @@ class Layout:
             raise UsageError(
                 f"the layout has the structure {self.structure}, got a tree with the structure {structure}."
             )
-        return [_checked(leaf, layout) for leaf, layout in zip(to_host(leaves), self.leaves, strict=True)]
+        return [_check_array(leaf, layout) for leaf, layout in zip(to_host(leaves), self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
         """Rebuilds the pytree of this layout from its leaves."""
@@ -139,7 +139,7 @@ def _numeric(name: str, leaf: Any) -> np.dtype:
     return dtype
 
 
-def _checked(array: np.ndarray, layout: LeafLayout) -> np.ndarray:
+def _check_array(array: np.ndarray, layout: LeafLayout) -> np.ndarray:
     if array.shape != layout.shape or array.dtype != layout.dtype:
         raise UsageError(f"expected {layout}, got {array.dtype.name}{list(array.shape)}.")
     return array

@@ -47,7 +47,7 @@ def to_device(tree: PyTree) -> PyTree:
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
         return tree
     groups = _groups(leaves)
-    vectors = jax.device_put([_concatenated(leaves, group) for group in groups])
+    vectors = jax.device_put([_concatenate(leaves, group) for group in groups])
     return jax.tree.unflatten(structure, _divide_by(_shapes(leaves), groups)(vectors))
 
 
@@ -68,7 +68,7 @@ def _groups(leaves: Sequence[Any]) -> Groups:
     return tuple(map(tuple, groups.values()))
 
 
-def _concatenated(leaves: Sequence[Any], group: Sequence[int]) -> np.ndarray:
+def _concatenate(leaves: Sequence[Any], group: Sequence[int]) -> np.ndarray:
     flat = [np.ravel(leaves[n]) for n in group]
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 

@@ -62,7 +62,7 @@ def read_words(
             if strict:
                 raise unknown_option(name, forms, prog=prog, algorithms_with=algorithms_with)
             continue
-        texts = [value] if equals else _taken(rest, form.option.count)
+        texts = [value] if equals else _take_value(rest, form.option.count)
         _keep(given, form, name, texts, equals=bool(equals))
     return ParsedWords(given, positional)
 
@@ -76,7 +76,7 @@ def place_positional(options: Sequence[Option], words: Sequence[str], *, prog: s
     rest = list(words)
     wanted = [option for option in options if option.arg.positional]
     for option in wanted:
-        texts = _taken(rest, option.count)
+        texts = _take_value(rest, option.count)
         if texts:
             given[option.name] = read_value(option.path[-1], option.hint, texts)
     missing = [option.shown for option in wanted if option.name not in given and option.is_required]
@@ -153,7 +153,7 @@ def _keep(given: dict[str, Any], form: _Form, shown: str, texts: list[str], *, e
     given[option.name] = (*given.get(option.name, ()), value) if option.arg.repeated else value
 
 
-def _taken(words: list[str], count: int | None) -> list[str]:
+def _take_value(words: list[str], count: int | None) -> list[str]:
     """Removes the arguments of one value from the front, up to the next option, and returns them."""
     ends = next((index for index, word in enumerate(words) if word.startswith("--")), len(words))
     number = ends if count is None else min(ends, count)

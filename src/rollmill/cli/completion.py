@@ -78,7 +78,7 @@ def _choices(hint: Any) -> list[str]:
     return [name for part in get_args(hint) for name in _choices(part)]
 
 
-def _written(options: Sequence[Option]) -> str:
+def _format_options(options: Sequence[Option]) -> str:
     """Returns the options as words of a command, separated by blanks."""
     named = [one for one in options if not one.arg.positional]
     forms = [f"--{name}" for one in named for name in (one.name, one.negated) if name]
@@ -100,11 +100,11 @@ def _bash(words: _Vocabulary) -> Iterator[str]:
     yield '    elif [[ -z "$words" && "$current" == -* ]]; then'
     yield f'        case "$command" in {trains}) case "$algorithm" in'
     for name in words.algorithms:
-        yield f'            {name}) words="{_written(words.options[f"train {name}"])}" ;;'
+        yield f'            {name}) words="{_format_options(words.options[f"train {name}"])}" ;;'
     yield "        esac ;; esac"
     yield '        case "$command" in'
     for command in words.commands:
-        yield f'            {command}) words="$words {_written(words.options.get(command, ()))}" ;;'
+        yield f'            {command}) words="$words {_format_options(words.options.get(command, ()))}" ;;'
     yield "        esac"
     yield '    elif [[ -z "$words" ]]; then'
     yield '        case "$COMP_CWORD:$command" in'

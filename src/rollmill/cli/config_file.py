@@ -199,13 +199,13 @@ def _of_run(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     return {
         **{name: graph.get(name) for name in POSITIONAL},
         **with_added(graph.get("algorithm"), settings),
-        **{name: value for name, value in options.items() if value != _listed(getattr(default, name, None))},
+        **{name: value for name, value in options.items() if value != _as_list(getattr(default, name, None))},
         "env-option": graph.get("environment_options", {}),
         "import": config.get("imports", []),
     }
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 

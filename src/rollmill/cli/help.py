@@ -106,10 +106,10 @@ def two_columns(rows: Iterable[tuple[str, str]]) -> list[str]:
     """Formats names and descriptions in two columns, with the descriptions wrapped."""
     rows = list(rows)
     indent = min(max((len(name) for name, _ in rows), default=0), 28) + 4
-    return [line for name, text in rows for line in _wrapped_row(name, text, indent)]
+    return [line for name, text in rows for line in _wrap_row(name, text, indent)]
 
 
-def _wrapped_row(name: str, text: str, indent: int) -> list[str]:
+def _wrap_row(name: str, text: str, indent: int) -> list[str]:
     beside = len(name) + 4 <= indent
     wrapped = textwrap.wrap(
         text,

@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     if searching.search_plan:
         plan = search_plan(SearchRequest(request, searching.objective, searching.budget, searching.fresh))
     else:
-        plan = _chosen(request, showing)
+        plan = _show_chosen_plan(request, showing)
     if showing.output is not None:
         write_plan(plan, showing.output)
         print(f"wrote {showing.output}")
@@ -92,7 +92,7 @@ def search_plan(search: SearchRequest) -> Plan:
     return found.plan
 
 
-def _chosen(request: TrainingRequest, showing: Showing) -> Plan:
+def _show_chosen_plan(request: TrainingRequest, showing: Showing) -> Plan:
     """Draws the plan that the options choose, prints its memory, and returns it."""
     if showing.memory:
         leave_devices()

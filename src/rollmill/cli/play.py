@@ -48,7 +48,7 @@ def _role(game: GameAgainstPolicy, is_second: bool) -> str:
 def _persons_move(game: GameAgainstPolicy) -> bool:
     """Makes a legal move that the person types. Returns False at the end of input, or if the person quits."""
     while True:
-        print(f"you ({_listed(game.legal_actions)}): ", end="", flush=True)
+        print(f"you ({_list_actions(game.legal_actions)}): ", end="", flush=True)
         line = sys.stdin.readline()
         if not sys.stdin.isatty():
             print(line.rstrip("\n"))  # a terminal already shows the typed line
@@ -65,7 +65,7 @@ def _persons_move(game: GameAgainstPolicy) -> bool:
             print(error)
 
 
-def _listed(actions: list[int]) -> str:
+def _list_actions(actions: list[int]) -> str:
     """Returns the legal actions in few characters."""
     if len(actions) > MAX_LISTED:
         return f"{len(actions)} actions between {actions[0]} and {actions[-1]}"

@@ -90,9 +90,9 @@ def run(arguments: list[str]) -> int:
     if profiling.png:
         require_matplotlib()
     output = _output(parsed, profiling)
-    with _made_for_the_result(output):
+    with _make_result_directory(output):
         try:
-            _show(_profiled(parsed, profiling, arguments), output, png=profiling.png)
+            _show(_profile(parsed, profiling, arguments), output, png=profiling.png)
         except ProfilingStopped as stopped:
             if stopped.profile is not None:
                 _show(stopped.profile, output, png=profiling.png)
@@ -100,7 +100,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _profiled(parsed: ParsedTraining, profiling: Profiling, arguments: list[str]) -> Profile:
+def _profile(parsed: ParsedTraining, profiling: Profiling, arguments: list[str]) -> Profile:
     """Profiles the requested training."""
     request = parsed.request
     prepare_devices(request.options, environment=request.environment)
@@ -149,7 +149,7 @@ def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
     environment = parsed.request.environment.replace("/", "-").replace(":", "-")
     name = f"{parsed.request.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     output = profiling.output or Path("profiles") / name
-    with _refused_by_the_system(output):
+    with _convert_system_errors(output):
         if output.exists() and not output.is_dir():
             raise UsageError(f"output={output} is a file, expected a directory. hint: name a directory.")
         if output.exists() and any(output.iterdir()):
@@ -158,7 +158,7 @@ def _output(parsed: ParsedTraining, profiling: Profiling) -> Path:
 
 
 @contextlib.contextmanager
-def _refused_by_the_system(output: Path) -> Iterator[None]:
+def _convert_system_errors(output: Path) -> Iterator[None]:
     """Converts an error of the operating system about a path to a `UsageError` that quotes it."""
     try:
         yield
@@ -167,11 +167,11 @@ def _refused_by_the_system(output: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _made_for_the_result(output: Path) -> Iterator[None]:
+def _make_result_directory(output: Path) -> Iterator[None]:
     """Makes a directory before anything is measured, and removes it if nothing was written to it."""
     made = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
-        with _refused_by_the_system(output):
+        with _convert_system_errors(output):
             output.mkdir(parents=True, exist_ok=True)
             (output / PROFILE).touch()
             (output / PROFILE).unlink()

@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     names_a_sweep = any(word.partition("=")[0] == "--resume" for word in arguments)
     try:
-        return _resumed(arguments) if names_a_sweep else _created(arguments)
+        return _resume(arguments) if names_a_sweep else _create(arguments)
     finally:
         end_forks()
 
@@ -152,7 +152,7 @@ def _help() -> str:
     )
 
 
-def _created(arguments: list[str]) -> int:
+def _create(arguments: list[str]) -> int:
     """Runs a new sweep."""
     for name, why in _ONLY_RESUMED.items():
         if f"--{name}" in arguments:
@@ -200,9 +200,9 @@ _ONLY_RESUMED = {
 }
 
 
-def _resumed(arguments: list[str]) -> int:
+def _resume(arguments: list[str]) -> int:
     """Resumes a sweep."""
-    own, _ = _parsed_resume(arguments)
+    own, _ = _parse_resume(arguments)
     _check_how(own.at_once, own.gpu_sharing)
     sweep = SweepDirectory.open(own.resume)
     _check_trust(sweep, set(own.imports), trust=own.trust)
@@ -221,7 +221,7 @@ def _resumed(arguments: list[str]) -> int:
     )
 
 
-def _parsed_resume(arguments: Sequence[str]) -> Parsed:
+def _parse_resume(arguments: Sequence[str]) -> Parsed:
     """Returns the options of a resumed sweep, which cannot change the stored settings."""
     try:
         return parse_given(_Resumed, arguments, prog="rollmill sweep")

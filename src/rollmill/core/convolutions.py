@@ -56,7 +56,7 @@ def convolve_in_fast_order(lhs: Array, rhs: Array, *, dimension_numbers: Any, **
     """Computes a convolution in the fast order of axes, by transposing its operands and its result."""
     (batch, inputs, *space), (outputs, kernel_inputs, *kernel_space), out = dimension_numbers
     last, kernel_last = (batch, *space, inputs), (*kernel_space, kernel_inputs, outputs)
-    product = _expanded(jnp.transpose(lhs, last), jnp.transpose(rhs, kernel_last), params)
+    product = _convolve_in_fast_order(jnp.transpose(lhs, last), jnp.transpose(rhs, kernel_last), params)
     return jnp.transpose(product, _positions(out))
 
 
@@ -66,7 +66,7 @@ def _positions(out: Sequence[int]) -> list[int]:
     return [int(axis) for axis in np.argsort((batch, *space, outputs))]
 
 
-def _expanded(lhs: Array, rhs: Array, params: dict[str, Any]) -> Array:
+def _convolve_in_fast_order(lhs: Array, rhs: Array, params: dict[str, Any]) -> Array:
     """Convolves operands in the fast order. A complex convolution is computed as four real ones."""
     if not jnp.issubdtype(lhs.dtype, jnp.complexfloating):
         return _ordered.bind(lhs, rhs, **params)

@@ -38,7 +38,7 @@ def _are_same(one: Any, other: Any, compared: dict[tuple[int, int], tuple[Any, A
         return True
     if type(one) is not type(other):
         return False
-    mine, others = _taken_apart(one), _taken_apart(other)
+    mine, others = _take_apart(one), _take_apart(other)
     if mine is None or others is None or mine.label != others.label or len(mine.parts) != len(others.parts):
         return False
     compared[id(one), id(other)] = one, other  # keeps both objects alive, so that their ids are not reused
@@ -46,7 +46,7 @@ def _are_same(one: Any, other: Any, compared: dict[tuple[int, int], tuple[Any, A
 
 
 @functools.singledispatch
-def _taken_apart(value: Any) -> _Taken | None:
+def _take_apart(value: Any) -> _Taken | None:
     """Returns a value's parts, or None for an unsupported kind."""
     if not dataclasses.is_dataclass(value):  # Equinox modules are dataclasses, too
         return None
@@ -57,17 +57,17 @@ def _taken_apart(value: Any) -> _Taken | None:
 
 
 for kind in (NoneType, bool, int, str, bytes, enum.Enum, type, CodeType, np.dtype, jax.ShapeDtypeStruct):
-    _taken_apart.register(kind, _Taken)
+    _take_apart.register(kind, _Taken)
 
 
-@_taken_apart.register
+@_take_apart.register
 def _(number: float) -> _Taken:
     return _Taken(repr(number))  # `repr` distinguishes 0.0 from -0.0
 
 
-@_taken_apart.register(jax.Array)
-@_taken_apart.register(np.ndarray)
-@_taken_apart.register(np.generic)
+@_take_apart.register(jax.Array)
+@_take_apart.register(np.ndarray)
+@_take_apart.register(np.generic)
 def _(array: Any) -> _Taken:
     kind = (array.dtype, array.shape, getattr(array, "weak_type", False))
     if is_key(array.dtype):
@@ -75,35 +75,35 @@ def _(array: Any) -> _Taken:
     return _Taken((*kind, np.asarray(array).tobytes()))
 
 
-@_taken_apart.register
+@_take_apart.register
 def _(space: Space) -> _Taken:
     """Returns the attributes of a space, because Gymnasium compares bounds only approximately."""
     return _Taken("space", ({name: part for name, part in vars(space).items() if name not in NOT_OF_A_SPACE},))
 
 
-@_taken_apart.register(tuple)
-@_taken_apart.register(list)
+@_take_apart.register(tuple)
+@_take_apart.register(list)
 def _(values: Any) -> _Taken | None:
     return None if _holds_more(values) else _Taken("values", tuple(values))
 
 
-@_taken_apart.register(dict)
-@_taken_apart.register(MappingProxyType)
+@_take_apart.register(dict)
+@_take_apart.register(MappingProxyType)
 def _(mapping: Any) -> _Taken | None:
     return _Taken(list(mapping), tuple(mapping.values())) if type(mapping) in (dict, MappingProxyType) else None
 
 
-@_taken_apart.register
+@_take_apart.register
 def _(function: functools.partial) -> _Taken | None:
     return None if _holds_more(function) else _Taken("partial", (function.func, function.args, function.keywords))
 
 
-@_taken_apart.register
+@_take_apart.register
 def _(method: MethodType) -> _Taken:
     return _Taken("method", (method.__func__, method.__self__))
 
 
-@_taken_apart.register
+@_take_apart.register
 def _(function: FunctionType) -> _Taken | None:
     try:
         held = tuple(cell.cell_contents for cell in function.__closure__ or ())
@@ -114,7 +114,7 @@ def _(function: FunctionType) -> _Taken | None:
     return _Taken(label, (function.__defaults__, function.__kwdefaults__, held))
 
 
-@_taken_apart.register
+@_take_apart.register
 def _(function: TracedOnce) -> _Taken:
     return _Taken("traced once", (function.function,))
 

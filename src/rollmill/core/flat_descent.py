@@ -37,7 +37,7 @@ def descend_flat(
     """Applies an optimiser step to the weights. Returns the new weights and the next optimiser state."""
     leaves, structure = jax.tree.flatten(weights)
     states, state_structure = jax.tree.flatten(state)
-    flat = jax.eval_shape(_joined, leaves)
+    flat = jax.eval_shape(_join, leaves)
     program = jax.make_jaxpr(lambda flat, *states: update(flat, jax.tree.unflatten(state_structure, states)))(
         flat, *states
     )
@@ -66,12 +66,12 @@ def register_descent_code(compile_code: OwnDescent) -> None:
 def _in_parts(*operands: Array, program: core.ClosedJaxpr, count: int) -> list[Array]:
     """Computes weights and state after a step, by JAX operations."""
     weights, gradients, states = operands[:count], operands[count : 2 * count], operands[2 * count :]
-    step, *states = core.jaxpr_as_fun(program)(_joined(gradients), *states)
+    step, *states = core.jaxpr_as_fun(program)(_join(gradients), *states)
     steps = jnp.split(step, _ends(weights))
     return [*(leaf + one.reshape(leaf.shape) for leaf, one in zip(weights, steps, strict=True)), *states]
 
 
-def _joined(leaves: Sequence[Array]) -> Float[Array, " numbers"]:
+def _join(leaves: Sequence[Array]) -> Float[Array, " numbers"]:
     return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
 
 
@@ -95,10 +95,10 @@ def _shapes(*operands: Any, program: core.ClosedJaxpr, count: int) -> list[Shape
     return [ShapedArray(shape, dtype) for shape, dtype in [*shapes, *states]]
 
 
-def _batched(operands: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[list[Array], list[int]]:
+def _batch(operands: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[list[Array], list[int]]:
     results = jax.vmap(partial(_in_parts, **params), in_axes=tuple(axes))(*operands)
     return results, [0] * len(results)
 
 
-batching.primitive_batchers[_descent] = _batched
+batching.primitive_batchers[_descent] = _batch
 mlir.register_lowering(_descent, mlir.lower_fun(_in_parts, multiple_results=True))

@@ -47,7 +47,7 @@ def parse_json(
     except RecursionError:
         raise error(f"{where} cannot be read: it is nested deeper than {depth} levels.") from None
     except (msgspec.MsgspecError, ValueError) as problem:
-        raise error(f"{where} cannot be read: {_described(problem)}.") from None
+        raise error(f"{where} cannot be read: {_describe_problem(problem)}.") from None
     check_limits(value, where=where, depth=depth, error=error)
     return value
 
@@ -120,7 +120,7 @@ def _parts(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _described(problem: Exception) -> str:
+def _describe_problem(problem: Exception) -> str:
     text = str(problem).rstrip(".")
     return (
         text

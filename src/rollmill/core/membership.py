@@ -67,7 +67,7 @@ def read_membership(variables: Mapping[str, str] = os.environ) -> Membership:
             f"cluster={HOSTS} needs a secret of at least {MIN_TOKEN} characters in {TOKEN}, the same on all "
             f"hosts. hint: put export {TOKEN}=$(openssl rand -hex 16) before srun in the job script."
         )
-    return Membership(rank, count, _resolved(first), int(port), hashlib.sha256(secret.encode()).digest())
+    return Membership(rank, count, _resolve(first), int(port), hashlib.sha256(secret.encode()).digest())
 
 
 def own_address(towards: str) -> str:
@@ -99,7 +99,7 @@ def _first_of_slurm(variables: Mapping[str, str]) -> str:
     return "" if found is None else f"{found[1]}{found[2] or ''}"
 
 
-def _resolved(host: str) -> str:
+def _resolve(host: str) -> str:
     try:
         return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]  # pyright: ignore[reportReturnType]
     except OSError as error:

@@ -152,7 +152,7 @@ def field_docs(kind: type) -> Mapping[str, str]:
 def build(kind: type, options: list[Option], values: Mapping[str, Any]) -> Any:
     """Returns an instance of a command's dataclass, given the values of options by name."""
     by_path = {option.path: values[option.name] for option in options if option.name in values}
-    return _built(kind, dataclasses.MISSING, by_path)
+    return _build(kind, dataclasses.MISSING, by_path)
 
 
 def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
@@ -160,10 +160,10 @@ def with_values(instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
 
     Each key is the path of field names to a value, through nested dataclasses.
     """
-    return _built(type(instance), instance, by_path) if by_path else instance
+    return _build(type(instance), instance, by_path) if by_path else instance
 
 
-def _built(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
+def _build(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
     hints, changed = get_type_hints(kind), {}
     defaults = {field.name: _default(field) for field in dataclasses.fields(kind)}
     for name in dict.fromkeys(path[0] for path in by_path):
@@ -172,7 +172,7 @@ def _built(kind: type, instance: Any, by_path: Mapping[tuple[str, ...], Any]) ->
             changed[name] = below[()]
             continue
         before = defaults[name] if instance is dataclasses.MISSING else getattr(instance, name)
-        changed[name] = _built(hints[name], before, below)
+        changed[name] = _build(hints[name], before, below)
     return kind(**changed) if instance is dataclasses.MISSING else dataclasses.replace(instance, **changed)
 
 
@@ -180,22 +180,22 @@ def metavar_of(option: Option) -> str:
     """Returns how `--help` shows the value of an option: `INT`, `{auto,mlp}`, `INT [INT ...]`."""
     if option.arg.metavar is not None:
         return option.arg.metavar
-    return _named(option.value_hint)
+    return _name_type(option.value_hint)
 
 
-def _named(hint: Any) -> str:
+def _name_type(hint: Any) -> str:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return "|".join(_named(part) for part in parts if part is not types.NoneType)
+        return "|".join(_name_type(part) for part in parts if part is not types.NoneType)
     if origin is Annotated:
-        return _named(parts[0])
+        return _name_type(parts[0])
     if parts and origin in (tuple, list):
         if origin is tuple and Ellipsis not in parts:
-            return " ".join(map(_named, parts))
-        inner = _named(parts[0])
+            return " ".join(map(_name_type, parts))
+        inner = _name_type(parts[0])
         return f"[{inner} ...]"
     if parts and origin is dict:
-        return f"[NAME {_named(parts[1])} ...]"
+        return f"[NAME {_name_type(parts[1])} ...]"
     if parts and origin is not None:  # a type with alternatives or elements
         return f"{{{','.join(map(str, parts))}}}"
     return {str: "TEXT"}.get(hint, getattr(hint, "__name__", "VALUE").upper())

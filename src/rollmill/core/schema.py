@@ -203,7 +203,7 @@ class _Walk(NamedTuple):
         if not isinstance(value, Mapping):
             raise self._mismatch(name, dict, value)
         inner = (typing.get_args(hint) or (Any, Any))[1]
-        return {key: self._part(_joined(name, key), inner, part) for key, part in value.items()}
+        return {key: self._part(_join_path(name, key), inner, part) for key, part in value.items()}
 
     def _dataclass(self, name: str, kind: type, value: Any) -> Any:
         if isinstance(value, kind):
@@ -212,14 +212,14 @@ class _Walk(NamedTuple):
             raise self._mismatch(name, kind, value)
         fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
         for key in value.keys() - fields.keys():
-            unknown = f"{_joined(name, key)} is unknown. {suggestion(key, fields)}"
+            unknown = f"{_join_path(name, key)} is unknown. {suggestion(key, fields)}"
             in_python = str(unknown_setting(f"setting of {name}", key, fields))
             raise Mismatch(unknown if self.from_json else in_python, is_final=True)
         hints = _hints(kind)
-        parts = {key: self._part(_joined(name, key), hints[key], part) for key, part in value.items()}
+        parts = {key: self._part(_join_path(name, key), hints[key], part) for key, part in value.items()}
         for key, field in fields.items():
             if key not in parts and field.default is field.default_factory is dataclasses.MISSING:
-                raise Mismatch(f"{_joined(name, key)} is missing.", is_final=True)
+                raise Mismatch(f"{_join_path(name, key)} is missing.", is_final=True)
         return kind(**parts)
 
     def _part(self, name: str, hint: Any, value: Any) -> Any:
@@ -261,10 +261,10 @@ class _Walk(NamedTuple):
         except UsageError as error:
             if EXPECTED_SCHEDULE not in str(error):
                 raise Mismatch(str(error), is_final=True) from None
-            raise Mismatch(f"{self._shown(name, text)} must be {EXPECTED_SCHEDULE}.", is_final=True) from None
+            raise Mismatch(f"{self._show(name, text)} must be {EXPECTED_SCHEDULE}.", is_final=True) from None
         for number in ends:
             for exceeded in (each for each in self.bounds if not each.holds(number)):
-                raise Mismatch(f"{self._shown(name, text)}: {number} must {exceeded}.", is_final=True)
+                raise Mismatch(f"{self._show(name, text)}: {number} must {exceeded}.", is_final=True)
 
     def _other(self, name: str, hint: Any, value: Any) -> Any:
         """Converts a value to a type that has no reader, such as an enumeration."""
@@ -273,16 +273,16 @@ class _Walk(NamedTuple):
         try:
             return msgspec.convert(value, hint)
         except msgspec.ValidationError as problem:
-            raise Mismatch(f"{self._shown(name, value)} does not match its type: {problem}.") from None
+            raise Mismatch(f"{self._show(name, value)} does not match its type: {problem}.") from None
 
     def _mismatch(self, name: str, hint: Any, value: Any, *, suffix: str = "", is_final: bool = False) -> Mismatch:
         names = _JSON if self.from_json else _PYTHON
         names = {**names, str: "a schedule"} if self.bounds else names
         return Mismatch(
-            f"{self._shown(name, value)} must be {describe_expected(hint, names)}{suffix}.", is_final=is_final
+            f"{self._show(name, value)} must be {describe_expected(hint, names)}{suffix}.", is_final=is_final
         )
 
-    def _shown(self, name: str, value: Any) -> str:
+    def _show(self, name: str, value: Any) -> str:
         text = short_json(value) if self.from_json else short_repr(value)
         return f"{name}={text}" if name else text
 
@@ -334,6 +334,6 @@ def _python_scalar(value: Any) -> Any:
     return value.item() if is_real or np.issubdtype(dtype, np.bool_) else value
 
 
-def _joined(path: str, key: Any) -> str:
+def _join_path(path: str, key: Any) -> str:
     name = key if isinstance(key, str) and key.isidentifier() and key.isascii() else json.dumps(str(key))
     return f"{path}.{shorten(name)}" if path else shorten(name)

@@ -114,7 +114,7 @@ def _read_one(name: str, hint: Any, text: str) -> Any:
             continue
     if all(get_origin(kind) is Literal for kind in kinds - {NoneType}):
         raise unknown_name(name, text, [str(choice) for kind in kinds for choice in get_args(kind)])
-    raise UsageError(f"{name} {text} must be {_described(hint)}.{_written_out(text)}")
+    raise UsageError(f"{name} {text} must be {_describe_hint(hint)}.{_suggest_number(text)}")
 
 
 def _candidates(text: str, kinds: set[Any]) -> Iterator[Any]:
@@ -146,15 +146,15 @@ def _whole(text: str, factor: int = 1) -> int:
 
 def _missing(name: str, hint: Any) -> UsageError:
     takes_any = {str, Path, Any} & set(members(hint))
-    return UsageError(f"{name} needs a value{'' if takes_any else f': {_described(hint)}'}.")
+    return UsageError(f"{name} needs a value{'' if takes_any else f': {_describe_hint(hint)}'}.")
 
 
-def _described(hint: Any) -> str:
+def _describe_hint(hint: Any) -> str:
     kinds = dict.fromkeys(kind for kind in members(hint) if kind is not NoneType)
     return " or ".join(describe_expected(kind, quote=str) for kind in kinds)
 
 
-def _written_out(text: str) -> str:
+def _suggest_number(text: str) -> str:
     """Returns a hint for a number with a unit, such as 500k."""
     try:
         return f" hint: {_whole(text[:-1], UNITS[text[-1:].lower()])}."

@@ -181,7 +181,7 @@ def _stretches(equations: Sequence[core.JaxprEqn]) -> list[_Stretch]:
     """Divides equations at each crossing. Equations that it does not need move behind it, as late as possible."""
     rest, stretches = list(equations), list[_Stretch]()
     while (place := _next_crossing(rest)) is not None:
-        needed = _needed(rest[:place], rest[place])
+        needed = _find_needed(rest[:place], rest[place])
         stretches.append(_Stretch([e for n, e in enumerate(rest[:place]) if n in needed], rest[place]))
         rest = [e for n, e in enumerate(rest[:place]) if n not in needed] + rest[place + 1 :]
     if stretches and not _follows(rest, stretches[-1].crossing):
@@ -225,7 +225,7 @@ def _holds_crossing(program: core.Jaxpr) -> bool:
     )
 
 
-def _needed(equations: Sequence[core.JaxprEqn], crossing: core.JaxprEqn) -> set[int]:
+def _find_needed(equations: Sequence[core.JaxprEqn], crossing: core.JaxprEqn) -> set[int]:
     """Returns the positions of the equations that the crossing's operands depend on."""
     wanted = set(_variables(crossing.invars))
     needed = set()

@@ -98,17 +98,17 @@ def flow(graph: Graph) -> Flow:
     """Derives the data flow of a graph. Traces each function once and computes nothing."""
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     state = jax.eval_shape(lambda: init_state(graph, jax.random.key(0), index))
-    weights_program, weights = _traced(graph.weights, state.learner)
+    weights_program, weights = _trace(graph.weights, state.learner)
     whole = trajectory = jax.eval_shape(partial(_trajectory, graph._replace(compact_step=None)), state)
     if graph.compact_step is not None:
         trajectory = jax.eval_shape(partial(_trajectory, graph), state)
-    prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
+    prepare_program, (_, batch) = _trace(partial(prepare, graph), state.learner, trajectory, index)
     drawn = state.learner, state.rings, state.key, batch
-    minibatch_program, minibatch = _traced(partial(_minibatch, graph, index), *drawn)
+    minibatch_program, minibatch = _trace(partial(_minibatch, graph, index), *drawn)
     conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
-    report_program, reported = _traced(partial(report, graph), state.learner, batch)
-    gradients_program, (gradients, learned) = _traced(graph.gradients, state.learner, conditioned)
-    update_program, _ = _traced(graph.update, state.learner, gradients)
+    report_program, reported = _trace(partial(report, graph), state.learner, batch)
+    gradients_program, (gradients, learned) = _trace(graph.gradients, state.learner, conditioned)
+    update_program, _ = _trace(graph.update, state.learner, gradients)
     collected = jax.eval_shape(partial(collection_metrics, graph), trajectory, weights, index)
     replayed = () if graph.replay is None else (FILL,)
     count = len(jax.tree.leaves(state.learner))
@@ -119,7 +119,7 @@ def flow(graph: Graph) -> Flow:
             for program in (batch_program, minibatch_program, gradients_program, weights_program, report_program)
         )
     )
-    updated = _written(update_program, count)
+    updated = _find_written(update_program, count)
     names = tuple(sorted({*collected, *reported, *learned, *LEARNED, *replayed}))
     return Flow(
         state=state,
@@ -133,18 +133,18 @@ def flow(graph: Graph) -> Flow:
         metric_names=names,
         learning_metric_names=tuple(sorted({*learned, *LEARNED})),
         updated_leaves=updated,
-        prepared_leaves=_written(prepare_program, count),
-        merged_leaves=_merged(graph, state.learner, names),
+        prepared_leaves=_find_written(prepare_program, count),
+        merged_leaves=_find_merged(graph, state.learner, names),
         parameters=tuple(sorted(updated & read)),
     )
 
 
-def _merged(graph: Graph, learner: PyTree[Any], names: Sequence[str]) -> frozenset[int]:
+def _find_merged(graph: Graph, learner: PyTree[Any], names: Sequence[str]) -> frozenset[int]:
     if graph.merge_metrics is None:
         return frozenset()
     metrics = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
-    program, _ = _traced(graph.merge_metrics, learner, metrics)
-    return _written(program, len(jax.tree.leaves(learner)))
+    program, _ = _trace(graph.merge_metrics, learner, metrics)
+    return _find_written(program, len(jax.tree.leaves(learner)))
 
 
 def _minibatch(
@@ -158,7 +158,7 @@ def _minibatch(
     return minibatch_gather(batch, loops)(jnp.zeros(rows, jnp.uint32))
 
 
-def _traced(function: Any, *examples: PyTree) -> tuple[core.Jaxpr, PyTree]:
+def _trace(function: Any, *examples: PyTree) -> tuple[core.Jaxpr, PyTree]:
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
     return program.jaxpr, shapes
 
@@ -177,7 +177,7 @@ def _reply(trajectory: Trajectory) -> StepReply:
     return StepReply(step.observation, step.action_mask, step.reward, step.terminated, step.truncated, info)
 
 
-def _written(program: core.Jaxpr, count: int) -> frozenset[int]:
+def _find_written(program: core.Jaxpr, count: int) -> frozenset[int]:
     """Returns which of the first `count` results differ from the arguments at the same positions."""
     pairs = zip(program.invars[:count], program.outvars[:count], strict=True)
     return frozenset(n for n, (before, after) in enumerate(pairs) if before is not after)

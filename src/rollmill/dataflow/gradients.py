@@ -33,7 +33,7 @@ class MeanGradients:
         """Computes gradients of the mean loss over a minibatch, and metrics."""
 
         def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
-            each = partial(self._checked_loss, network, learner)
+            each = partial(self._compute_loss, network, learner)
             losses, metrics = jax.vmap(each)(minibatch.samples, minibatch.sequences)
             return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
@@ -44,11 +44,11 @@ class MeanGradients:
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
     ) -> tuple[Weights, Metrics]:
         """Computes gradients and metrics of ONE sample. Calling the object returns their mean over a minibatch."""
-        loss = jax.value_and_grad(self._checked_loss, has_aux=True)
+        loss = jax.value_and_grad(self._compute_loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}
 
-    def _checked_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
+    def _compute_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
         returned = self.loss(*args)
         check_loss(returned)
         return returned
@@ -93,7 +93,7 @@ class SequenceGradients:
         def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
             unrolled = self.unroll(network, learner, minibatch)
             constants = jax.lax.stop_gradient(self.constants(learner, minibatch, unrolled))
-            each = jax.vmap(jax.vmap(partial(self._checked_loss, learner)))
+            each = jax.vmap(jax.vmap(partial(self._compute_loss, learner)))
             losses, metrics = each(minibatch.samples, constants, unrolled.outputs)
             return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
 
@@ -143,7 +143,7 @@ class SequenceGradients:
 
         def loss_from_here(network: PyTree[Array], memory: PyTree[Array]) -> tuple[Float[Array, ""], Any]:
             after, outputs = self.step(network, learner, memory, sample)
-            total, metrics = self._checked_loss(learner, sample, constants, outputs)
+            total, metrics = self._compute_loss(learner, sample, constants, outputs)
             later = [jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(slope), jax.tree.leaves(after), strict=True)]
             return sum(later, start=total), (total, metrics)
 
@@ -151,7 +151,7 @@ class SequenceGradients:
         (slopes, before), (total, metrics) = of_both(self.network(learner), memory)
         return before, (slopes, {"losses/total": total, **metrics})
 
-    def _checked_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
+    def _compute_loss(self, *args: Any) -> tuple[Float[Array, ""], Metrics]:
         returned = self.loss(*args)
         check_loss(returned)
         return returned

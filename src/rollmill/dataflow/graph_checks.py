@@ -101,17 +101,17 @@ def check_results(graph: Graph) -> None:
     """
     key = jax.eval_shape(jax.random.key, 0)
     one = jax.ShapeDtypeStruct((), jnp.int32)
-    started = _traced(graph, "start_environment", key, one)
+    started = _trace(graph, "start_environment", key, one)
     state, observation = _pair(graph, "start_environment", started, "the tuple (state, observation)")
-    mask, memory = _traced(graph, "action_mask", state), _traced(graph, "start_memory")
-    learner = _traced(graph, "start_learner", key)
-    weights = _traced(graph, "weights", learner)
+    mask, memory = _trace(graph, "action_mask", state), _trace(graph, "start_memory")
+    learner = _trace(graph, "start_learner", key)
+    weights = _trace(graph, "weights", learner)
     for field in ("policy", "greedy"):
-        decision = _traced(graph, field, weights, key, memory, observation, mask)
+        decision = _trace(graph, field, weights, key, memory, observation, mask)
         check_decision(graph, field, decision)
         _expect_types(graph, f"the memory of {field}", decision.memory, memory, "start_memory")
-    action = _traced(graph, "policy", weights, key, memory, observation, mask).action
-    timestep = _traced(graph, "environment", key, state, action)
+    action = _trace(graph, "policy", weights, key, memory, observation, mask).action
+    timestep = _trace(graph, "environment", key, state, action)
     _expect(graph, "environment", timestep, Timestep)
     _expect_types(graph, "the state of environment", timestep.state, state, "start_environment")
     _check_learning(graph)
@@ -156,7 +156,7 @@ def _check_learning(graph: Graph) -> None:
     collected = lambda state: collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
     trajectory = jax.eval_shape(collected, begin)
     prepare = partial(graph.prepare, reduce=identity, replicas=1)
-    returned = _traced(graph, "prepare", begin.learner, trajectory, function=prepare)
+    returned = _trace(graph, "prepare", begin.learner, trajectory, function=prepare)
     learner, batch = _pair(graph, "prepare", returned, "the tuple (learner, Batch)")
     _expect(graph, "prepare", batch, Batch)
     _expect_types(graph, "the learner of prepare", learner, begin.learner, "start_learner")
@@ -170,12 +170,12 @@ def _check_learning(graph: Graph) -> None:
         sample = partial(graph.replay.sample, graph)
         minibatch = jax.eval_shape(sample, begin.rings, begin.learner, begin.key, index).minibatch
     condition = lambda minibatch: graph.condition(minibatch, identity)
-    conditioned = _traced(graph, "condition", minibatch, function=condition)
+    conditioned = _trace(graph, "condition", minibatch, function=condition)
     _expect(graph, "condition", conditioned, Batch)
-    found = _traced(graph, "gradients", begin.learner, conditioned)
+    found = _trace(graph, "gradients", begin.learner, conditioned)
     gradients, metrics = _pair(graph, "gradients", found, "the tuple (gradients, metrics)")
     check_metrics(metrics)
-    updated = _traced(graph, "update", begin.learner, gradients)
+    updated = _trace(graph, "update", begin.learner, gradients)
     _expect_types(graph, "the learner of update", updated, begin.learner, "start_learner")
 
 
@@ -194,7 +194,7 @@ def _functions(graph: Graph) -> dict[str, Any]:
 _WRAPPED = (ElementwiseUpdate, UnfusedPolicy)
 
 
-def _traced(graph: Graph, field: str, *args: Any, function: Callable[..., Any] | None = None) -> Any:
+def _trace(graph: Graph, field: str, *args: Any, function: Callable[..., Any] | None = None) -> Any:
     """Returns the types of the result of one function, which is the field of the graph by default."""
     with attribute_to_user_code(f"{algorithm_of(graph)}: {field}"):
         return jax.eval_shape(getattr(graph, field) if function is None else function, *args)

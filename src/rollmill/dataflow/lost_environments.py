@@ -40,7 +40,7 @@ def end_running_episodes(
         case ReplayRing():
             ended = jax.vmap(_without_newest)(contents)
         case SequenceRing():
-            ended = _truncated(graph, contents)
+            ended = _truncate_newest(graph, contents)
         case _:
             return contents
     if lost is None:
@@ -71,7 +71,7 @@ def _without_newest(ring: ReplayRing) -> ReplayRing:
     )
 
 
-def _truncated(graph: Graph, ring: SequenceRing) -> SequenceRing:
+def _truncate_newest(graph: Graph, ring: SequenceRing) -> SequenceRing:
     """Returns the rings with the last step of each newest rollout truncated, if its episode has not ended.
 
     The observation after a rollout is stored with it, so it can be the final observation of the last step.

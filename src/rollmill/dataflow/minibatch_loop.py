@@ -84,7 +84,7 @@ def learn_minibatch(
         gradients, metrics = graph.gradients(learner, graph.condition(minibatch, reduce))
         check_metrics(metrics)
         gradients, metrics = reduce((gradients, metrics))
-    return _updated(graph, learner, gradients, metrics)
+    return _update(graph, learner, gradients, metrics)
 
 
 def row_gradients(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
@@ -93,7 +93,7 @@ def row_gradients(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., t
     return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
 
 
-def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
+def _update(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with operation_scope("update"):
         advanced = graph.update(adapt_hyperparameters(graph, learner, metrics), gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}

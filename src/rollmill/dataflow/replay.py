@@ -299,7 +299,7 @@ class PrioritisedReplay(NamedTuple):
 
         New steps get the highest priority of their shard.
         """
-        before = _fallen_back(rings, self.capacity)
+        before = _fall_back(rings, self.capacity)
         after = store(before, self.store.convert(trajectory.steps))
         num_steps, width = len(trajectory.steps.terminated), graph.loops.num_envs // graph.loops.num_shards
         return self.with_mutable_part(
@@ -357,7 +357,7 @@ def store(rings: ReplayRing, steps: Step) -> ReplayRing:
     """
     num_steps, num_envs = steps.reward.shape
     capacity = rings.outcomes.words.shape[1]
-    rings = _fallen_back(rings, capacity)
+    rings = _fall_back(rings, capacity)
     by_env = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
     # The final observation of a truncated episode takes an additional slot after the step.
     extra = (by_env.truncated & ~by_env.terminated).astype(jnp.int32)
@@ -370,12 +370,12 @@ def store(rings: ReplayRing, steps: Step) -> ReplayRing:
     final_mask = by_env.info[FINAL_MASK] if jax.tree.leaves(by_env.action_mask) else by_env.action_mask
     final = View(by_env.final_observation, final_mask)
     after = ReplayRing(
-        views=_written(
+        views=_write_rows(
             rings.views,
             jax.tree.map(lambda *rows: jnp.concatenate(rows), _flat_rows(view), _flat_rows(final)),
             jnp.stack([slot % capacity, jnp.where(extra > 0, (slot + 1) % capacity, capacity)]),
         ),
-        outcomes=_written(rings.outcomes, _flat_rows(outcome), (step % capacity)[None]),
+        outcomes=_write_rows(rings.outcomes, _flat_rows(outcome), (step % capacity)[None]),
         slots=rings.slots + num_steps + extra.sum(axis=1),
         steps=rings.steps + num_steps,
         oldest=rings.oldest,
@@ -393,7 +393,7 @@ def _flat_rows(tree: PyTree[Array]) -> Rows:
     return to_rows(jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree))
 
 
-def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
+def _write_rows(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
     """Writes `N * E * T` rows into `[E, C, ...]` at places of each environment. Ignores places equal to `C`.
 
     A single row is written twice. XLA would turn a scatter of one row into the update of a slice, recompute it
@@ -417,7 +417,7 @@ def _fall(capacity: int) -> int:
     return 2 * MAX_ROWS // capacity * capacity
 
 
-def _fallen_back(rings: ReplayRing, capacity: int) -> ReplayRing:
+def _fall_back(rings: ReplayRing, capacity: int) -> ReplayRing:
     """Returns the rings with counts reduced if they would overflow during the next rollout."""
     fall = lambda number: jnp.where(number >= FALL_BACK_AT, _fall(capacity), 0)
     steps, slots = fall(rings.steps), fall(rings.slots)

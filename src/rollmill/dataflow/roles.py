@@ -163,7 +163,7 @@ def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, ho
         group=group,
         stages=_stages(group, partition),
         channels=tuple(channel for channel in channels if group in (channel.sender, channel.receiver)),
-        owned_parts=_owned(group, partition, host=host, replay=replay) if in_step else frozenset(),
+        owned_parts=_find_owned(group, partition, host=host, replay=replay) if in_step else frozenset(),
         in_step=in_step,
         replaceable=_replaceable(group),
     )
@@ -190,7 +190,7 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
     return tuple(stage for stage, applies in applicable.items() if applies)
 
 
-def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[OwnedPart]:
+def _find_owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[OwnedPart]:
     # Asynchronous environments, and environments in Python, begin new episodes when a run is resumed.
     kept = partition.synchronous and not host
     owned = {

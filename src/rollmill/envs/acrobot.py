@@ -97,7 +97,7 @@ def step(key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotP
     The episode terminates when the tip is one link length above the axle.
     """
     torque = (action - 1).astype(jnp.float32) * params.torque
-    moved = _bounded(_runge_kutta_step(state, torque, params), params)
+    moved = _bound(_runge_kutta_step(state, torque, params), params)
     directions = _directions(moved)
     height = -directions.cos_1 - (directions.cos_1 * directions.cos_2 - directions.sin_1 * directions.sin_2)
     terminated = height > 1.0
@@ -147,7 +147,7 @@ def _along(state: AcrobotState, rate: AcrobotState, duration: Scalar) -> Acrobot
     return jax.tree.map(lambda value, slope: value + duration * slope, state, rate)
 
 
-def _bounded(state: AcrobotState, params: AcrobotParams) -> AcrobotState:
+def _bound(state: AcrobotState, params: AcrobotParams) -> AcrobotState:
     return AcrobotState(
         angle_1=wrap_angle(state.angle_1),
         angle_2=wrap_angle(state.angle_2),

@@ -74,7 +74,8 @@ def check_environment(
             else (". If no episode ever ends, limit the time: gymnasium.make(..., max_episode_steps=500)")
         )
         print(
-            f"{env.name} passed all checks: {num_steps} random steps of {NUM_COPIES} copies, {_told(ended)}{hint}."
+            f"{env.name} passed all checks: {num_steps} random steps of {NUM_COPIES} copies, "
+            f"{_describe(ended)}{hint}."
         )
         return
     strong = strongly_typed(env)
@@ -89,12 +90,12 @@ def check_environment(
     if not ended:
         _warn_of_no_end(env.name, num_steps + more)
     passed = "passed all checks" if ended else "passed the checks with a warning"
-    print(f"{env.name} {passed}: {num_steps + more} random steps, {_told(ended)}.")
+    print(f"{env.name} {passed}: {num_steps + more} random steps, {_describe(ended)}.")
     if env.compare is not None:
         print(f"{env.name}: {env.compare(num_steps, seed)}")
 
 
-def _told(ended: int) -> str:
+def _describe(ended: int) -> str:
     return f"{ended} {'episode' if ended == 1 else 'episodes'} ended"
 
 

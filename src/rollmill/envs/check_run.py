@@ -196,7 +196,7 @@ def check_vmapped(env: Environment, record: PlayedSteps) -> None:
     """Checks that steps of an environment under `jax.vmap` return the same results as single steps."""
     steps = record.steps
     with attribute_to_user_code(f"{env.name}: step under jax.vmap"):
-        batched = _lifted_step(env, steps.keys, steps.state, steps.action)
+        batched = _step_all(env, steps.keys, steps.state, steps.action)
     different = _first_difference(batched, steps.timestep)
     if different is not None:
         raise ContractError(
@@ -218,7 +218,7 @@ def check_planning(env: Environment, record: PlayedSteps) -> None:
         return
     keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(steps.keys, 1)
     with attribute_to_user_code(f"{env.name}: step from planning_state"):
-        planned = _lifted_step(env, keys, states, steps.action)
+        planned = _step_all(env, keys, states, steps.action)
     different = _first_difference(planned, steps.timestep)
     if different is not None:
         raise ContractError(
@@ -301,7 +301,7 @@ def _ends(timestep: Timestep) -> Bool[Array, ""]:
     return timestep.terminated | timestep.truncated
 
 
-def _lifted_step(env: Environment, keys: KeyArray[Array, " T"], states: State, actions: Action) -> Timestep:
+def _step_all(env: Environment, keys: KeyArray[Array, " T"], states: State, actions: Action) -> Timestep:
     """Takes one step from each of T states at once."""
     lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     return jax.jit(lifted)(keys, states, actions, env.params)  # noqa: TID251, as above

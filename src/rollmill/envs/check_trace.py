@@ -110,7 +110,7 @@ def check_same_types(env: Environment, traced: Traced) -> None:
     _check_declared_shapes(env, traced)
     for what, (reset, step) in pairs.items():
         _check_same_structure(env.name, what, reset, step)
-        for path, reset_leaf, step_leaf in _paired_leaves(reset, step):
+        for path, reset_leaf, step_leaf in _pair_leaves(reset, step):
             _check_same_leaf(env.name, f"{what}{path}", reset_leaf, step_leaf)
 
 
@@ -124,7 +124,7 @@ def _check_declared_shapes(env: Environment, traced: Traced) -> None:
     if len({jax.tree.structure(tree) for tree in (declared, *returned.values())}) > 1:
         return
     for (path, space_leaf, reset_leaf), step_leaf in zip(
-        _paired_leaves(declared, returned["reset"]), jax.tree.leaves(returned["step"]), strict=True
+        _pair_leaves(declared, returned["reset"]), jax.tree.leaves(returned["step"]), strict=True
     ):
         leaves = {"reset": reset_leaf, "step": step_leaf}
         wrong = [what for what, leaf in leaves.items() if leaf.shape != space_leaf.shape]
@@ -198,7 +198,7 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
             f"{env.name}: the observation is {outline(observation)}, but observation_space "
             f"{env.observation_space} declares {outline(expected)}. hint: change the observation or the space."
         )
-    for path, leaf, space_leaf in _paired_leaves(observation, expected):
+    for path, leaf, space_leaf in _pair_leaves(observation, expected):
         if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
             raise ContractError(
                 f"{env.name}: observation{path} is {type_of(leaf)}, but the observation space declares "
@@ -431,7 +431,7 @@ def _advice(reset: Any, step: Any) -> str:
     return "make step keep the shape"
 
 
-def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
+def _pair_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
     paths = jax.tree_util.tree_leaves_with_path(first)
     for (path, leaf), other in zip(paths, jax.tree.leaves(second), strict=True):
         yield jax.tree_util.keystr(path), leaf, other
@@ -440,7 +440,7 @@ def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
 def _same_types(actual: Any, expected: Any) -> bool:
     if jax.tree.structure(actual) != jax.tree.structure(expected):
         return False
-    return all((a.shape, a.dtype) == (b.shape, b.dtype) for _, a, b in _paired_leaves(actual, expected))
+    return all((a.shape, a.dtype) == (b.shape, b.dtype) for _, a, b in _pair_leaves(actual, expected))
 
 
 def _equations(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:

@@ -89,7 +89,7 @@ def _tournament(distance: Float[Array, "N M"], count: int) -> tuple[Int[Array, "
     Invariant: points are selected in the order of (distance, index), so the remaining points come after the last
     selected one in that order.
     """
-    groups = _grouped(distance)
+    groups = _group(distance)
     leasts = jnp.min(groups, axis=1)
     member = jax.lax.broadcasted_iota(jnp.int32, groups.shape[1:], 0)
     contest = jax.lax.broadcasted_iota(jnp.int32, leasts.shape, 0)
@@ -108,7 +108,7 @@ def _tournament(distance: Float[Array, "N M"], count: int) -> tuple[Int[Array, "
     return jnp.stack(indices), jnp.stack(distances)
 
 
-def _grouped(distance: Float[Array, "N M"]) -> Float[Array, "C c M"]:
+def _group(distance: Float[Array, "N M"]) -> Float[Array, "C c M"]:
     """Arranges distances in groups, padded with infinite distances.
 
     The size of a group is a power of two, and there are about as many groups as members of a group.

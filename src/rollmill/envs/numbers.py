@@ -54,7 +54,7 @@ def _course(env: Environment, name: str, value: Any) -> NumberSchedule:
     """Returns the schedule or the distribution that an option describes."""
     default = getattr(env.params, name)
     if isinstance(value, str) and ":" in value:
-        return _parsed(env, name, value, default)
+        return _parse(env, name, value, default)
     value = like(env.name, name, value, default)
     if not math.isfinite(value):
         raise UsageError(f"{env.name}: {name}={value!r} must be finite.")
@@ -63,7 +63,7 @@ def _course(env: Environment, name: str, value: Any) -> NumberSchedule:
     return NumberSchedule("constant", value, value)
 
 
-def _parsed(env: Environment, name: str, text: str, default: Any) -> NumberSchedule:
+def _parse(env: Environment, name: str, text: str, default: Any) -> NumberSchedule:
     if not isinstance(default, float):
         raise UsageError(f"{env.name}: {name}={text!r} must be an integer, like its default {default!r}.")
     shape, _, ends = text.partition(":")
@@ -139,10 +139,10 @@ def drawing(env: Environment) -> Environment:
         return env.step(key, state, action, params.own)
 
     inner = wrap(env, reset, step, unwrap=lambda state, params: (state, params.own))
-    return vary(inner._replace(params=now_of(env.params, env.inputs, 1.0)), _drawn)
+    return vary(inner._replace(params=now_of(env.params, env.inputs, 1.0)), _draw)
 
 
-def _drawn(key: Key, params: EpisodeParams) -> EpisodeParams:
+def _draw(key: Key, params: EpisodeParams) -> EpisodeParams:
     values = {}
     for number, (name, low) in enumerate(sorted(params.low.items())):
         share = jax.random.uniform(jax.random.fold_in(key, number))

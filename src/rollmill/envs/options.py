@@ -22,10 +22,10 @@ def keyword_names(function: Callable[..., Any]) -> list[str]:
     included.
     """
     if not inspect.isclass(function):
-        return _named(function)
+        return _parameter_names(function)
     names: list[str] = []
     for number, owner in enumerate(c for c in function.__mro__ if "__init__" in vars(c) and c is not object):
-        names += _named(owner.__init__, only_defaults=number > 0)
+        names += _parameter_names(owner.__init__, only_defaults=number > 0)
         if not takes_any(owner.__init__):
             break
     return [name for name in dict.fromkeys(names) if name != "self"]
@@ -37,7 +37,7 @@ def takes_any(function: Callable[..., Any]) -> bool:
     return inspect.Parameter.VAR_KEYWORD in kinds
 
 
-def _named(function: Callable[..., Any], *, only_defaults: bool = False) -> list[str]:
+def _parameter_names(function: Callable[..., Any], *, only_defaults: bool = False) -> list[str]:
     return [
         name
         for name, parameter in inspect.signature(function).parameters.items()

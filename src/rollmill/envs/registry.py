@@ -110,9 +110,9 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
     Examples:
         >>> env = rollmill.make("CartPole-v1", transforms=["frame-stack:3"])
     """
-    names = _parsed(transforms)
+    names = _parse_names(transforms)
     with limited_gpu_memory():  # an adapter may start the backend of JAX
-        return _transformed(_made(name, options), names)
+        return _transform(_make_named(name, options), names)
 
 
 def check_name(name: str) -> None:
@@ -124,16 +124,16 @@ def check_name(name: str) -> None:
         _find(name)
 
 
-def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
+def _make_named(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
     """Creates the environment with a name, without further transforms."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
-        return _named(_adapter(prefix)(adapter_id, **options), name, options)
+        return _set_name(_adapter(prefix)(adapter_id, **options), name, options)
     factory = _find(name)
     known = options.keys() if takes_any(factory) else options.keys() & set(keyword_names(factory))
     own = {option: value for option, value in options.items() if option in known}
     _check_arguments(name, factory, own)
-    env = _named(factory(**own), name, options)
+    env = _set_name(factory(**own), name, options)
     others = {option: value for option, value in options.items() if option not in known}
     _check_options(name, factory, env, others)
     return with_numbers(env, others) if isinstance(env, Environment) else env
@@ -141,10 +141,10 @@ def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
 
 def _find(name: str) -> Factory:
     hint = f"Others: {_prefixes()}. For one of your own: --import MODULE, or import it in Python."
-    return _imported(ENVIRONMENTS.find(name, hint=hint))
+    return _import_factory(ENVIRONMENTS.find(name, hint=hint))
 
 
-def _imported(factory: Factory | str) -> Factory:
+def _import_factory(factory: Factory | str) -> Factory:
     if isinstance(factory, str):
         module, _, function = factory.partition(":")
         return getattr(importlib.import_module(f"rollmill.envs.{module}"), function)
@@ -203,11 +203,11 @@ def from_gymnasium(
             env = host_environment(named, partial(_one_more, named, source, []), reset_options=options)
     if not isinstance(env, HostEnvironment):
         raise UsageError(f"from_gymnasium needs a Gymnasium environment, but {env.name} is written in JAX.")
-    transformed: Any = _transformed(env, _parsed(transforms))
+    transformed: Any = _transform(env, _parse_names(transforms))
     return transformed if name is None else transformed._replace(name=name)
 
 
-def _parsed(transforms: Sequence[str]) -> list[str]:
+def _parse_names(transforms: Sequence[str]) -> list[str]:
     """Returns the names of transforms in the form that runs record."""
     if isinstance(transforms, list | tuple) and not transforms:
         return []
@@ -216,7 +216,7 @@ def _parsed(transforms: Sequence[str]) -> list[str]:
     return [str(parsed) for parsed in parse_transforms(transforms)]
 
 
-def _transformed(env: Environment | HostEnvironment, names: Sequence[str]) -> Environment | HostEnvironment:
+def _transform(env: Environment | HostEnvironment, names: Sequence[str]) -> Environment | HostEnvironment:
     if not names:
         return env
     from rollmill.envs.named_transforms import transform
@@ -254,7 +254,7 @@ def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasi
     """Calls a function that creates an environment. `last` holds a weak reference to the previous environment."""
     made = factory()
     if not isinstance(made, gymnasium.Env):
-        raise UsageError(f"{name} returned {_described(made)}, expected a gymnasium.Env.")
+        raise UsageError(f"{name} returned {_describe(made)}, expected a gymnasium.Env.")
     if last and last[0]() is made:
         raise UsageError(f"{name} returned the same environment twice, expected a new one at each call.")
     last[:] = [weakref.ref(made)]
@@ -289,12 +289,12 @@ def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | 
         case gymnasium.Env() | VectorEnv():
             return _of_spec(env, NO_OPTIONS)
     raise UsageError(
-        f"expected an environment, got {_described(env)}. hint: give an id (rollmill.registered() lists them; "
+        f"expected an environment, got {_describe(env)}. hint: give an id (rollmill.registered() lists them; "
         f"{_prefixes()}), the result of rollmill.make, a rollmill.Environment or a gymnasium.Env."
     )
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, VectorEnv):
@@ -311,7 +311,7 @@ def registered() -> list[tuple[str, str]]:
         >>> names = [name for name, _ in rollmill.registered()]
     """
     ENVIRONMENTS.load_plugins()
-    return [(name, _first_line(_imported(ENVIRONMENTS[name]))) for name in sorted(ENVIRONMENTS)]
+    return [(name, _first_line(_import_factory(ENVIRONMENTS[name]))) for name in sorted(ENVIRONMENTS)]
 
 
 def is_on_host(name: str) -> bool:
@@ -320,7 +320,7 @@ def is_on_host(name: str) -> bool:
     return bool(colon) and prefix in _ON_HOST
 
 
-def _named(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
+def _set_name(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
     if isinstance(env, HostEnvironment):
         from rollmill.envs.host import StartByName
 

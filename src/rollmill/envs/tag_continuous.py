@@ -320,7 +320,7 @@ def observe(
     rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams
 ) -> dict[str, Float[Array, "_ F"]]:
     """Returns the observation of each agent, in the form that `tag_continuous` describes."""
-    scaled = _scaled(state, params)
+    scaled = _scale(state, params)
     observe_others = _see_all if rules.use_full_observation else _see_nearest
     rows = observe_others(rules, state, scaled).reshape(rules.num_agents, -1)
     clock = jnp.where(state.in_game, _clock(rules, state), 0)
@@ -372,10 +372,10 @@ def central(
     whether it is still in the game, and the time. All are scaled as in observations.
     """
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
-    return jnp.concatenate([_scaled(state, params).reshape(-1), free, _clock(rules, state)[None]])
+    return jnp.concatenate([_scale(state, params).reshape(-1), free, _clock(rules, state)[None]])
 
 
-def _scaled(state: TagContinuousState, params: TagContinuousParams) -> Float[Array, "5 A"]:
+def _scale(state: TagContinuousState, params: TagContinuousParams) -> Float[Array, "5 A"]:
     """Returns place, speed, acceleration and direction in the units of observations."""
     diagonal = params.grid_length * np.sqrt(2).item()
     max_speed = params.max_speed + 1e-10

@@ -224,7 +224,7 @@ def _see_all(
     rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
 ) -> Float[Array, "A F"]:
     for_all = lambda row: jnp.broadcast_to(row, (rules.num_agents, row.size))
-    x, y = _scaled(state, params)
+    x, y = _scale(state, params)
     columns = [for_all(x), for_all(y), for_all(_types(rules)), jnp.eye(rules.num_agents, dtype=jnp.float32)]
     if rules.num_runners > 1:
         columns.append(for_all(state.in_game.astype(jnp.float32)))
@@ -239,7 +239,7 @@ def _see_nearest(
     distance = jnp.square(steps[0]) + jnp.square(steps[1])
     free = jnp.where(state.in_game[None, count:], distance, jnp.iinfo(jnp.int32).max)
     nearest = jnp.concatenate([count + jnp.argmin(free, axis=1), jnp.argmin(distance, axis=0)])
-    x, y = _scaled(state, params)
+    x, y = _scale(state, params)
     clock = jnp.broadcast_to(_clock(rules, state), (rules.num_agents,))
     return jnp.stack([x, y, x[nearest], y[nearest], _types(rules), clock], axis=1)
 
@@ -253,11 +253,11 @@ def central(
     """
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
     return jnp.concatenate(
-        [*_scaled(state, params), *([free] if rules.num_runners > 1 else []), _clock(rules, state)]
+        [*_scale(state, params), *([free] if rules.num_runners > 1 else []), _clock(rules, state)]
     )
 
 
-def _scaled(state: TagGridWorldState, params: TagGridWorldParams) -> Float[Array, "2 A"]:
+def _scale(state: TagGridWorldState, params: TagGridWorldParams) -> Float[Array, "2 A"]:
     """Returns both coordinates divided by `grid_length`."""
     length = jnp.asarray(params.grid_length, jnp.float32)
     return jnp.stack([state.x, state.y]).astype(jnp.float32) / length

@@ -41,7 +41,7 @@ def two_step_game() -> Environment:
         observation_space=observation_space,
         action_space=action_space,
         agents=(kind,),
-        central=lambda state, params: _encoded(state),
+        central=lambda state, params: _encode(state),
     )
 
 
@@ -65,9 +65,9 @@ def _step(key: Key, state: TwoStepGameState, action: dict[str, Int[Array, "2"]],
     )
 
 
-def _encoded(state: TwoStepGameState) -> Float[Array, "3"]:
+def _encode(state: TwoStepGameState) -> Float[Array, "3"]:
     return (jnp.arange(3) == state.place).astype(jnp.float32)
 
 
 def _observe(state: TwoStepGameState) -> dict[str, Float[Array, "2 3"]]:
-    return {"agent": jnp.broadcast_to(_encoded(state), (2, 3))}
+    return {"agent": jnp.broadcast_to(_encode(state), (2, 3))}

@@ -69,7 +69,7 @@ def claim_memory(need: int, *, what: str, devices: int, folder: Path | None = No
     that hold or have reserved the memory.
     """
     release_claim()
-    with contextlib.suppress(OSError, ForeignFileError), _locked(folder or _default_folder()) as claims:
+    with contextlib.suppress(OSError, ForeignFileError), _lock(folder or _default_folder()) as claims:
         memory = ask_gpu_memory()[:devices]
         if not memory:
             return
@@ -88,7 +88,7 @@ def ask_gpu_memory() -> tuple[GpuMemory, ...]:
     memory = read_gpu_memory()
     claims = [claim for claim in living_claims() if claim.taken and claim.pid != os.getpid()] if memory else []
     return tuple(
-        each._replace(holders=sort_by_memory([*each.holders, *_claimed(each, claims)])) for each in memory
+        each._replace(holders=sort_by_memory([*each.holders, *_list_claimed(each, claims)])) for each in memory
     )
 
 
@@ -128,7 +128,7 @@ def _check(need: int, what: str, memory: Sequence[GpuMemory], claims: Sequence[C
             raise DeviceMemoryError(f"{what} at least {at_least} of each GPU, and {each}{listed}. {HINT}")
 
 
-def _claimed(memory: GpuMemory, claims: Iterable[Claim]) -> Iterator[Holder]:
+def _list_claimed(memory: GpuMemory, claims: Iterable[Claim]) -> Iterator[Holder]:
     """Yields the processes of claims that the driver does not name."""
     named = {holder.pid for holder in memory.holders}
     for claim in claims:
@@ -169,7 +169,7 @@ def _write_text(own: _Own) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Folder]:
+def _lock(folder: Path) -> Iterator[Folder]:
     """Locks the folder of claims against other processes."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

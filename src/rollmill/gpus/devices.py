@@ -98,7 +98,7 @@ def chosen_gpus(gpus: Sequence[Gpu], visible: str | None = None) -> tuple[Gpu, .
     ends at the first entry that is not a GPU.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    return tuple(gpus) if chosen is None else _chosen(gpus, [word.strip() for word in chosen.split(",")])
+    return tuple(gpus) if chosen is None else _select(gpus, [word.strip() for word in chosen.split(",")])
 
 
 def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
@@ -117,11 +117,11 @@ def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
     return computing
 
 
-def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
+def _select(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
     """Selects the GPUs that the words name, each with its named slices."""
     found: dict[str, Gpu] = {}
     for word in words:
-        named = [part for gpu in gpus if (part := _named(word, gpu)) is not None]
+        named = [part for gpu in gpus if (part := _find_named(word, gpu)) is not None]
         if not named:
             break
         for gpu in named:
@@ -130,7 +130,7 @@ def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
     return tuple(found.values())
 
 
-def _named(word: str, gpu: Gpu) -> Gpu | None:
+def _find_named(word: str, gpu: Gpu) -> Gpu | None:
     """Returns the GPU if `word` is its index or begins its UUID, or else with the slices whose UUID it begins."""
     if word and (str(gpu.index) == word or gpu.uuid.startswith(word)):
         return gpu

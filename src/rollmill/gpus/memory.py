@@ -67,9 +67,11 @@ class GpuMemory(NamedTuple):
     """Processes that hold memory, the largest first."""
 
     def __str__(self) -> str:
-        return f"{self.gpu} has {format_bytes(self.free)} of {format_bytes(self.total)} free; {self._held()}"
+        return (
+            f"{self.gpu} has {format_bytes(self.free)} of {format_bytes(self.total)} free; {self._name_holders()}"
+        )
 
-    def _held(self) -> str:
+    def _name_holders(self) -> str:
         """Describes the processes that hold the rest."""
         named = [str(holder) for holder in self.holders[:MAX_NAMED]]
         if (others := len(self.holders) - len(named)) > 0:
@@ -160,7 +162,7 @@ def _of_device(nvml: Any, gpu: Gpu, label: str, uuid: str, device: Any) -> GpuMe
 
 def _holders(nvml: Any, device: Any) -> tuple[Holder, ...]:
     found: dict[int, int | None] = {}
-    for process in (process for name in PROCESSES for process in _answered(nvml, name, device)):
+    for process in (process for name in PROCESSES for process in _query(nvml, name, device)):
         used = getattr(process, "usedGpuMemory", None)
         known = [each for each in (found.get(process.pid), used) if isinstance(each, int)]
         found[int(process.pid)] = max(known, default=None)
@@ -169,7 +171,7 @@ def _holders(nvml: Any, device: Any) -> tuple[Holder, ...]:
     )
 
 
-def _answered(nvml: Any, name: str, device: Any) -> Sequence[Any]:
+def _query(nvml: Any, name: str, device: Any) -> Sequence[Any]:
     """Returns the processes that a function of the library lists, or none if it fails."""
     try:
         return getattr(nvml, name)(device)

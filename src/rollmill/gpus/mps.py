@@ -100,7 +100,7 @@ def shared_mps(gpu: str, *, root: Path | None = None) -> Iterator[MpsDaemon]:
     folder = (root or _root()) / gpu.removeprefix("GPU-")[:8]
     began = time.monotonic()
     with _in_use(folder) as lock:
-        running, started = _joined(folder, gpu)
+        running, started = _join(folder, gpu)
         seconds = time.monotonic() - began if started else 0.0
         yield MpsDaemon(running, ours=True, seconds=seconds, lock=lock)
 
@@ -120,7 +120,7 @@ def _root() -> Path:
 def _in_use(folder: Path) -> Iterator[int]:
     """Holds the shared lock of a daemon's folder, and yields its descriptor."""
     deadline = time.monotonic() + START_SECONDS
-    while (lock := _locked(folder)) is None:
+    while (lock := _lock(folder)) is None:
         if time.monotonic() > deadline:
             raise MpsUnavailable(f"an MPS daemon in {folder} did not end within {START_SECONDS:.0f} s.")
         time.sleep(POLL_SECONDS)
@@ -130,7 +130,7 @@ def _in_use(folder: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
+def _lock(folder: Path) -> int | None:
     """Takes the shared lock and returns its descriptor, or None while an earlier daemon is being ended."""
     try:
         _make_private(folder.parent)
@@ -158,7 +158,7 @@ def _make_private(root: Path) -> None:
         raise UsageError(f"{root} is not a folder of this user. hint: remove it, or set TMPDIR to another folder.")
 
 
-def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
+def _join(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
     """Returns the variables of a folder's daemon, and whether this process started it just now."""
     environment = mps_owner.environment_of(folder)
     with (folder / STARTING).open("wb") as starting:

@@ -51,7 +51,7 @@ def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
     Raises:
         UsageError: the package is not installed.
     """
-    wandb = _imported("wandb")
+    wandb = _import_package("wandb")
     run: Any = None
 
     def hook(event: TrainingEvent) -> None:
@@ -89,7 +89,7 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
     Raises:
         UsageError: the package is not installed.
     """
-    mlflow = _imported("mlflow")
+    mlflow = _import_package("mlflow")
     client = mlflow.MlflowClient(tracking_uri=tracking_uri)
     run_id = ""
 
@@ -122,7 +122,7 @@ def _wandb_id(event: TrainingStarted) -> str:
     keeps the id that was derived from its path.
     """
     folder, path = Folder(event.directory), str(event.directory.resolve())
-    kept = _kept_wandb_id(folder)
+    kept = _read_wandb_id(folder)
     name, _, place = (kept or "").partition("\n")
     if name and (place in ("", path) or not _holds_run(Path(place), name)):
         made = name
@@ -139,7 +139,7 @@ def _wandb_id(event: TrainingStarted) -> str:
     return made
 
 
-def _kept_wandb_id(folder: Folder) -> str | None:
+def _read_wandb_id(folder: Folder) -> str | None:
     """Returns the id in the directory and a line with the directory's original path, or None without an id."""
     with contextlib.suppress(OSError, RollmillError, UnicodeDecodeError):
         kept = folder.read(WANDB_ID, limit=MAX_ID_BYTES).decode().strip()
@@ -150,7 +150,7 @@ def _kept_wandb_id(folder: Folder) -> str | None:
 
 def _holds_run(directory: Path, name: str) -> bool:
     """Returns whether a directory keeps this id."""
-    kept = _kept_wandb_id(Folder(directory))
+    kept = _read_wandb_id(Folder(directory))
     return kept is not None and kept.partition("\n")[0] == name
 
 
@@ -194,7 +194,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{name}", str(part)[:MAX_CHARACTERS]
 
 
-def _imported(package: str) -> ModuleType:
+def _import_package(package: str) -> ModuleType:
     """Returns the package of a tracker."""
     try:
         return importlib.import_module(package)

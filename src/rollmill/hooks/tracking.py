@@ -57,14 +57,14 @@ def trackers(
 
 def _tracker(name: str, others: Trackers) -> Hook:
     if ":" in name:
-        return _own(name)
+        return _find_function_hook(name)
     known = {**TRACKERS, **others}
     if name not in known:
         raise unknown_name("tracker", name, known, hint="For a function of your own, use module:function.")
     return known[name]()
 
 
-def _own(name: str) -> Hook:
+def _find_function_hook(name: str) -> Hook:
     """Returns a hook that calls a function with the run directory and each line of metrics."""
     module, _, attribute = name.rpartition(":")
     try:

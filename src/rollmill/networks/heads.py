@@ -53,7 +53,7 @@ class CategoricalHead(eqx.Module):
         self, features: Float[Array, " features"], action_mask: Bool[Array, " n"] | None = None
     ) -> Categorical:
         """Returns the distribution over the legal choices."""
-        return Categorical(_masked(self.layer(features), action_mask), self.start, self.dtype)
+        return Categorical(_mask(self.layer(features), action_mask), self.start, self.dtype)
 
 
 class MultiCategoricalHead(eqx.Module):
@@ -77,7 +77,7 @@ class MultiCategoricalHead(eqx.Module):
         # Padding comes last and is infinite, whereas masked logits are finite. A choice without legal values
         # therefore
         # never becomes padding.
-        logits = _masked(self.layer(features).reshape(padded), action_mask)
+        logits = _mask(self.layer(features).reshape(padded), action_mask)
         logits = jnp.where(jnp.asarray(is_choice.reshape(padded)), logits, -jnp.inf)
         return MultiCategorical(logits, self.start, self.dtype)
 
@@ -221,7 +221,7 @@ def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(low.tolist()), tuple(high.tolist())
 
 
-def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Float[Array, "..."]:
+def _mask(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Float[Array, "..."]:
     """Sets the logits of illegal choices to `MASKED_LOGIT`. If no choice is legal, all are equally likely."""
     if mask is None:
         return logits

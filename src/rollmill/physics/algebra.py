@@ -69,10 +69,10 @@ def dot(a: Float[Array, "... n"], b: Float[Array | np.ndarray, "... n"]) -> Floa
 
 def cross(a: Float[Array, "... 3"], b: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
     """Returns the cross product of two vectors."""
-    return _turned(a * _turned(b) - _turned(a) * b)
+    return _rotate_axes(a * _rotate_axes(b) - _rotate_axes(a) * b)
 
 
-def _turned(a: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
+def _rotate_axes(a: Float[Array, "... 3"]) -> Float[Array, "... 3"]:
     """Returns y, z, x of x, y, z."""
     return jnp.concatenate([a[..., 1:], a[..., :1]], axis=-1)
 
@@ -104,17 +104,17 @@ def rotate_about_axis(
     first, second, third = (rotation[:, i] for i in range(3))
     aside = jnp.stack(
         [
-            _combined((z, second), (-y, third)),
-            _combined((-z, first), (x, third)),
-            _combined((y, first), (-x, second)),
+            _combine((z, second), (-y, third)),
+            _combine((-z, first), (x, third)),
+            _combine((y, first), (-x, second)),
         ],
         axis=1,
     )
-    along = jnp.stack([_combined((number, axis_in_world), like=first) for number in (x, y, z)], axis=1)
+    along = jnp.stack([_combine((number, axis_in_world), like=first) for number in (x, y, z)], axis=1)
     return along + jnp.cos(angle) * (rotation - along) + jnp.sin(angle) * aside
 
 
-def _combined(*terms: tuple[float, Array], like: Array | None = None) -> Array:
+def _combine(*terms: tuple[float, Array], like: Array | None = None) -> Array:
     """Returns a sum of vectors times fixed factors, without those whose factor is zero."""
     parts = [vector if factor == 1.0 else real(factor) * vector for factor, vector in terms if factor]
     if not parts:

@@ -86,7 +86,7 @@ def _ball_in_box(
     depths = jnp.concatenate([jnp.abs(-sizes - centers), jnp.abs(sizes - centers)], axis=1)
     depths = depths[:, np.array([0, 3, 1, 4, 2, 5])]
     which = jnp.argmin(depths, axis=1)
-    inwards = _chosen(which, real(np.repeat(np.eye(3), 2, axis=0) * np.array([[1.0], [-1.0]] * 3)))
+    inwards = _select_rows(which, real(np.repeat(np.eye(3), 2, axis=0) * np.array([[1.0], [-1.0]] * 3)))
     depth = jnp.min(depths, axis=1)
     normals = jnp.where(is_inside[:, None], inwards, apart / jnp.where(is_inside, 1.0, outside)[:, None])
     in_middle = centers + inwards * (0.5 * (radii - depth))[:, None]
@@ -96,7 +96,7 @@ def _ball_in_box(
     return distances, boxes.positions + times(rotations, places), contact_frames(times(rotations, normals))
 
 
-def _chosen(which: Int[Array, " n"], rows: Float[Array, "m k"]) -> Float[Array, "n k"]:
+def _select_rows(which: Int[Array, " n"], rows: Float[Array, "m k"]) -> Float[Array, "n k"]:
     """Returns rows of a table, without a gather."""
     picked = which[:, None] == jnp.arange(rows.shape[0])[None]
     return jnp.sum(jnp.where(picked[:, :, None], rows[None], 0.0), axis=1)
@@ -120,7 +120,7 @@ def _nearest(segment: _Segment, half_lengths: Float[Array, " n"]) -> _Nearest:
     upper = _of(edge, jnp.where(at_end > 0, 1.0, 0.0)) > 0.5
     at_corner = _of(edge, jnp.where(at_end == 0, 0.0, 1.0)) > 0.5
     axis = _of(edge, real(np.broadcast_to([axis for axis, _ in EDGES], squares.shape))).astype(jnp.int32)
-    corner = _chosen(edge, real(_signs()))
+    corner = _select_rows(edge, real(_signs()))
     own = axis[:, None] == jnp.arange(3)[None]
     corner = jnp.where(own, jnp.where(upper, 1.0, -1.0)[:, None], corner)
     ends = jnp.where(best == 0, -1.0, 1.0)

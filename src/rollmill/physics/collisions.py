@@ -134,7 +134,7 @@ def _sphere_sphere(first: PlacedGeoms, second: PlacedGeoms) -> list[Points]:
 
 def _sphere_capsule(spheres: PlacedGeoms, capsules: PlacedGeoms) -> list[Points]:
     axes = jnp.asarray(capsules.rotations[..., 2])
-    along = _bounded(dot(spheres.positions - capsules.positions, axes), capsules)
+    along = _clamp_to_axis(dot(spheres.positions - capsules.positions, axes), capsules)
     nearest = capsules.positions + along[:, None] * axes
     return [_balls(spheres.positions, spheres.sizes, nearest, capsules.sizes)]
 
@@ -165,14 +165,14 @@ def _capsule_capsule(first: PlacedGeoms, second: PlacedGeoms) -> list[Points]:
     axes1, axes2 = jnp.asarray(first.rotations[..., 2]), jnp.asarray(second.rotations[..., 2])
     between = first.positions - second.positions
     cosines, u, v = dot(axes1, axes2), -dot(axes1, between), dot(axes2, between)
-    along1 = _bounded((u + cosines * v) / jnp.maximum(1.0 - cosines * cosines, 1e-9), first)
-    along2 = _bounded(cosines * along1 + v, second)
-    along1 = _bounded(cosines * along2 + u, first)
+    along1 = _clamp_to_axis((u + cosines * v) / jnp.maximum(1.0 - cosines * cosines, 1e-9), first)
+    along2 = _clamp_to_axis(cosines * along1 + v, second)
+    along1 = _clamp_to_axis(cosines * along2 + u, first)
     nearest1, nearest2 = first.positions + along1[:, None] * axes1, second.positions + along2[:, None] * axes2
     return [_balls(nearest1, first.sizes, nearest2, second.sizes)]
 
 
-def _bounded(along: Float[Array, " n"], capsules: PlacedGeoms) -> Float[Array, " n"]:
+def _clamp_to_axis(along: Float[Array, " n"], capsules: PlacedGeoms) -> Float[Array, " n"]:
     """Clamps positions along capsules' axes to the ends of the axes."""
     halves = real(capsules.sizes[:, 1])
     return jnp.minimum(jnp.maximum(along, -halves), halves)

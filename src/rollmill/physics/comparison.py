@@ -60,7 +60,7 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
     # otherwise MuJoCo writes warnings to a file in the working directory
     mujoco.set_mju_user_warning(lambda message: None)
     try:
-        before, accelerations, contacts, unstable = _visited(mujoco, compiled, steps, seed)
+        before, accelerations, contacts, unstable = _visit_states(mujoco, compiled, steps, seed)
     finally:
         mujoco.set_mju_user_warning(None)
 
@@ -84,7 +84,7 @@ def compare(source: Any, model: Model, *, steps: int = 100, seed: int = 0) -> Ph
     )
 
 
-def _visited(
+def _visit_states(
     mujoco: Any, compiled: Any, steps: int, seed: int
 ) -> tuple[list[np.ndarray], np.ndarray, list[int], int | None]:
     """Returns states and controls, and the accelerations and contacts that MuJoCo computes for them."""

@@ -114,9 +114,9 @@ def with_equalities(
         matrix = with_joining(matrix, joining(structure, placed, points.sides, stiffness))
     if (turns := rows.turns) is not None:
         twisted = _torques(turns, turns.stiffness[:, None] * turns.wanted)
-        smooth = smooth + generalised_forces(structure, placed, _twisted(structure, turns.sides, twisted))
+        smooth = smooth + generalised_forces(structure, placed, _twist(structure, turns.sides, twisted))
         stiffness = turns.stiffness[:, None, None] * product(transpose_matrix(turns.maps), turns.maps)
-        matrix = with_stiffness(structure, placed, matrix, _added_turning(structure, turns.sides, stiffness))
+        matrix = with_stiffness(structure, placed, matrix, _add_turning(structure, turns.sides, stiffness))
         matrix = with_joining(matrix, _joining_turns(structure, placed, turns.sides, stiffness))
     if (coupled := rows.coupled) is not None:
         smooth = smooth + _coupled_forces(structure, coupled, coupled.stiffness * coupled.wanted)
@@ -137,7 +137,7 @@ def equality_wrenches(
         total = on_bodies(structure, points.sides, points.stiffness[:, None] * lacking)
     if (turns := rows.turns) is not None:
         lacking = turns.wanted - times(turns.maps, _turning(turns.sides, accelerations))
-        twisted = _twisted(structure, turns.sides, _torques(turns, turns.stiffness[:, None] * lacking))
+        twisted = _twist(structure, turns.sides, _torques(turns, turns.stiffness[:, None] * lacking))
         total = twisted if total is None else total + twisted
     return total
 
@@ -154,7 +154,7 @@ def equality_forces(
     if (wrenches := equality_wrenches(structure, rows, accelerations)) is not None:
         total = total + generalised_forces(structure, placed, wrenches)
     if (coupled := rows.coupled) is not None:
-        lacking = coupled.wanted - _followed(coupled, x)
+        lacking = coupled.wanted - _follow(coupled, x)
         total = total + _coupled_forces(structure, coupled, coupled.stiffness * lacking)
     return total
 
@@ -173,7 +173,7 @@ def _body_rows(
     apart = _apart(placed, held, sides)
     squares = jnp.sum(apart * apart, axis=1)
     welds = tuple(i for i, one in enumerate(held) if one.rotations is not None)
-    errors, maps = _turned_apart(placed, [held[i] for i in welds]) if welds else (None, None)
+    errors, maps = _turn_apart(placed, [held[i] for i in welds]) if welds else (None, None)
     if errors is not None:
         squares = squares + scatter_rows(jnp.sum(errors * errors, axis=1), welds, len(held))
     softness = [one.softness for one in held]
@@ -258,7 +258,7 @@ def _turning_drift(
     return times(maps, drift) - 0.25 * jnp.sum(turning * turning, axis=1, keepdims=True) * errors
 
 
-def _turned_apart(placed: Frames, welds: list[BodyEquality]) -> tuple[Float[Array, "n 3"], Float[Array, "n 3 3"]]:
+def _turn_apart(placed: Frames, welds: list[BodyEquality]) -> tuple[Float[Array, "n 3"], Float[Array, "n 3 3"]]:
     """Returns the vector parts of the quaternions between orientations, scaled, and the matrices that map angular
     velocities to their rates.
 
@@ -303,7 +303,7 @@ def _torques(turns: TurnRows, forces: Float[Array, "n 3"]) -> Float[Array, "n 3"
     return times(transpose_matrix(turns.maps), forces)
 
 
-def _twisted(
+def _twist(
     structure: Structure, sides: tuple[ContactSides, ...], torques: Float[Array, "n 3"]
 ) -> Float[Array, "bodies 6"]:
     """Returns torques between bodies as wrenches on them."""
@@ -316,7 +316,7 @@ def _twisted(
     return result
 
 
-def _added_turning(
+def _add_turning(
     structure: Structure, sides: tuple[ContactSides, ...], stiffness: Float[Array, "n 3 3"]
 ) -> Float[Array, "bodies 6 6"] | None:
     single = alone(sides)
@@ -363,10 +363,10 @@ def _coupled_rows(
     stiffness = 1.0 / jnp.maximum((1.0 - impedance) / impedance * weights, TINY)
     damping, pulling = (real([getattr(one, name) for one in softness]) for name in ("damping", "stiffness"))
     rows = CoupledRows(tuple(one.velocities for one in equalities), slopes, stiffness, jnp.zeros_like(apart))
-    return rows._replace(wanted=-damping * _followed(rows, rates) - pulling * impedance * apart)
+    return rows._replace(wanted=-damping * _follow(rows, rates) - pulling * impedance * apart)
 
 
-def _followed(rows: CoupledRows, x: Float[Array, " dofs"]) -> Float[Array, " n"]:
+def _follow(rows: CoupledRows, x: Float[Array, " dofs"]) -> Float[Array, " n"]:
     """Returns rates, or accelerations, of coordinates against those that they follow."""
     zero = jnp.zeros(1)
     second = jnp.concatenate([x[i : i + 1] if i >= 0 else zero for _, i in rows.dofs])

@@ -99,9 +99,9 @@ def actuation(
         reach = reach + chosen(lengths(model.structure, positions), tendons)
         speeds = speeds + chosen(rates_of(model.structure, rates), tendons)
     reach, speeds = gear * reach, gear * speeds
-    clamped = _clamped(control, [actuator.control_range for actuator in actuators])
+    clamped = _clamp(control, [actuator.control_range for actuator in actuators])
     force = jnp.asarray(params.gain, float) * clamped + bias[:, 0] + bias[:, 1] * reach + bias[:, 2] * speeds
-    bounded = _clamped(force, [actuator.force_range for actuator in actuators])
+    bounded = _clamp(force, [actuator.force_range for actuator in actuators])
     slopes = jnp.where(force == bounded, bias[:, 2] * gear * gear, 0.0)
     forces = _by_dof(model, gear * bounded)
     tendon_slopes = None
@@ -110,10 +110,10 @@ def actuation(
         tendon_slopes = _by_tendon(model, slopes)
     has_sites = any(actuator.body >= 0 for actuator in actuators)
     wrenches = _site_wrenches(model, placed, gear * bounded) if has_sites else None
-    return Actuation(_clamped(forces, _joint_bounds(model)), wrenches, _by_dof(model, slopes), tendon_slopes)
+    return Actuation(_clamp(forces, _joint_bounds(model)), wrenches, _by_dof(model, slopes), tendon_slopes)
 
 
-def _clamped(values: Float[Array, " n"], bounds: list[tuple[float, float] | None]) -> Array:
+def _clamp(values: Float[Array, " n"], bounds: list[tuple[float, float] | None]) -> Array:
     """Clips values to optional bounds."""
     if not any(bounds):
         return values

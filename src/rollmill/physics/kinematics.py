@@ -70,7 +70,7 @@ def frames(model: Model, coordinates: Float[Array, " coordinates"]) -> Frames:
     for body in model.structure.bodies:
         reference, pose = _before_joints(body, coordinates, references, poses)
         for joint in body.joints:
-            pose, moved = _moved(joint, pose, coordinates)
+            pose, moved = _move(joint, pose, coordinates)
             axes.append(moved)
         references.append(reference)
         poses.append(pose)
@@ -117,7 +117,7 @@ def _before_joints(
     return reference, (jnp.zeros(3), own)
 
 
-def _moved(joint: Joint, pose: _Pose, coordinates: Array) -> tuple[_Pose, Float[Array, "size 6"]]:
+def _move(joint: Joint, pose: _Pose, coordinates: Array) -> tuple[_Pose, Float[Array, "size 6"]]:
     """Returns a body's pose after a joint has moved, and the motions of the joint."""
     position, rotation = pose
     at = joint.position
@@ -162,15 +162,15 @@ def velocities(structure: Structure, placed: Frames, rates: Float[Array, " dofs"
 
 def in_world(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
     """Converts angular velocities or torques of free bodies from their own axes to the world's axes."""
-    return _rotated(structure, placed.rotations, values)
+    return _rotate(structure, placed.rotations, values)
 
 
 def in_bodies(structure: Structure, placed: Frames, values: Float[Array, " dofs"]) -> Float[Array, " dofs"]:
     """Converts angular velocities or torques of free bodies from the world's axes to their own axes."""
-    return _rotated(structure, transpose_matrix(placed.rotations), values)
+    return _rotate(structure, transpose_matrix(placed.rotations), values)
 
 
-def _rotated(
+def _rotate(
     structure: Structure, rotations: Float[Array, "bodies 3 3"], values: Float[Array, " dofs"]
 ) -> Float[Array, " dofs"]:
     parts: list[Array] = []

@@ -153,10 +153,10 @@ def compile_source(source: Any) -> tuple[Any, Any]:
     Raises a `UsageError` in the same cases as `load`.
     """
     mujoco = _import_mujoco()
-    return mujoco, _compiled(mujoco, source)
+    return mujoco, _compile(mujoco, source)
 
 
-def _compiled(mujoco: Any, source: Any) -> Any:
+def _compile(mujoco: Any, source: Any) -> Any:
     if isinstance(source, mujoco.MjModel):
         return source
     if not isinstance(source, str | Path):

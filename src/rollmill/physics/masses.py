@@ -43,7 +43,7 @@ def mass_matrix(model: Model, placed: Frames) -> SparseMatrix:
         shifts = skew(composites.moments[body])
         upright = composites.masses[body] * real(np.eye(3))
         of_free[start] = blocks(composites.rotational[body], shifts, upright)
-    matrix = SparseMatrix(*_projected(structure, placed, wrenches, of_free))
+    matrix = SparseMatrix(*_project(structure, placed, wrenches, of_free))
     return with_diagonal(structure, placed, matrix, jnp.asarray(model.params.armature, float))
 
 
@@ -56,7 +56,7 @@ def with_stiffness(
     composites = summed_outwards(structure, stiffness)
     wrenches = times(per_dof(structure, composites), placed.axes)
     of_free = {start: composites[structure.dof_bodies[start]] for start in structure.free_joint_dofs}
-    rows, columns = _projected(structure, placed, wrenches, of_free)
+    rows, columns = _project(structure, placed, wrenches, of_free)
     wide = [
         row if own == all_columns else _spread(row, own)
         for row, own, all_columns in zip(rows, columns, matrix.columns, strict=True)
@@ -64,7 +64,7 @@ def with_stiffness(
     return matrix._replace(rows=[old + new for old, new in zip(matrix.rows, wide, strict=True)])
 
 
-def _projected(
+def _project(
     structure: Structure, placed: Frames, wrenches: Float[Array, "dofs 6"], of_free: dict[int, Float[Array, "6 6"]]
 ) -> tuple[list[Float[Array, " n"]], list[tuple[int, ...]]]:
     """Returns rows and columns of a matrix from the wrench that each degree of freedom makes on all beyond it.

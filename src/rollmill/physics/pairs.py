@@ -62,13 +62,13 @@ def _may_touch(read: Reader, a: int, b: int) -> bool:
     if are_next and 0 not in owners and not read.is_disabled("FILTERPARENT"):
         return False
     low, high = sorted(int(m.geom_bodyid[index]) for index in (a, b))
-    if ((low + 1) << 16) + high + 1 in _excluded(read) or (low << 16) + high in _excluded(read):
+    if ((low + 1) << 16) + high + 1 in _read_excluded(read) or (low << 16) + high in _read_excluded(read):
         return False
     types, affinities = m.geom_contype, m.geom_conaffinity
     return bool((types[a] & affinities[b]) | (types[b] & affinities[a]))
 
 
-def _excluded(read: Reader) -> set[int]:
+def _read_excluded(read: Reader) -> set[int]:
     return {int(signature) for signature in read.compiled.exclude_signature}
 
 
@@ -126,7 +126,7 @@ def _pair(read: Reader, a: int, b: int, number: dict[int, int]) -> Pair:
     margins, gaps = m.geom_margin[[a, b]], m.geom_gap[[a, b]]
     combine = np.sum if margins_add() else np.max
     bodies = m.geom_bodyid[[a, b]]
-    reference, impedance = _mixed(read, a, b)
+    reference, impedance = _mix(read, a, b)
     return Pair(
         first=number[a],
         second=number[b],
@@ -138,7 +138,7 @@ def _pair(read: Reader, a: int, b: int, number: dict[int, int]) -> Pair:
     )
 
 
-def _mixed(read: Reader, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+def _mix(read: Reader, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns `solref` and `solimp` of a contact: of the geom of higher priority, or mixed by `solmix`."""
     m = read.compiled
     if _differ(read, a, b):

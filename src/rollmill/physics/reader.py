@@ -132,7 +132,8 @@ class Reader:
         m = self.compiled
         parts = [body for body in range(1, m.nbody) if self.owner_body(body) == index]
         poses = [
-            self.pose_in_owner(b, m.body_ipos[b], m.body_iquat[b]) if b != index else self._own(b) for b in parts
+            self.pose_in_owner(b, m.body_ipos[b], m.body_iquat[b]) if b != index else self._inertial_frame(b)
+            for b in parts
         ]
         masses = np.array([m.body_mass[b] for b in parts], float)
         mass = float(masses.sum())
@@ -145,7 +146,7 @@ class Reader:
             inertia += part_mass * (arm @ arm * np.eye(3) - np.outer(arm, arm))
         return mass, center, inertia[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
 
-    def _own(self, body: int) -> tuple[np.ndarray, np.ndarray]:
+    def _inertial_frame(self, body: int) -> tuple[np.ndarray, np.ndarray]:
         m = self.compiled
         return np.array(m.body_ipos[body], float), self._matrix(m.body_iquat[body])
 

@@ -101,7 +101,7 @@ def step(model: Model, state: RobotState, control: Float[Array, " actuators"]) -
     moved = rates + structure.time_step * in_bodies(structure, placed, implicit)
     accelerations = in_bodies(structure, placed, accelerations)
     read = jnp.concatenate(readings) if readings else state.sensors
-    return RobotState(_moved(structure, positions, moved), moved, accelerations, read)
+    return RobotState(_move(structure, positions, moved), moved, accelerations, read)
 
 
 def _implicit(
@@ -182,7 +182,7 @@ def _reading(sensor: Sensor, placed: Frames, wrench: Float[Array, "6"]) -> Float
     return times(real(np.array(sensor.rotation).T), times(transpose_matrix(rotation), force))
 
 
-def _moved(
+def _move(
     structure: Structure, positions: Float[Array, " coordinates"], rates: Float[Array, " dofs"]
 ) -> Float[Array, " coordinates"]:
     """Returns coordinates after a step at constant velocities, with quaternions scaled to length 1."""
@@ -193,14 +193,14 @@ def _moved(
             parts.append(positions[at : at + 3] + structure.time_step * rates[dof : dof + 3])
             at, dof = at + 3, dof + 3
         if joint.kind in ("free", "ball"):
-            turned = _turned(positions[at : at + 4], rates[dof : dof + 3], structure.time_step)
+            turned = _turn(positions[at : at + 4], rates[dof : dof + 3], structure.time_step)
             parts.append(turned / jnp.sqrt(_square(turned)))
         else:
             parts.append(positions[at : at + 1] + structure.time_step * rates[dof : dof + 1])
     return jnp.concatenate(parts)
 
 
-def _turned(quaternion: Float[Array, "4"], rate: Float[Array, "3"], duration: float) -> Float[Array, "4"]:
+def _turn(quaternion: Float[Array, "4"], rate: Float[Array, "3"], duration: float) -> Float[Array, "4"]:
     """Returns a quaternion after a rotation at constant angular velocity in the body's frame."""
     speed = jnp.sqrt(_square(rate))
     half = 0.5 * duration * speed

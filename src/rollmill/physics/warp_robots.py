@@ -100,7 +100,7 @@ class WarpRobots:
         self._scalar_dofs = scalar_dofs(compiled)
         self._buffers: dict[tuple[str, int], Buffers] = {}
         self._building = threading.Lock()
-        self._calls = {mode: self._registered(mode) for mode in GRAPH_MODES.values()}
+        self._calls = {mode: self._register(mode) for mode in GRAPH_MODES.values()}
 
     def __repr__(self) -> str:
         """Returns a string with everything that the results depend on, for digests of programs."""
@@ -168,7 +168,7 @@ class WarpRobots:
                 self._buffers[device, count] = model, data
             return self._buffers[device, count]
 
-    def _registered(self, graph_mode: str) -> Callable[..., Sequence[Array]]:
+    def _register(self, graph_mode: str) -> Callable[..., Sequence[Array]]:
         """Returns the function that programs of a platform call. Its arguments are arrays of Warp."""
         warp, simulator, kinds = self._warp, self._simulator, self._mujoco.mjtEq
         follows = np.isin(self._compiled.eq_type, [kinds.mjEQ_CONNECT, kinds.mjEQ_WELD]).any()
@@ -225,12 +225,12 @@ def _types(*batch: Any, robots: WarpRobots, steps: int) -> list[ShapedArray]:
 
 
 @_advance.def_impl
-def _computed(*batch: Array, robots: WarpRobots, steps: int) -> list[Array]:
+def _compute(*batch: Array, robots: WarpRobots, steps: int) -> list[Array]:
     platform = "cuda" if jax.default_backend() == "gpu" else "cpu"
     return robots.compute(*batch, steps=steps, platform=platform)
 
 
-def _batched(batch: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[list[Array], list[int]]:
+def _batch(batch: Sequence[Array], axes: Sequence[Any], **params: Any) -> tuple[list[Array], list[int]]:
     """Joins the batches of a batch to one."""
     (size,) = {values.shape[axis] for values, axis in zip(batch, axes, strict=True) if axis is not None}
     moved = [
@@ -242,7 +242,7 @@ def _batched(batch: Sequence[Array], axes: Sequence[Any], **params: Any) -> tupl
     return [values.reshape(size, count, *values.shape[1:]) for values in results], [0] * len(results)
 
 
-batching.primitive_batchers[_advance] = _batched
+batching.primitive_batchers[_advance] = _batch
 for _platform in ("cpu", "cuda"):
     _lowered = mlir.lower_fun(
         lambda *batch, robots, steps, platform=_platform: robots.compute(*batch, steps=steps, platform=platform),

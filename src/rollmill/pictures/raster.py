@@ -54,7 +54,7 @@ def rasterise(drawing: Drawing, longer_side: int) -> Picture:
     pixels = np.empty((height, width, 3), np.float32)
     pixels[:] = _rgb(drawing.background)
     for shape in drawing.shapes:
-        cover = _kept_cover(_in_pixels(shape, drawing, scale)._replace(colour=""), height, width)
+        cover = _compute_cover(_in_pixels(shape, drawing, scale)._replace(colour=""), height, width)
         rows = slice(cover.top, cover.top + cover.share.shape[0])
         columns = slice(cover.left, cover.left + cover.share.shape[1])
         part = pixels[rows, columns]
@@ -88,7 +88,7 @@ def _in_pixels(shape: Shape, drawing: Drawing, scale: tuple[float, float]) -> Sh
 
 
 @lru_cache(maxsize=KEPT_SHAPES)
-def _kept_cover(shape: Shape, height: int, width: int) -> _Cover:
+def _compute_cover(shape: Shape, height: int, width: int) -> _Cover:
     points = np.array([shape.centre] if isinstance(shape, Circle) else shape.points, np.float64).reshape(-1, 2)
     if points.size == 0 or not np.isfinite(points).all():
         return _Cover(0, 0, np.zeros((0, 0), np.float32))

@@ -13,14 +13,14 @@ RESET = "\x1b[0m"
 
 def coloured_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
     """Returns a picture as lines of half-block characters in 24-bit colours, within `columns` and `rows`."""
-    height, width = _fitted(picture, columns, 2 * rows)
+    height, width = _fit(picture, columns, 2 * rows)
     pixels = resize(picture, max(2, height - height % 2), width)
     return ["".join(_pairs(upper, lower)) + RESET for upper, lower in zip(pixels[::2], pixels[1::2], strict=True)]
 
 
 def plain_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) -> list[str]:
     """Returns a picture as lines of ASCII characters. Pixels that differ from the upper left corner are dark."""
-    height, width = _fitted(picture, columns, 2 * rows)
+    height, width = _fit(picture, columns, 2 * rows)
     pixels = resize(picture, max(1, height // 2), width).astype(np.float32)
     paper = pixels[0, 0]
     ink = np.abs(pixels - paper).max(axis=2)
@@ -28,7 +28,7 @@ def plain_lines(picture: UInt8[np.ndarray, "H W 3"], columns: int, rows: int) ->
     return ["".join(SHADES[shade] for shade in row).rstrip() for row in shades]
 
 
-def _fitted(picture: UInt8[np.ndarray, "H W 3"], columns: int, pixel_rows: int) -> tuple[int, int]:
+def _fit(picture: UInt8[np.ndarray, "H W 3"], columns: int, pixel_rows: int) -> tuple[int, int]:
     height, width = picture.shape[:2]
     scale = min(columns / width, pixel_rows / height)
     return max(2, int(height * scale)), max(1, int(width * scale))

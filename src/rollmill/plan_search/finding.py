@@ -172,7 +172,7 @@ def find_plan(
             environment,
             ends_at=time.monotonic() + _measuring_seconds(request),
         )
-        table = _searched(found, trials, request, say)
+        table = _search(found, trials, request, say)
     if table.chosen is None:
         reasons = "\n".join(f"  {row.candidate}: {row.reason}" for row in table.rows)
         raise UsageError(f"no plan could run this algorithm:\n{reasons}")
@@ -181,7 +181,7 @@ def find_plan(
     return FoundPlan(plan, table, is_stored=False)
 
 
-def _searched(
+def _search(
     found: Sequence[Candidate], trials: ProcessTrials, request: SearchRequest, say: Callable[[str], None]
 ) -> PlanTable:
     judged = Trials(

@@ -37,14 +37,14 @@ def waiting_share(graph: Graph) -> float:
     except RollmillError:
         return 0.0
     try:
-        return _measured(graph, vector)
+        return _measure(graph, vector)
     except RollmillError:
         return 0.0
     finally:
         vector.close()
 
 
-def _measured(graph: Graph, vector: HostVector) -> float:
+def _measure(graph: Graph, vector: HostVector) -> float:
     rng, actions = np.random.default_rng(0), batch_space(graph.action_space, 1)
     actions.seed(0)
     now, steps, ends_at = vector.reset(), 0, float("inf")

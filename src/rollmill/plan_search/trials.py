@@ -104,10 +104,10 @@ class ProcessTrials:
         except UsageError as error:
             return str(error)
         if candidate.fusion == "auto" and plan.place == "program":
-            return self._left_to_xla(candidate)
+            return self._explain_left_to_xla(candidate)
         return None
 
-    def _left_to_xla(self, candidate: Candidate) -> str | None:
+    def _explain_left_to_xla(self, candidate: Candidate) -> str | None:
         """Returns the reason why automatic fusion makes no kernel, if the training is short."""
         loops, platform = self.graph_of(candidate.num_envs).loops, "gpu" if self.machine.gpus else "cpu"
         steps, least = loops.iterations * loops.batch_size, MIN_STEPS_TO_TUNE[platform]
@@ -134,7 +134,7 @@ class ProcessTrials:
         """Estimates the speed of a candidate from the stage times of the unfused program on one device."""
         same_batch = self._num_envs(candidate) == self.workload.num_envs
         fused = candidate.fusion not in (None, "off") or (
-            candidate.place == "mesh" and self._left_to_xla(candidate) is None
+            candidate.place == "mesh" and self._explain_left_to_xla(candidate) is None
         )
         if self.times is None or not same_batch or fused:
             return None
@@ -188,14 +188,14 @@ class ProcessTrials:
         if self._open is not None and self._open[0] == candidate:
             return self._open[1]
         self._end()
-        process, self._next = self._next or self._started(), None
+        process, self._next = self._next or self._start_process(), None
         self._open = candidate, process
         process.prepare(self.training.changed(candidate.given))
         if self.machine.cores >= CORES_FOR_THE_NEXT:
-            self._next = self._started()
+            self._next = self._start_process()
         return process
 
-    def _started(self) -> CandidateProcess:
+    def _start_process(self) -> CandidateProcess:
         return CandidateProcess(check_stop=self.check_stop, environment=self.environment)
 
     def _options_of(self, candidate: Candidate) -> RunOptions:

@@ -128,7 +128,7 @@ def list_distributions() -> dict[str, str]:
 def find_distribution(name: str) -> DistributionPolicy:
     """Returns the distribution policy `name`. Raises a `UsageError` if there is no such policy."""
     if ":" in name:
-        return _own(name)
+        return _load_function(name)
     if name not in _POLICIES:
         raise unknown_name(
             "distribution policy",
@@ -139,7 +139,7 @@ def find_distribution(name: str) -> DistributionPolicy:
     return _POLICIES[name]
 
 
-def _own(name: str) -> DistributionPolicy:
+def _load_function(name: str) -> DistributionPolicy:
     module, _, function = name.partition(":")
     try:
         found: Any = getattr(import_named(module), function, None)
@@ -149,10 +149,10 @@ def _own(name: str) -> DistributionPolicy:
         raise UsageError(f"distribution {name!r}: {failed_import(module, error)}") from error
     if not callable(found):
         raise UsageError(f"distribution {name!r}: {module} has no function {function!r}.")
-    return partial(_checked, name, found)
+    return partial(_call_policy, name, found)
 
 
-def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Partition:
+def _call_policy(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Partition:
     try:
         found = policy(counts)
     except ImportRefused:

@@ -80,18 +80,18 @@ def plot(
     """
     axes = axes_of(x)
     file = None if output is None else coerce("output", Path, output)
-    opened = _opened(runs)  # checked first, so that invalid runs are reported before problems of the output
+    opened = _open_runs(runs)  # checked first, so that invalid runs are reported before problems of the output
     if file is not None:
         check_output(file, force=force)
     curves = _read_curves(opened, metric=coerce("metric", str | None, metric), smoothing=smoothing)._replace(
-        baselines=_checked(baselines)
+        baselines=_check_baselines(baselines)
     )
     if file is not None:
         write_curves(file, curves, axes)
     return curves
 
 
-def _checked(baselines: Mapping[str, float]) -> dict[str, float]:
+def _check_baselines(baselines: Mapping[str, float]) -> dict[str, float]:
     """Returns the levels of baselines. Raises a `UsageError` for a non-finite number."""
     found = {name: coerce(f"baseline {name}", float, value) for name, value in baselines.items()}
     for name, value in found.items():
@@ -149,7 +149,7 @@ def _returns_of(run: RunDirectory) -> list[SeedCurve]:
     ]
 
 
-def _opened(runs: Sequence[str | PathLike[str]]) -> _NamedRuns:
+def _open_runs(runs: Sequence[str | PathLike[str]]) -> _NamedRuns:
     if not runs:
         raise UsageError("expected at least one directory of a run or a sweep.")
     found: dict[str, tuple[RunDirectory, bool]] = {}
@@ -178,7 +178,7 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     config = run.read_config()
     try:
         settings, options = settings_of(config), object_in(config, "options")
-        settings |= {COPIED: _copied(run, config), CHANGED: _changed(config)}
+        settings |= {COPIED: _last_copied(run, config), CHANGED: _changed(config)}
     except DataError as error:
         raise CheckpointError(f"{run.root / str(error)}") from error
     first, count = options.get("seed", 0), options.get("num_seeds", 1)
@@ -193,7 +193,7 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     return [curve for curve in curves if curve.points]
 
 
-def _copied(run: RunDirectory, config: Mapping[str, Any]) -> str | None:
+def _last_copied(run: RunDirectory, config: Mapping[str, Any]) -> str | None:
     """Returns which trial a trial of a population last copied, or None. A copy is not another seed."""
     sources = [change["source"] for change in _changes_of(config) if change.get("source")]
     return f"{sources[-1]} to {_name(run)}" if sources else None

@@ -127,10 +127,10 @@ def restore_run(
     """
     run = RunDirectory.open(coerce("run_dir", RunPath, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
-    return _restored(run, graph, options, checkpoint)
+    return _restore(run, graph, options, checkpoint)
 
 
-def _restored(run: RunDirectory, graph: Graph, options: RunOptions, checkpoint: str | int) -> RestoredRun:
+def _restore(run: RunDirectory, graph: Graph, options: RunOptions, checkpoint: str | int) -> RestoredRun:
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _iteration(run, checkpoints, checkpoint)
         check = lambda iteration, metadata: check_identity(run, metadata, iteration)
@@ -154,7 +154,7 @@ def restore_newest(run_dir: str | PathLike[str], *, count: int, imports: Sequenc
         newest = checkpoints.iterations()[-count:]
     chosen: list[str | int] = [*newest] or [NEWEST]  # raises the error if there is no checkpoint
     graph, options = reopen(run, imports=imports)
-    return [_restored(run, graph, options, iteration) for iteration in chosen]
+    return [_restore(run, graph, options, iteration) for iteration in chosen]
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
@@ -229,10 +229,10 @@ def evaluate(
     }
     source: dict[str, Any] = {"seed": train_seed, "imports": imports, "trust": trust}
     if against is None:
-        for name in _given(against_checkpoint=(against_checkpoint, "last"), roles=(tuple(roles), ())):
+        for name in _find_given(against_checkpoint=(against_checkpoint, "last"), roles=(tuple(roles), ())):
             raise UsageError(f"{name} has no effect without against, the other policy. hint: leave it out.")
     if callable(run_dir) or names_rule(run_dir):
-        about_runs = _given(
+        about_runs = _find_given(
             checkpoint=(checkpoint, "last"),
             train_seed=(train_seed, None),
             trust=(trust, False),
@@ -255,7 +255,7 @@ def evaluate(
     return cross_play(loaded, partner, roles=roles, stochastic=stochastic, **played)
 
 
-def _given(**arguments: tuple[Any, Any]) -> list[str]:
+def _find_given(**arguments: tuple[Any, Any]) -> list[str]:
     """Returns the names of arguments whose values are not their defaults. Each is a pair of value and default."""
     return [name for name, (value, default) in arguments.items() if value != default]
 
@@ -283,7 +283,7 @@ def evaluate_rule(
     import_modules(imports)
     env = as_environment(env, env_options)
     graph = graph_of_rule(find_rule(policy, env), env)
-    return _played(graph, (), None, record, episodes=episodes, seed=seed)
+    return _play(graph, (), None, record, episodes=episodes, seed=seed)
 
 
 def evaluate_run(
@@ -305,10 +305,10 @@ def evaluate_run(
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
     if env is None:
         refuse_options_alone(env_options)
-        return _played(loaded.graph, loaded.weights, None, record, **play)
+        return _play(loaded.graph, loaded.weights, None, record, **play)
     import_modules(imports)
     other = as_environment(env, env_options)
-    return _played(loaded.graph, loaded.weights, other, record, **play)
+    return _play(loaded.graph, loaded.weights, other, record, **play)
 
 
 def refuse_options_alone(env_options: Options) -> None:
@@ -335,13 +335,13 @@ def evaluator_on(
     kernel if possible. Otherwise, XLA computes them. `play` contains `episodes`, `seed` and `stochastic`, as for
     `evaluate_run`. Raises a `UsageError` if the environment has other spaces than the policy.
     """
-    graph, host = _placed_in(graph, env)
+    graph, host = _place_in(graph, env)
     if host is not None:
         return evaluator_on_host(graph, host, **play)
     return evaluator(graph, weights, backend=backend, **play)
 
 
-def _played(
+def _play(
     graph: Graph,
     weights: PyTree,
     env: Environment | HostEnvironment | None,
@@ -352,7 +352,7 @@ def _played(
     if record is None:
         return evaluator_on(graph, weights, env, **play)(weights)
     path = check_recording(record)
-    graph, host = _placed_in(graph, env)
+    graph, host = _place_in(graph, env)
     recorded = (
         record_episodes(graph, weights, **play) if host is None else record_on_host(graph, weights, host, **play)
     )
@@ -362,7 +362,7 @@ def _played(
     return recorded.episodes
 
 
-def _placed_in(graph: Graph, env: Environment | HostEnvironment | None) -> tuple[Graph, HostEnvironment | None]:
+def _place_in(graph: Graph, env: Environment | HostEnvironment | None) -> tuple[Graph, HostEnvironment | None]:
     """Returns the graph on an environment, by default its own, and the host environment if it is one."""
     if env is not None:
         check_same_spaces(graph, env)

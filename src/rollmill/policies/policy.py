@@ -73,9 +73,9 @@ class Policy:
         graph = loaded.graph
         self._loaded = loaded
         self._decide = jax.jit(partial(_decide, graph), static_argnums=(0, 1))
-        self._distribution = jax.jit(partial(_lifted, graph.outputs.distribution), static_argnums=0)
-        self._value = jax.jit(partial(_lifted, graph.outputs.value), static_argnums=0)
-        self._q_values = jax.jit(partial(_lifted, graph.outputs.q_values), static_argnums=0)
+        self._distribution = jax.jit(partial(_lift, graph.outputs.distribution), static_argnums=0)
+        self._value = jax.jit(partial(_lift, graph.outputs.value), static_argnums=0)
+        self._q_values = jax.jit(partial(_lift, graph.outputs.q_values), static_argnums=0)
         self._key = jax.random.key(0)
         self._memory: Any = None
 
@@ -345,7 +345,7 @@ class Policy:
                 "this policy is recurrent, so it needs memory=. hint: start each episode with "
                 f"policy.initial_memory({batch or ''}), then pass the memory that policy.action returned."
             )
-        return _shaped_like("the memory", self._memory_struct, () if memory is None else memory, batch)
+        return _reshape_like("the memory", self._memory_struct, () if memory is None else memory, batch)
 
     def _position_of(self, position: Any, batch: Shape) -> Any:
         if not self.searches:
@@ -356,7 +356,7 @@ class Policy:
                 "hint: use policy.action(observation, position=rollmill.position(env, state)), or search=False "
                 "for the action of the network alone. rollmill.evaluate and rollmill.match play whole games."
             )
-        return _shaped_like("the position", extra_input_struct(self._loaded.graph), position, batch)
+        return _reshape_like("the position", extra_input_struct(self._loaded.graph), position, batch)
 
     def _mask_of(self, action_mask: Any, batch: Shape) -> Any:
         if action_mask is None:
@@ -392,10 +392,10 @@ def _decide(graph: Graph, how: str, rank: int, weights: Weights, *inputs: Any) -
         distribution = graph.outputs.distribution(weights, memory, observation, mask)
         return distribution.mode() if how == "network, greedily" else distribution.sample(key), memory
 
-    return _lifted(one, rank, weights, *inputs)
+    return _lift(one, rank, weights, *inputs)
 
 
-def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any) -> Any:
+def _lift(function: Callable | None, rank: int, weights: Weights, *inputs: Any) -> Any:
     """Lifts a function of the weights and ONE observation to observations with `rank` leading axes."""
     assert function is not None
     for _ in range(rank):
@@ -403,7 +403,7 @@ def _lifted(function: Callable | None, rank: int, weights: Weights, *inputs: Any
     return function(weights, *inputs)
 
 
-def _shaped_like(name: str, expected: Any, given: Any, batch: Shape) -> Any:
+def _reshape_like(name: str, expected: Any, given: Any, batch: Shape) -> Any:
     """Returns a tree with the expected structure and one element for each observation."""
     leaves, structure = jax.tree.flatten(expected)
     if jax.tree.structure(given) != structure:

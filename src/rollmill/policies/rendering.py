@@ -310,16 +310,16 @@ def _never_reset(env: Environment) -> Environment:
 def _begin(graph: Graph, key: Any, index: Array) -> _Played:
     state, observation = graph.start_environment(key, index % graph.loops.num_envs)
     collector = Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
-    return _Played(collector, _watched(state), jnp.float32(0))
+    return _Played(collector, _author_state(state), jnp.float32(0))
 
 
 def _step(graph: Graph, weights: Any, run_key: Any, now: _Played, t: Array) -> tuple[_Played, Any]:
     key = jax.random.fold_in(jax.random.fold_in(run_key, t // CHUNK), now.collector.index)
     collector, step = step_one(graph, weights, now.collector, key, t % CHUNK)
-    return _Played(collector, _watched(collector.environment), step.info["episode_return"]), step.action
+    return _Played(collector, _author_state(collector.environment), step.info["episode_return"]), step.action
 
 
-def _watched(state: Any) -> _Watched:
+def _author_state(state: Any) -> _Watched:
     """Returns the author's state inside of those that transforms have put around it."""
     is_watched = lambda node: isinstance(node, _Watched)
     return next(node for node in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(node))
@@ -399,7 +399,7 @@ def _frames_of_copy(playing: _Copy, numbers: range, max_steps: int) -> Iterator[
     now = vector.reset()
     for episode in numbers:
         memory, total = playing.start_memory(), 0.0
-        yield _seen(env, film, episode, 0, total, "")
+        yield _oldest_frame(env, film, episode, 0, total, "")
         film.frames.clear()
         for t in range(max_steps):
             mask = now.info.get("action_mask", ())
@@ -409,7 +409,7 @@ def _frames_of_copy(playing: _Copy, numbers: range, max_steps: int) -> Iterator[
             for failure in vector.drain_failures():
                 raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
             total = float(now.info["episode_return"][0])
-            yield _seen(env, film, episode, t + 1, total, action_text(action))
+            yield _oldest_frame(env, film, episode, t + 1, total, action_text(action))
             if bool((now.terminated | now.truncated)[0]):
                 del film.frames[:1]  # the remaining frame is the first picture of the next episode
                 break
@@ -419,7 +419,7 @@ def _frames_of_copy(playing: _Copy, numbers: range, max_steps: int) -> Iterator[
             now = vector.reset() if episode != numbers[-1] else now
 
 
-def _seen(env: HostEnvironment, film: Film, episode: int, step: int, total: float, action: str) -> Frame:
+def _oldest_frame(env: HostEnvironment, film: Film, episode: int, step: int, total: float, action: str) -> Frame:
     """Returns the oldest picture of a film as a frame."""
     if film.problems:
         raise UsageError(

@@ -89,7 +89,7 @@ def graph_of_rule(rule: Rule, env: Environment | HostEnvironment) -> Graph:
     ) -> Decision:
         with attribute_to_user_code("the policy"):
             action = rule(key, observation, action_mask)
-        return Decision(_fitted(action, env), memory, ())
+        return Decision(_fit(action, env), memory, ())
 
     return Graph(
         settings={"environment": env.name},
@@ -122,7 +122,7 @@ def _cannot_learn(*arguments: Any, **named: Any) -> Any:
     raise UsageError("this policy is a function, which cannot learn.")
 
 
-def _fitted(action: Any, env: Environment | HostEnvironment) -> Action:
+def _fit(action: Any, env: Environment | HostEnvironment) -> Action:
     """Returns the action with the types of the action space."""
     expected = struct(env.action_space)
     found = jax.tree.map(jnp.asarray, action)
@@ -130,7 +130,7 @@ def _fitted(action: Any, env: Environment | HostEnvironment) -> Action:
         jax.tree.leaves(jax.tree.map(_fits, found, expected))
     ):
         raise ContractError(
-            f"the policy returned {_told(found)}, expected an action of {env.name}, {_told(expected)}."
+            f"the policy returned {_describe(found)}, expected an action of {env.name}, {_describe(expected)}."
         )
     return jax.tree.map(lambda leaf, kind: leaf.astype(kind.dtype), found, expected)
 
@@ -140,5 +140,5 @@ def _fits(found: Array, expected: jax.ShapeDtypeStruct) -> bool:
     return found.shape == expected.shape and same_kind
 
 
-def _told(tree: PyTree) -> str:
+def _describe(tree: PyTree) -> str:
     return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", tree)).replace("'", "")

@@ -58,7 +58,7 @@ def watch(
     given = held_leaves(graph, shapes.key.shape)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         for iteration in _appearing(run, checkpoints):
-            state = _restored(run, checkpoints, shapes, given, iteration)
+            state = _restore(run, checkpoints, shapes, given, iteration)
             if state is not None:
                 yield WatchedCheckpoint(iteration, play(own_weights(state)))
 
@@ -78,7 +78,7 @@ def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
             time.sleep(LOOK_SECONDS)
 
 
-def _restored(
+def _restore(
     run: RunDirectory,
     checkpoints: Checkpoints,
     shapes: State,

@@ -56,7 +56,7 @@ class ClockWatch:
 
         Raises `Damaged` if the answer is malformed.
         """
-        measured = _measured(fields, time.monotonic_ns(), time.time_ns())
+        measured = _measure(fields, time.monotonic_ns(), time.time_ns())
         with self._changing:
             self._left = max(0, self._left - 1)
             if self._best is None or measured.round_trip_ns < self._best.round_trip_ns:
@@ -71,7 +71,7 @@ def _question() -> WorkerMessage:
     return WorkerMessage(KIND, {"asked": time.monotonic_ns()}, {})
 
 
-def _measured(fields: Mapping[str, Any], now: int, wall: int) -> Clock:
+def _measure(fields: Mapping[str, Any], now: int, wall: int) -> Clock:
     match fields:
         case {"asked": int(asked), "monotonic": int(monotonic), "wall": int(theirs)}:
             trip = now - asked

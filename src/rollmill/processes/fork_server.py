@@ -164,7 +164,7 @@ class ForkServer:
 
     def _reap(self) -> None:
         """Reports the workers that ended, once the processes that they left behind are gone too."""
-        for pid, status in _ended():
+        for pid, status in _reap_children():
             child = self._children.pop(pid, None)
             if child is not None:
                 kill_family(pid, child.mark)
@@ -231,7 +231,7 @@ def _empty(fd: int) -> None:
             pass
 
 
-def _ended() -> Iterator[tuple[int, int]]:
+def _reap_children() -> Iterator[tuple[int, int]]:
     """Reaps children, adopted ones too: their process ids and statuses."""
     with contextlib.suppress(ChildProcessError):
         while True:

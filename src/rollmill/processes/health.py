@@ -113,11 +113,11 @@ class WorkerHealth:
         """Returns whether the process is gone, and all its messages and output have arrived."""
         if self._left_behind or self._refusal is not None:
             return True
-        if self._kill_reason and self._waited("killed", now) > UNKILLABLE_SECONDS:
+        if self._kill_reason and self._wait_time("killed", now) > UNKILLABLE_SECONDS:
             self.exit = self.exit or Exit(None)
         if self.exit is None:
             return False
-        late = self._waited("exit", now) > DRAIN_SECONDS and not self.blocked
+        late = self._wait_time("exit", now) > DRAIN_SECONDS and not self.blocked
         heard = self.connection.ended.is_set() or not self.connection.taken
         return late or (heard and self.log.ended.is_set())
 
@@ -141,9 +141,9 @@ class WorkerHealth:
         if self._kill_reason:
             return False
         if self._last is not None:
-            self._kill_reason = "its process did not end" if self._waited("exiting", now) > EXIT_SECONDS else ""
+            self._kill_reason = "its process did not end" if self._wait_time("exiting", now) > EXIT_SECONDS else ""
         elif self.connection.ended.is_set():
-            wordless = self._waited("wordless", now) > DISCONNECTED_SECONDS
+            wordless = self._wait_time("wordless", now) > DISCONNECTED_SECONDS
             self._kill_reason = "it closed its connection, but did not end" if wordless else ""
         elif not self._started and now - self._asked_at > timeouts.start_seconds:
             what = f"; last activity: {self._beat}" if self._beat else ", and its process did not report"
@@ -188,7 +188,7 @@ class WorkerHealth:
         if self.blocked or not missing:
             self._since.pop("silent", None)
             return False
-        return self._waited("silent", now) >= timeouts.heartbeat_seconds
+        return self._wait_time("silent", now) >= timeouts.heartbeat_seconds
 
     def _report_silence(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
         seconds, what = now - self.connection.last_heard, condition()
@@ -225,7 +225,7 @@ class WorkerHealth:
             return ended + _innermost(self.log.last_lines, "Current thread 0x")
         return ended if self.exit.status else f"{ended}, before its function returned"
 
-    def _waited(self, what: str, now: float) -> float:
+    def _wait_time(self, what: str, now: float) -> float:
         """Returns the seconds since the first call with this `what`."""
         return now - self._since.setdefault(what, now)
 

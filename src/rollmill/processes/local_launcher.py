@@ -159,7 +159,7 @@ class ForkServerProcess:
                 *("-c", START_SERVER, *arguments),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                variables=_unmarked(environment) | {PATH: path},
+                variables=_remove_marks(environment) | {PATH: path},
                 start_new_session=True,
             )
         self._listening = threading.Thread(target=self._listen, name="rollmill-fork-server", daemon=True)
@@ -238,7 +238,7 @@ def _environment_of(job: Job, mark: str) -> dict[str, str]:
     return environment
 
 
-def _unmarked(environment: dict[str, str]) -> dict[str, str]:
+def _remove_marks(environment: dict[str, str]) -> dict[str, str]:
     """Contains no worker's mark, except the mark of this process if it is a worker itself."""
     mine = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     return {name: text for name, text in environment.items() if name != MARK} | mine

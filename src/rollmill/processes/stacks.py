@@ -51,7 +51,7 @@ def stack_of(thread: int) -> list[CodeLine]:
     The stack is read with faulthandler, which runs while no Python code does. `sys._current_frames` would return
     frames that their thread continues to change while they are read, and following them has crashed CPython 3.11.
     """
-    with _unnamed_file() as file:
+    with _open_unnamed_file() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         lines = file.read().decode(errors="replace").splitlines()
@@ -65,7 +65,7 @@ def stack_of(thread: int) -> list[CodeLine]:
     return places
 
 
-def _unnamed_file() -> IO[bytes]:
+def _open_unnamed_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("stacks"), "w+b")
     return tempfile.TemporaryFile()

@@ -92,7 +92,7 @@ def fuse_gradients(profile: Profile) -> Advice | None:
 
 
 def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> Advice | None:
-    operations = _named(profile, names)
+    operations = _find_named(profile, names)
     kernels = fsum(operation.kernels for operation in operations)
     all_kernels = fsum(operation.kernels for operation in profile.operations)
     if kernels < SMALL_KERNELS:
@@ -131,8 +131,8 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
     if not _on_cpu(profile) or not _fusion_is(profile, "off") or profile.training.possible_fusion == "off":
         return None
     depth = profile.training.possible_fusion
-    rollouts = fsum(one.device for one in _named(profile, ROLLOUT))
-    gradients = fsum(one.device for one in _named(profile, GRADIENTS)) if depth == "full" else 0.0
+    rollouts = fsum(one.device for one in _find_named(profile, ROLLOUT))
+    gradients = fsum(one.device for one in _find_named(profile, GRADIENTS)) if depth == "full" else 0.0
     share = whole_time(profile).share(rollouts + gradients)
     if share < MIN_SHARE:
         return None
@@ -164,7 +164,7 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
 
 def _beyond_arithmetic(profile: Profile, names: frozenset[str]) -> float:
     """Returns the seconds of operations beyond their arithmetic at the machine's measured peak."""
-    operations = _named(profile, names)
+    operations = _find_named(profile, names)
     peak = profile.ceilings.flops_per_second if profile.ceilings is not None else 0.0
     arithmetic = fsum(one.flops for one in operations) / peak if peak > 0 else 0.0
     return max(0.0, fsum(one.device for one in operations) - arithmetic)
@@ -326,7 +326,7 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     """Suggests moving less data if the computation of gradients is limited by memory bandwidth."""
     if profile.ceilings is None or profile.ceilings.bytes_per_second <= 0:
         return None
-    operations = [one for one in _named(profile, GRADIENTS) if one.bytes > 0 and one.device > 0]
+    operations = [one for one in _find_named(profile, GRADIENTS) if one.bytes > 0 and one.device > 0]
     moved = fsum(one.bytes for one in operations)
     traffic = moved / profile.ceilings.bytes_per_second
     products = fsum(one.flops for one in operations) / max(profile.ceilings.flops_per_second, 1.0)
@@ -401,7 +401,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _named(profile: Profile, names: frozenset[str]) -> list[OperationTime]:
+def _find_named(profile: Profile, names: frozenset[str]) -> list[OperationTime]:
     """Operations of these names, and those inside."""
     return [operation for operation in profile.operations if names & set(operation.path)]
 

@@ -71,9 +71,9 @@ def library_shares(trace: Trace, names: Classifier) -> Shares:
             for path, share in names.device_instruction(event).shares.items():
                 if path and path[0] != UNNAMED:
                     times[UNNAMED, kernel_name(event.name)][path] += share * (event.end - event.start)
-    return {kernel: _normalized(of_kernel) for kernel, of_kernel in times.items()}
+    return {kernel: _normalize(of_kernel) for kernel, of_kernel in times.items()}
 
 
-def _normalized(times: Mapping[Path, float]) -> dict[Path, float]:
+def _normalize(times: Mapping[Path, float]) -> dict[Path, float]:
     total = sum(times.values())
     return {path: time / total for path, time in times.items()}

@@ -108,7 +108,7 @@ def profile(
         quiet = replace(options or RunOptions(), run_dir=folder / "run", quiet=True)
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
         show("compiled; training")
-        windows, error, code = _trained(prepared, how, show)
+        windows, error, code = _train(prepared, how, show)
         stopped_by = _reason(error, code) if not windows.done else None
         if not windows.profiled:
             if stopped_by is not None:
@@ -149,7 +149,7 @@ def _reason(error: Exception | None, code: int) -> str | None:
     return f"an error: {error}" if isinstance(error, RollmillError) else f"{type(error).__name__}: {error}"
 
 
-def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
+def _train(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
     """Trains until all windows are done."""
     windows: Windows | None = None
 

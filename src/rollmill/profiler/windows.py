@@ -262,14 +262,14 @@ class Windows:
     def _measure(self) -> Steps[None]:
         yield from self._warm_up()
         # The first recording of a process takes longer, especially on a GPU, so it is not counted.
-        yield from self._profiled_window(FIRST_RECORDING_SECONDS)
+        yield from self._profile_window(FIRST_RECORDING_SECONDS)
         begin = yield from self._regain_speed()
         for number in range(self.planned):
             first, rest = divmod(number, 1 + self._unread)
             if not rest:
                 self._show(f"window {first + 1} of {self._count}")
             plain = yield from self._plain_window(begin)
-            window = yield from self._profiled_window(self._profiled_seconds, read=not rest)
+            window = yield from self._profile_window(self._profiled_seconds, read=not rest)
             if window.missing:
                 self.incomplete.append(window)
             else:
@@ -348,7 +348,7 @@ class Windows:
         span = yield from self._window(begin, self._seconds)
         return PlainWindow(span, self._activity.total(), (before, read_processor_time()))
 
-    def _profiled_window(self, seconds: float, *, read: bool = True) -> Steps[ProfiledWindow]:
+    def _profile_window(self, seconds: float, *, read: bool = True) -> Steps[ProfiledWindow]:
         awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
         if self._workers is not None:

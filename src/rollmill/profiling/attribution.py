@@ -109,17 +109,17 @@ class WindowTimes(NamedTuple):
         """Scales all durations and counts to a window that is longer by `factor`."""
         if factor == 1.0:
             return self
-        scaled = {name: _scaled(value, factor) for name, value in self._asdict().items()}
+        scaled = {name: _scale(value, factor) for name, value in self._asdict().items()}
         return WindowTimes(**{**scaled, "duration": round(scaled["duration"])})
 
 
-def _scaled(value: Any, factor: float) -> Any:
+def _scale(value: Any, factor: float) -> Any:
     if isinstance(value, Mapping):
-        return {key: _scaled(each, factor) for key, each in value.items()}
+        return {key: _scale(each, factor) for key, each in value.items()}
     if isinstance(value, DeviceTime):
         return DeviceTime(*(each * factor for each in value))
     if isinstance(value, Overlap):
-        return Overlap(**_scaled(asdict(value), factor))
+        return Overlap(**_scale(asdict(value), factor))
     return value * factor
 
 

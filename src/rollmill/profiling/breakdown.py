@@ -65,11 +65,11 @@ def _nodes_below(path: tuple[str, ...], operations: Sequence[OperationTime]) -> 
 def _node(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
     inside = _nodes_below(path, operations)
     own = [operation for operation in operations if len(operation.path) == len(path)]
-    itself = [_summed((*path, ITSELF), own)] if inside and any(operation.seconds for operation in own) else []
-    return _summed(path, operations)._replace(inside=(*inside, *itself))
+    itself = [_sum_up((*path, ITSELF), own)] if inside and any(operation.seconds for operation in own) else []
+    return _sum_up(path, operations)._replace(inside=(*inside, *itself))
 
 
-def _summed(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
+def _sum_up(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
     names = ("device", "host", "kernels", "mixed", "flops", "bytes")
     sums = {name: fsum(getattr(operation, name) for operation in operations) for name in names}
     return OperationNode(path, **sums, inside=())

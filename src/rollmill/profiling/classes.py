@@ -145,10 +145,10 @@ class Classifier:
         """Classifies an event. On a device everything is work."""
         key = event.name, event.module, event.instruction, on_device
         if key not in self._known:
-            self._known[key] = self._classified(event, on_device)
+            self._known[key] = self._classify(event, on_device)
         return self._known[key]
 
-    def _classified(self, event: Event, on_device: bool) -> EventClass:
+    def _classify(self, event: Event, on_device: bool) -> EventClass:
         name = event.name
         if name.startswith(f"{SPAN_MARK}:"):
             _, category, activity = name.split(":", 2)
@@ -178,7 +178,7 @@ class Classifier:
         said = self._instruction(event.instruction, event.module)
         if said is not None and said.kind != "container":
             return said
-        return self._instruction(event.name, event.module) or said or _unnamed(event.name)
+        return self._instruction(event.name, event.module) or said or _classify_unnamed(event.name)
 
     def _instruction(self, name: str, module: str) -> Instruction | None:
         name = name if name in self._by_name else self._by_kernel.get(name, name)
@@ -207,7 +207,7 @@ def _start_of(instruction: Instruction) -> HostActivity:
     return HostActivity("/".join(path) or "dispatch", "dispatch")
 
 
-def _unnamed(name: str) -> Instruction:
+def _classify_unnamed(name: str) -> Instruction:
     """Returns device work without an instruction's name: copies, collectives, library kernels."""
     shares = {(UNNAMED, kernel_name(name)): 1.0}
     if re.search(r"[Mm]em(cpy|set)", name):

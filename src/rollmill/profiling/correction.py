@@ -198,21 +198,21 @@ def without_cost(
     by host spans or other work on the machine, counts as waiting. If waiting cannot account for it, all times are
     scaled in proportion. With several `accelerators`, idle time is the time in which none of them computes.
     """
-    corrected = {path: _corrected(times, found) for path, times in device.items()}
+    corrected = {path: _correct(times, found) for path, times in device.items()}
     busy = math.fsum(corrected.values())
     if found.in_idle_time:
         kernels = math.fsum(times.kernels for times in device.values()) / max(1, accelerators)
         outside = (1.0 - found.inside) * found.bounded * kernels
         starts = min(max(0.0, idle.starts - outside), max(0.0, target - busy))
         left = max(0.0, target - busy - starts)
-        scaled = _scaled(corrected, min(1.0, _ratio(target, busy)))
+        scaled = _scale(corrected, min(1.0, _ratio(target, busy)))
         return WithoutCost(scaled, min(1.0, _ratio(left, idle.waiting)), _ratio(starts, idle.starts))
     whole = busy + idle.host_only + idle.neither
     scale = min(max(1.0, _ratio(target, whole)), _ratio(target, busy + idle.host_only))
-    return WithoutCost(_scaled(corrected, scale), scale)
+    return WithoutCost(_scale(corrected, scale), scale)
 
 
-def _corrected(times: DeviceTime, found: EventCosts) -> float:
+def _correct(times: DeviceTime, found: EventCosts) -> float:
     if found.in_idle_time:
         return max(0.0, times.work - times.kernels * found.bounded * found.inside) + times.between
     inside, outside = found.bounded * found.inside, found.bounded * (1.0 - found.inside)
@@ -224,7 +224,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 1.0
 
 
-def _scaled(times: Mapping[Path, float], factor: float) -> dict[Path, float]:
+def _scale(times: Mapping[Path, float], factor: float) -> dict[Path, float]:
     return {path: nanoseconds * factor for path, nanoseconds in times.items()}
 
 
@@ -262,7 +262,7 @@ def _measure_event_on_cpu(recorder: TraceRecorder, run: Callable[[], object]) ->
     run()
     end = time.monotonic_ns()
     window = recorder.stop(begin, end).times
-    return _measured(end - begin - plain, window.kernel_time - plain, window.program_events)
+    return _measure_cost(end - begin - plain, window.kernel_time - plain, window.program_events)
 
 
 def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], object]) -> MeasuredEvent:
@@ -272,10 +272,10 @@ def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], obj
     begin = time.monotonic_ns()
     run()
     _, use = recorder.stop_with_use(begin, time.monotonic_ns(), read=False)
-    return _measured(use.working - plain, use.computing - plain, float(use.kernels))
+    return _measure_cost(use.working - plain, use.computing - plain, float(use.kernels))
 
 
-def _measured(extra: float, extra_inside: float, events: float) -> MeasuredEvent:
+def _measure_cost(extra: float, extra_inside: float, events: float) -> MeasuredEvent:
     """Returns the cost of each of these events, or 0, as without a calibration, if they made it no slower."""
     if extra <= 0.0 or not events:
         return MeasuredEvent(0.0, 0.0)

@@ -49,8 +49,8 @@ def device_use(data: Any, begin: int, end: int) -> DeviceUse:
     }
     kernels = sum(int(np.sum(stream[1] <= length)) for stream in streams.values())
     devices = {name.partition(" stream ")[0] for name, stream in streams.items() if stream.size}
-    computing = _any_of([_joined(stream, 0.0) for stream in streams.values()])
-    working = _any_of([_joined(stream, float(MAX_START_GAP)) for stream in streams.values()])
+    computing = _any_of([_join(stream, 0.0) for stream in streams.values()])
+    working = _any_of([_join(stream, float(MAX_START_GAP)) for stream in streams.values()])
     lengths = [float(np.sum(np.diff(np.clip(times, 0.0, length), axis=0))) for times in (computing, working)]
     waits = 1 + working.shape[1] - np.sum(working[0] <= 0.0) - np.sum(working[1] >= length)
     return DeviceUse(lengths[0], lengths[1] - lengths[0], kernels, int(waits), len(devices))
@@ -60,7 +60,7 @@ def _kernels(line: Any, origin: int) -> Times:
     """Returns the kernels of a stream, with times relative to `origin` on the trace's clock."""
     flat = chain.from_iterable((event.start_ns - origin, event.duration_ns) for event in line.events)
     begins, durations = np.fromiter(flat, np.float64).reshape(-1, 2).T
-    return _sorted(np.stack([begins, begins + durations]))
+    return _sort(np.stack([begins, begins + durations]))
 
 
 def _within(times: Times, length: float) -> Float64[np.ndarray, "2 _"]:
@@ -68,11 +68,11 @@ def _within(times: Times, length: float) -> Float64[np.ndarray, "2 _"]:
     return times[:, (times[1] > 0.0) & (times[0] < length)]
 
 
-def _sorted(times: Float64[np.ndarray, "2 n"]) -> Times:
+def _sort(times: Float64[np.ndarray, "2 n"]) -> Times:
     return times[:, np.argsort(times[0], kind="stable")]
 
 
-def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 _"]:
+def _join(times: Times, longest: float) -> Float64[np.ndarray, "2 _"]:
     """Joins times that are at most `longest` nanoseconds apart."""
     begins, ends = times[0], np.maximum.accumulate(times[1])
     is_apart = begins[1:] > ends[:-1] + longest
@@ -83,4 +83,4 @@ def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 _"]:
 
 def _any_of(streams: Sequence[Float64[np.ndarray, "2 _"]]) -> Float64[np.ndarray, "2 _"]:
     """Returns the times that lie in any stream's."""
-    return _joined(_sorted(np.concatenate([np.empty((2, 0)), *streams], axis=1)), 0.0)
+    return _join(_sort(np.concatenate([np.empty((2, 0)), *streams], axis=1)), 0.0)

@@ -47,14 +47,14 @@ def flops_of(line: HloLine, lines: Lines) -> float:
         return 0.0
     if line.opcode.startswith("reduce") and line.operands and line.operands[0] in lines:
         return float(lines[line.operands[0]].elements)
-    return float(_changed_elements(line, lines))
+    return float(_count_changed_elements(line, lines))
 
 
 def weight_of(line: HloLine, lines: Lines) -> float:
     """Returns the cost of an instruction relative to others in the same fusion. Broadcasts cost nothing."""
     if line.opcode == "broadcast":
         return 0.0
-    return max(float(_changed_elements(line, lines)), flops_of(line, lines))
+    return max(float(_count_changed_elements(line, lines)), flops_of(line, lines))
 
 
 def bytes_of(line: HloLine, computations: Computations, lines: Lines) -> float:
@@ -92,7 +92,7 @@ def _updates(line: HloLine) -> tuple[str, ...]:
     return ()
 
 
-def _changed_elements(line: HloLine, lines: Lines) -> int:
+def _count_changed_elements(line: HloLine, lines: Lines) -> int:
     """Returns the elements of the results that an instruction computes, not those that it keeps."""
     if known := [lines[name] for name in _updates(line) if name in lines]:
         return sum(update.elements for update in known)

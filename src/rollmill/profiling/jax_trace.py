@@ -26,19 +26,19 @@ class JaxTrace:
         self._session: Any = _session(options)
         self._folder: TemporaryFolder | None = None
         if self._session is None:
-            self._folder = _begun(options)
+            self._folder = _begin(options)
 
     def stop(self) -> Any:
         """Ends the trace and returns its `jax.profiler.ProfileData`."""
         if self._folder is not None:
-            return _stopped_to_file(self._folder, _profile_data)
+            return _stop_to_file(self._folder, _profile_data)
         session, self._session = self._session, None
         return session.stop_and_get_profile_data()
 
     def abandon(self) -> None:
         """Ends the trace without collecting its events, which is much faster."""
         if self._folder is not None:
-            _stopped_to_file(self._folder, _profile_data)
+            _stop_to_file(self._folder, _profile_data)
         self._session = None
 
 
@@ -52,7 +52,7 @@ def trace_of_programs() -> bytes:
     options.host_tracer_level = 0
     if (session := _session(options)) is not None:
         return session.stop()
-    return _stopped_to_file(_begun(options), Path.read_bytes)
+    return _stop_to_file(_begin(options), Path.read_bytes)
 
 
 def _session(options: jax.profiler.ProfileOptions) -> Any:
@@ -67,7 +67,7 @@ def _session(options: jax.profiler.ProfileOptions) -> Any:
     return kind(options)
 
 
-def _begun(options: jax.profiler.ProfileOptions) -> TemporaryFolder:
+def _begin(options: jax.profiler.ProfileOptions) -> TemporaryFolder:
     """Starts a trace, and returns the folder it will be written into."""
     folder = TemporaryFolder("trace")
     try:
@@ -78,7 +78,7 @@ def _begun(options: jax.profiler.ProfileOptions) -> TemporaryFolder:
     return folder
 
 
-def _stopped_to_file(folder: TemporaryFolder, read: Callable[[Path], T]) -> T:
+def _stop_to_file(folder: TemporaryFolder, read: Callable[[Path], T]) -> T:
     try:
         jax.profiler.stop_trace()
         (file,) = folder.path.glob("plugins/profile/*/*.xplane.pb")

@@ -75,7 +75,7 @@ def memory_by_operation(
     if course:
         fullest = max(course, key=lambda moment: sum(moment.values()))
     else:
-        fullest = _kept_moment(program, places, instructions)
+        fullest = _find_kept_moment(program, places, instructions)
     found = [
         OperationMemory(
             path=path or (UNNAMED,),
@@ -151,13 +151,13 @@ def _shares_of_buffers(events: Iterable[HeapEvent], instructions: Mapping[str, I
         if event.is_end:
             continue
         writer = instructions.get(event.writer)
-        own[event.buffer], origins[event.buffer] = _own(writer), event.origin
+        own[event.buffer], origins[event.buffer] = _operations_of_writer(writer), event.origin
         if writer is not None and writer.shares != NO_OPERATION:
             first.setdefault(event.origin, writer.shares)
     return {number: shares or first.get(origins[number], NO_OPERATION) for number, shares in own.items()}
 
 
-def _kept_moment(
+def _find_kept_moment(
     program: AssignedProgram, places: Mapping[int, Place], instructions: Mapping[str, Instruction]
 ) -> Mapping[Path, float]:
     """Returns the bytes of each operation at the fullest moment that the compiler reports.
@@ -169,7 +169,7 @@ def _kept_moment(
     first: dict[Place, Shares] = {}
     for buffer in sorted(parts_of(program.assignment, BUFFERS), key=lambda each: number_in(each, 1)):
         number, name = number_in(buffer, 1), program.instructions.get(number_in(part_in(buffer, 3), 4), "")
-        if number in places and (shares := _own(instructions.get(name))):
+        if number in places and (shares := _operations_of_writer(instructions.get(name))):
             own[number] = shares
             first.setdefault(places[number], shares)
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
@@ -184,7 +184,7 @@ def _kept_moment(
     return now
 
 
-def _own(writer: Instruction | None) -> Shares | None:
+def _operations_of_writer(writer: Instruction | None) -> Shares | None:
     """Returns the operations of the instruction that writes a buffer, or None for loops and instructions
     without.
     """

@@ -94,24 +94,24 @@ class TraceRecorder:
         """Stops recording, and returns the window between `begin` and `end`, in nanoseconds of
         `time.monotonic_ns`.
         """
-        return self._window(self._ended().stop(), begin, end)
+        return self._window(self._end_trace().stop(), begin, end)
 
     def stop_with_use(self, begin: int, end: int, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse]:
         """Stops recording a process that uses accelerators. Returns how long they worked, and the window if
         `read`.
         """
-        recorded = self._ended().stop()
+        recorded = self._end_trace().stop()
         window = self._window(recorded, begin, end) if read else None
         return window, device_use(recorded, begin, end)
 
     def stop_and_read(self, names: Naming) -> Trace:
         """Stops recording, and returns the whole trace."""
-        return read_trace(self._ended().stop(), names)
+        return read_trace(self._end_trace().stop(), names)
 
     def abandon(self) -> None:
         """Stops a recording in progress and discards its events."""
         if self.is_recording:
-            self._ended().abandon()
+            self._end_trace().abandon()
 
     def _window(self, recorded: Any, begin: int, end: int) -> RecordedWindow:
         self._programs.read_new()
@@ -128,7 +128,7 @@ class TraceRecorder:
         memory = tuple(self._programs.memory)
         return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators)
 
-    def _ended(self) -> JaxTrace:
+    def _end_trace(self) -> JaxTrace:
         """Returns the running trace, to which Rollmill's own code adds no more events."""
         assert self._running is not None, "a recording was started"
         self._simulators.stop()

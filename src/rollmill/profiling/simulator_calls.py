@@ -35,9 +35,9 @@ class SimulatorCalls:
             return
         monitoring, events = sys.monitoring, sys.monitoring.events
         monitoring.use_tool_id(monitoring.PROFILER_ID, TOOL)
-        monitoring.register_callback(monitoring.PROFILER_ID, events.CALL, self._called)
+        monitoring.register_callback(monitoring.PROFILER_ID, events.CALL, self._on_call)
         for event in (events.C_RETURN, events.C_RAISE):
-            monitoring.register_callback(monitoring.PROFILER_ID, event, self._returned)
+            monitoring.register_callback(monitoring.PROFILER_ID, event, self._on_return)
         monitoring.set_events(monitoring.PROFILER_ID, events.CALL | events.C_RETURN | events.C_RAISE)
         monitoring.restart_events()
         self._on, self._ignore = True, monitoring.DISABLE
@@ -50,7 +50,7 @@ class SimulatorCalls:
             self._on = False
             self._open.clear()
 
-    def _called(self, code: CodeType, offset: int, function: object, argument: object) -> object:
+    def _on_call(self, code: CodeType, offset: int, function: object, argument: object) -> object:
         if not is_simulator(function):
             return self._ignore
         operation = stepped_operation()
@@ -60,7 +60,7 @@ class SimulatorCalls:
             self._open.setdefault(threading.get_ident(), []).append((function, opened))
         return None
 
-    def _returned(self, code: CodeType, offset: int, function: object, argument: object) -> None:
+    def _on_return(self, code: CodeType, offset: int, function: object, argument: object) -> None:
         stack = self._open.get(threading.get_ident())
         if stack and stack[-1][0] is function:
             stack.pop()[1].__exit__(None, None, None)

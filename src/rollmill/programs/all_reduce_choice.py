@@ -52,14 +52,14 @@ def choose_all_reduce(
         return AllReduceChoice(mesh_all_reduce(mesh))
     num_parameters = _num_parameters(graph)
     if wanted != "auto":
-        return AllReduceChoice(_wanted(mesh, wanted, host, num_parameters))
+        return AllReduceChoice(_make_wanted(mesh, wanted, host, num_parameters))
     means = _available_means(mesh, host, num_parameters)
     if len(means) == 1:
         # on GPUs, several all-reduces may be available when the run is resumed, so the choice is recorded
         on_gpus = mesh.devices.flat[0].platform == "gpu"
         return AllReduceChoice(means["flat"], "flat" if on_gpus else None)
     file = _file_of(mesh, num_parameters, means)
-    if (known := _stored(file)) is not None:
+    if (known := _read_stored(file)) is not None:
         return AllReduceChoice(
             means[known], known, [(f"means use {known}, the fastest way in an earlier measurement")]
         )
@@ -72,7 +72,7 @@ def choose_all_reduce(
     return AllReduceChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
 
 
-def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshAllReduce:
+def _make_wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshAllReduce:
     if way == "host" and host is None:
         raise UsageError("reduction=host needs several processes, but this run has one. hint: use reduction=auto.")
     try:
@@ -102,7 +102,7 @@ def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshAllR
     return cached_file("means", [kind, shape, jax.process_count(), num_parameters, list(means)])
 
 
-def _stored(file: Path) -> AllReduce | None:
+def _read_stored(file: Path) -> AllReduce | None:
     """Returns the choice that all processes have stored. None if one has none, or they differ."""
     from rollmill.fusion.cache import read_cached
 

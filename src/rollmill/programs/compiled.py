@@ -131,7 +131,7 @@ class CompiledProgram(NamedTuple):
         """Returns a state that iterations may overwrite: `state` itself, or a copy if the
         program `copies_state`.
         """
-        return _copied(state) if self.copies_state else state
+        return _copy(state) if self.copies_state else state
 
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
         """Runs `count` iterations. Returns the last state and the summed metrics (the minimum of flags).
@@ -142,7 +142,7 @@ class CompiledProgram(NamedTuple):
         if isinstance(state, tuple):  # seeds take turns
             states, metrics = zip(*(self.advance(own, count) for own in state), strict=True)
             together: Any = states
-            return together, _stacked(metrics)
+            return together, _stack(metrics)
         counts = (np.int32(count),) if self.sums_iterations else ()
         state, metrics = self.step(self.empty.removed_from(state), *counts, *self.operands)
         return self.empty.added_to(state), metrics.values
@@ -205,12 +205,12 @@ def lower(
         fusion=fusion,
         numerics=numerics,
         unroll=unroll or unroll_for(platform),
-        devices=_own_first(mesh.devices.flat),
+        devices=_put_own_first(mesh.devices.flat),
         num_seeds=len(seeds),
         launches=launches,
         turns=len(seeds) // len(at_once),
     )
-    state, mean = _placed_state(graph, at_once, mesh), mean or mesh_all_reduce(mesh)
+    state, mean = _place_state(graph, at_once, mesh), mean or mesh_all_reduce(mesh)
     loses_state = reuses_memory(graph, state.shapes, devices=mesh.size)
     donates_state = loses_state or platform in IN_PLACE
     draws_for_seeds = graph.replay is not None and len(at_once) > 1
@@ -274,7 +274,7 @@ class _PlacedState(NamedTuple):
         return jax.tree.map(place, self.shapes, self.shardings)
 
 
-def _placed_state(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> _PlacedState:
+def _place_state(graph: Graph, seeds: Sequence[int], mesh: Mesh) -> _PlacedState:
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
@@ -304,7 +304,7 @@ def _step_program(
     )
 
 
-def _own_first(devices: Iterable[Any]) -> list[Any]:
+def _put_own_first(devices: Iterable[Any]) -> list[Any]:
     """Returns the devices, this process's first."""
     return sorted(devices, key=lambda device: device.process_index != jax.process_index())
 
@@ -366,7 +366,7 @@ def held_leaves(graph: Graph, shape: tuple[int, ...] = ()) -> GivenLeaves:
 
     numbers = {f"learner.hyperparameters.{name}": np.full(shape, value) for name, value in held.items()}
     numbers |= _parameter_leaves(graph, shape)
-    return GivenLeaves(numbers, progress, LeftOut("collector.", partial(_begun_environments, graph)))
+    return GivenLeaves(numbers, progress, LeftOut("collector.", partial(_begin_environments, graph)))
 
 
 def _parameter_leaves(graph: Graph, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -385,12 +385,12 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
 
 
 @jax.jit
-def _stacked(metrics: Sequence[Array]) -> Array:
+def _stack(metrics: Sequence[Array]) -> Array:
     return jnp.stack(metrics)
 
 
 @jax.jit
-def _copied(state: State) -> State:
+def _copy(state: State) -> State:
     return jax.tree.map(jnp.copy, state)
 
 
@@ -422,7 +422,7 @@ def start_environments(graph: Graph, key: Key, index: np.ndarray | Array, iterat
         return start(key, index, parameters)
 
 
-def _begun_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _begin_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns environments that begin before an iteration, by path, for a state with these other leaves.
 
     Stored episodes of these environments end, because they do not continue. Python objects begin with their

@@ -70,14 +70,14 @@ def program_options(platform: str | None = None) -> CompilerOptions:
     """Returns the XLA options for all programs on a platform. Default: the platform that JAX uses."""
     if (platform or jax.default_backend()) != "cpu":
         return EXACT_PRECISION
-    return _joined(EXACT_PRECISION, *_known(PLAIN_CONVOLUTIONS))
+    return _join(EXACT_PRECISION, *_filter_known(PLAIN_CONVOLUTIONS))
 
 
 def start_options(num_bytes: int = 0) -> CompilerOptions:
     """Returns the XLA options for the program that creates the first state, of `num_bytes` bytes for each seed."""
     if jax.default_backend() != "cpu" or num_bytes >= LARGE_START_BYTES:
         return program_options()
-    return _joined(program_options(), *(_known(QUICK_COMPILATION) or _known(UNOPTIMISED)))
+    return _join(program_options(), *(_filter_known(QUICK_COMPILATION) or _filter_known(UNOPTIMISED)))
 
 
 def single_call_options() -> CompilerOptions:
@@ -87,7 +87,7 @@ def single_call_options() -> CompilerOptions:
 
 def without_tuning(options: CompilerOptions, platform: str) -> CompilerOptions:
     """Returns options with which XLA times no algorithms on a GPU. On other platforms, it never does."""
-    return _joined(options, WITHOUT_TUNING) if platform == "gpu" else options
+    return _join(options, WITHOUT_TUNING) if platform == "gpu" else options
 
 
 def options_for(mesh: Mesh, *, draws_for_seeds: bool = False) -> CompilerOptions:
@@ -97,18 +97,18 @@ def options_for(mesh: Mesh, *, draws_for_seeds: bool = False) -> CompilerOptions
     """
     platform = mesh.devices.flat[0].platform
     if platform == "cpu" and draws_for_seeds:
-        return _joined(program_options(platform), *_known(KEPT_BARRIERS))
+        return _join(program_options(platform), *_filter_known(KEPT_BARRIERS))
     several_gpus = mesh.shape["gpu"] > 1 and platform == "gpu"
     if not several_gpus or mesh.shape["instance"] > 1:  # untested if processes share a GPU
         return program_options(platform)
-    return _joined(EXACT_PRECISION, *_known(ALL_REDUCES_IN_CUDA_GRAPHS, SYMMETRIC_BUFFERS))
+    return _join(EXACT_PRECISION, *_filter_known(ALL_REDUCES_IN_CUDA_GRAPHS, SYMMETRIC_BUFFERS))
 
 
-def _joined(*parts: CompilerOptions) -> CompilerOptions:
+def _join(*parts: CompilerOptions) -> CompilerOptions:
     return {name: value for options in parts for name, value in options.items()}
 
 
-def _known(*parts: CompilerOptions) -> list[CompilerOptions]:
+def _filter_known(*parts: CompilerOptions) -> list[CompilerOptions]:
     """Returns the parts that this version of XLA has."""
     return [options for options in parts if _are_known(tuple(options.items()))]
 

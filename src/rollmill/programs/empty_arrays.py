@@ -44,14 +44,14 @@ class EmptyArrays(NamedTuple):
 
     def added_to(self, tree: PyTree[Any]) -> PyTree[Any]:
         """Returns a tree on all devices with its leaves without elements."""
-        return self._completed(tree, self.arrays) if self.arrays else tree
+        return self._complete(tree, self.arrays) if self.arrays else tree
 
     def added_to_part(self, tree: PyTree[Any]) -> PyTree[Any]:
         """Returns a single device's part of the tree with its leaves without elements."""
         part = lambda whole: jnp.zeros(whole.sharding.shard_shape(whole.shape), whole.dtype)
-        return self._completed(tree, jax.tree.map(part, self.arrays)) if self.arrays else tree
+        return self._complete(tree, jax.tree.map(part, self.arrays)) if self.arrays else tree
 
-    def _completed(self, tree: PyTree[Any], arrays: dict[int, Array]) -> PyTree[Any]:
+    def _complete(self, tree: PyTree[Any], arrays: dict[int, Array]) -> PyTree[Any]:
         others = iter(jax.tree.leaves(tree))
         numbers = range(self.structure.num_leaves)
         return jax.tree.unflatten(self.structure, [arrays[n] if n in arrays else next(others) for n in numbers])

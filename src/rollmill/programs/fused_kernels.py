@@ -205,27 +205,27 @@ class _Chooser:
 
         The first call starts to compile the candidates of both kernels.
         """
-        if part not in self.parts or self._left_out(part):
+        if part not in self.parts or self._is_left_out(part):
             return plain
         try:
-            return self._fused(part, plain)
+            return self._fuse(part, plain)
         except CannotFuse as reason:
-            if self._required(part):
+            if self._is_required(part):
                 raise impossible_fusion(self.fusion, reason, part) from reason
             return plain._replace(note=f"{part} are not fused: {reason}")
 
-    def _required(self, part: KernelPart) -> bool:
+    def _is_required(self, part: KernelPart) -> bool:
         """Returns whether the options ask for this kernel, however long it takes to compile."""
         return self.fusion != "auto" and part in self.parts
 
-    def _left_out(self, part: KernelPart) -> bool:
+    def _is_left_out(self, part: KernelPart) -> bool:
         """Returns whether the run began without this kernel."""
-        return self.launches is not None and self.launches.get(part) is None and not self._required(part)
+        return self.launches is not None and self.launches.get(part) is None and not self._is_required(part)
 
-    def _fused(self, part: KernelPart, plain: Implementation) -> Implementation:
+    def _fuse(self, part: KernelPart, plain: Implementation) -> Implementation:
         candidates = self._candidates[part]
         if isinstance(candidates, SearchTooLong) and self.saved:
-            candidates = _or_reason(self._sought[part])  # what others save can pay for its search
+            candidates = _or_reason(self._searches[part])  # what others save can pay for its search
         if isinstance(candidates, CannotFuse):
             raise candidates
         kind, function = {
@@ -246,10 +246,10 @@ class _Chooser:
 
         All candidates compile in the background from here on, side by side.
         """
-        return {part: _or_reason(self._sought[part]) for part in self.parts if not self._left_out(part)}
+        return {part: _or_reason(self._searches[part]) for part in self.parts if not self._is_left_out(part)}
 
     @property
-    def _sought(self) -> Mapping[KernelPart, Callable[[], "_Candidates"]]:
+    def _searches(self) -> Mapping[KernelPart, Callable[[], "_Candidates"]]:
         return {"rollouts": self._rollout_candidates, "gradients": self._gradient_candidates}
 
     def _rollout_candidates(self) -> "_Candidates":

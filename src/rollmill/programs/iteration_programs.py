@@ -91,7 +91,7 @@ class StepMaker(NamedTuple):
         """Chooses the kernels of an iteration and compiles its program, or loads both if they are stored."""
         stored, weighs = self._stored_choices(), self._weighs_cost()
         if (kernels := stored.read()) is not None:
-            if (compiled := self._known(kernels)) is not None:
+            if (compiled := self._find_known(kernels)) is not None:
                 return kernels, compiled
             if weighs and not self._save_their_program(kernels):
                 return self._without_kernels(TOO_LITTLE)
@@ -99,7 +99,7 @@ class StepMaker(NamedTuple):
             if (ready := self._ready()) is not None:
                 return ready
             return self._within_budget(stored)
-        kernels, compiled = self._sought()
+        kernels, compiled = self._search()
         stored.keep(kernels)
         return kernels, compiled
 
@@ -108,13 +108,13 @@ class StepMaker(NamedTuple):
         budget, plain = self._budget()
         if not budget.pays:
             return self._without_kernels(str(budget), plain)
-        kernels = self._chosen(budget)
+        kernels = self._choose(budget)
         stored.keep(kernels)
         if kernels.have_some and not budget.uses_kernels:
             return self._without_kernels(TOO_LITTLE, plain)
         if not kernels.have_some and plain is not None:
             return kernels, plain
-        return self._made_with(kernels)
+        return self._make_with(kernels)
 
     def _without_kernels(
         self, note: str, compiled: jax.stages.Compiled | None = None
@@ -122,22 +122,26 @@ class StepMaker(NamedTuple):
         """Returns the iteration by XLA. The run records that it has no kernels, and continues without them."""
         kernels = plain_kernels(self.request.unroll).with_note(note)
         kernels = kernels._replace(device=device_name(self.request.devices[0]))
-        return kernels, compiled or self._made(kernels)
+        return kernels, compiled or self._make_program(kernels)
 
     def _save_their_program(self, kernels: KernelChoice) -> bool:
         """Returns whether kernels save more than compiling their program takes."""
         saved = math.inf if kernels.saved is None else kernels.saved * self.request.graph.loops.iterations
         return saved > PROGRAM_SECONDS.get(self.request.devices[0].platform, math.inf)
 
-    def _known(self, kernels: KernelChoice) -> jax.stages.Compiled | None:
+    def _find_known(self, kernels: KernelChoice) -> jax.stages.Compiled | None:
         """Returns the iteration of a stored choice. None if it has kernels, and is not stored itself."""
-        return self._store(kernels).load(self.step_with(kernels)) if kernels.have_some else self._made(kernels)
+        return (
+            self._store(kernels).load(self.step_with(kernels))
+            if kernels.have_some
+            else self._make_program(kernels)
+        )
 
-    def _sought(self) -> tuple[KernelChoice, jax.stages.Compiled]:
+    def _search(self) -> tuple[KernelChoice, jax.stages.Compiled]:
         """Chooses the kernels, and compiles the iteration."""
-        return self._made_with(self._chosen(None))
+        return self._make_with(self._choose(None))
 
-    def _chosen(self, budget: SearchBudget | None) -> KernelChoice:
+    def _choose(self, budget: SearchBudget | None) -> KernelChoice:
         request, alone = self.request, jax.process_count() == 1
         if alone and not (self._on_cpu or may_be_stored(self.mesh)):
             self.before_timing()
@@ -147,15 +151,15 @@ class StepMaker(NamedTuple):
         self.announce(kernels)
         return kernels
 
-    def _made_with(self, kernels: KernelChoice) -> tuple[KernelChoice, jax.stages.Compiled]:
+    def _make_with(self, kernels: KernelChoice) -> tuple[KernelChoice, jax.stages.Compiled]:
         request = self.request
         if not self._on_cpu:
             self.before_timing()
         try:
-            return kernels, self._made(kernels)
+            return kernels, self._make_program(kernels)
         except CannotFuse as reason:
             kernels = without_kernels(request.fusion, request.unroll, reason)
-            return kernels, self._made(kernels)
+            return kernels, self._make_program(kernels)
 
     @property
     def _calls(self) -> int:
@@ -228,7 +232,7 @@ class StepMaker(NamedTuple):
         if seconds is None:
             try:
                 began = time.perf_counter()
-                compiled = self._made(kernels)
+                compiled = self._make_program(kernels)
                 program_seconds = max(program_seconds, time.perf_counter() - began)
                 seconds = self.seconds_of(compiled)
             # there was too little memory for this program, but kernels may need less
@@ -237,7 +241,7 @@ class StepMaker(NamedTuple):
             stored.keep(seconds)
         return SearchBudget(seconds * self._calls, program_seconds, records), compiled
 
-    def _made(self, kernels: KernelChoice) -> jax.stages.Compiled:
+    def _make_program(self, kernels: KernelChoice) -> jax.stages.Compiled:
         self.stores.append(self._store(kernels))
         return load_or_compile(self.step_with(kernels), self.stores[-1])
 

@@ -143,15 +143,15 @@ class ProgramStore:
             return None
         if (recent := RECENT.find(file, make)) is not None:
             return recent
-        if (loaded := self._loaded(file, make)) is not None:
+        if (loaded := self._load(file, make)) is not None:
             self._keep(file, loaded)
         return loaded
 
     def compile(self, make: "StorableProgram", lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compiles a lowered program and stores it. May be called in any thread."""
-        return self._kept(self._file(make), make, lowered)
+        return self._compile_and_store(self._file(make), make, lowered)
 
-    def _loaded(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
+    def _load(self, file: Path, make: "StorableProgram") -> jax.stages.Compiled | None:
         try:
             packed = read_verified(file, MAX_BYTES)
             if packed is None:
@@ -162,7 +162,7 @@ class ProgramStore:
         except Exception:  # a program of another version may raise anything, and is compiled again
             return None
 
-    def _kept(
+    def _compile_and_store(
         self, file: Path | None, make: "StorableProgram", lowered: jax.stages.Lowered
     ) -> jax.stages.Compiled:
         """Compiles a program, and stores it unless it depends on more than the store's name, or compiles fast."""

@@ -73,7 +73,7 @@ class StoredChoices:
             return
         from rollmill.fusion.cache import write_once
 
-        choice = StoredChoice(_stored(kernels.rollouts), _stored(kernels.gradients), kernels.saved)
+        choice = StoredChoice(_stored_part(kernels.rollouts), _stored_part(kernels.gradients), kernels.saved)
         # if the choice cannot be stored, the next run searches again
         with contextlib.suppress(OSError, CheckpointError):
             write_once(self._file, json.dumps(asdict(choice)))
@@ -87,7 +87,7 @@ def _file_of(request: KernelRequest, sources: Iterable[Path]) -> Path | None:
     return None if name is None else cache_root() / FOLDER / f"{name}.json"
 
 
-def _stored(part: Implementation) -> StoredPart:
+def _stored_part(part: Implementation) -> StoredPart:
     return StoredPart(part.fused, part.note, part.launch)
 
 

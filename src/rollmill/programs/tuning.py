@@ -94,7 +94,7 @@ class Tuner:
         """
         if (stored := search.stored_result()) is not None:
             return lambda: stored
-        spent = self._spent()
+        spent = self._seconds_spent()
         if self.budget is not None:
             self.budget.admit(search.file, _size(search), spent, search.compile_seconds * _turns(search))
         began = self._began = self._clock() if self._began is None else self._began
@@ -103,7 +103,7 @@ class Tuner:
 
         def compile_all() -> Sequence[Any]:
             compiled = compile_candidates(search, wait_for_kernel)
-            compiled_at.append(self._spent())
+            compiled_at.append(self._seconds_spent())
             return compiled
 
         candidates = self._submit(compile_all)
@@ -116,7 +116,7 @@ class Tuner:
             try:
                 self._wait()
                 compiled, values = candidates.result(), made.result()
-                waited = self._spent() - compiled_at[0]
+                waited = self._seconds_spent() - compiled_at[0]
                 self._before_timing()
                 computed = inputs and inputs.result()(*values)
                 return find_fastest_launch(
@@ -125,14 +125,14 @@ class Tuner:
             finally:
                 self.seconds = self._clock() - began
                 if self.budget is not None:
-                    own = self._spent() - spent - waited
+                    own = self._seconds_spent() - spent - waited
                     self.budget.end(search.file, _size(search), own, was_late=self.was_late)
 
         return finish
 
     def _wait(self) -> None:
         """Waits for all compilations. Raises `CannotFuse` at the limit."""
-        left = self._left()
+        left = self._seconds_left()
         unfinished = wait(self._compiling, None if left == math.inf else max(0.0, left)).not_done
         if unfinished:
             self.was_late = True
@@ -148,18 +148,18 @@ class Tuner:
         return compiled.result()
 
     def _is_late(self) -> bool:
-        self.was_late |= self._left() <= 0
+        self.was_late |= self._seconds_left() <= 0
         return self.was_late
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Returns the seconds until the limit."""
-        return self._limit - self._spent()
+        return self._limit - self._seconds_spent()
 
     @property
     def _limit(self) -> float:
         return math.inf if self.budget is None else self.budget.limit
 
-    def _spent(self) -> float:
+    def _seconds_spent(self) -> float:
         """Returns the seconds of the budget that are spent."""
         return self._clock() - self._opened
 

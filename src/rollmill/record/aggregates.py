@@ -184,7 +184,7 @@ class EpisodeWindow:
         window._kinds = tuple(saved.get("kinds", ()))
         for count, returns, lengths, *of_kinds in saved["recent"]:
             window._recent.append(_EndedEpisodes(count, returns, lengths, tuple(of_kinds)))
-        window._sums = window._summed()
+        window._sums = window._sum_window()
         window.best_return = saved["best_return"]
         return window
 
@@ -201,12 +201,12 @@ class EpisodeWindow:
             left = self._sums.count + count  # exact, because episodes are counted in whole numbers
             while len(self._recent) > 1 and left - self._recent[0].count >= EPISODES:
                 left -= self._recent.popleft().count
-            self._sums = self._summed()
+            self._sums = self._sum_window()
         mean = self.mean_return
         if self.full and mean is not None:
             self.best_return = mean if self.best_return is None else max(mean, self.best_return)
 
-    def _summed(self) -> _EndedEpisodes:
+    def _sum_window(self) -> _EndedEpisodes:
         """Returns the sums over the window, from its beginning. A resumed run returns equal sums."""
         if not self._recent:
             return self._sums

@@ -122,7 +122,7 @@ class Checkpoints:
         scores, the newest counts.
         """
         self.wait()
-        ranked = self._ranked(self.iterations())
+        ranked = self._order_by_score(self.iterations())
         return ranked[0] if ranked and self._scores[ranked[0]] > -math.inf else None
 
     def save(
@@ -362,7 +362,7 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         """Deletes all checkpoints after `newest`, and those neither among the last nor the best."""
         past = [i for i in self.iterations() if i <= newest]
-        keep = {*past[-self.keep_last :], *self._ranked(past)[: self.keep_best]}
+        keep = {*past[-self.keep_last :], *self._order_by_score(past)[: self.keep_best]}
         for iteration in set(self.iterations()) - keep:
             trash = f"{DELETED}{iteration}"
             self._folder.remove(trash)
@@ -371,7 +371,7 @@ class Checkpoints:
             self._scores.pop(iteration, None)
         self._clean_up()
 
-    def _ranked(self, iterations: Sequence[int]) -> list[int]:
+    def _order_by_score(self, iterations: Sequence[int]) -> list[int]:
         for iteration in iterations:
             if iteration not in self._scores:
                 self._scores[iteration] = self._read_score(iteration)

@@ -72,7 +72,9 @@ def _value(value: Any) -> bytes:
 def record(event: bytes) -> bytes:
     """Encodes a TensorBoard event as a record: its length with a checksum, then its bytes with a checksum."""
     length = struct.pack("<Q", len(event))
-    return b"".join([length, struct.pack("<I", _masked(length)), event, struct.pack("<I", _masked(event))])
+    return b"".join(
+        [length, struct.pack("<I", _masked_checksum(length)), event, struct.pack("<I", _masked_checksum(event))]
+    )
 
 
 def crc32c(data: bytes) -> int:
@@ -83,7 +85,7 @@ def crc32c(data: bytes) -> int:
     return checksum ^ 0xFFFFFFFF
 
 
-def _masked(data: bytes) -> int:
+def _masked_checksum(data: bytes) -> int:
     checksum = crc32c(data)
     return ((checksum >> 15 | checksum << 17) + MASK) & 0xFFFFFFFF
 

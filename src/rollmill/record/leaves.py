@@ -35,7 +35,7 @@ def leaf_types(tree: PyTree) -> dict[str, LeafType]:
 
     Raises a `UsageError` if a leaf is not a numeric array.
     """
-    return {path: _leaf_type(path, leaf) for path, leaf in _named_leaves(tree)}
+    return {path: _leaf_type(path, leaf) for path, leaf in _name_leaves(tree)}
 
 
 def to_host(tree: PyTree) -> dict[str, np.ndarray]:
@@ -44,9 +44,9 @@ def to_host(tree: PyTree) -> dict[str, np.ndarray]:
     On a CPU, `jax.device_get` returns arrays that share memory with JAX arrays, which the next step may overwrite.
     Such arrays are copied.
     """
-    named = _named_leaves(tree)
+    named = _name_leaves(tree)
     fetched = jax.device_get([jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf for _, leaf in named])
-    return {path: _owned(leaf, value) for (path, leaf), value in zip(named, fetched, strict=True)}
+    return {path: _own_copy(leaf, value) for (path, leaf), value in zip(named, fetched, strict=True)}
 
 
 def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
@@ -55,7 +55,7 @@ def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
     Leaves that are NumPy arrays in `abstract` remain NumPy arrays. All others become JAX arrays, with the sharding
     of the abstract leaf if it has one.
     """
-    leaves = [_place(arrays[path], leaf) for path, leaf in _named_leaves(abstract)]
+    leaves = [_place(arrays[path], leaf) for path, leaf in _name_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
@@ -98,7 +98,7 @@ def differences(stored: Mapping[str, LeafType], wanted: Mapping[str, LeafType]) 
     ]
 
 
-def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+def _name_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path, _ in flat]
     # two paths can have the same short form, as in {1: ..., "1": ...}, but never the same long form
@@ -128,7 +128,7 @@ def _key_kind(leaf: Any) -> str:
     return str(kinds[0])
 
 
-def _owned(leaf: Any, value: Any) -> np.ndarray:
+def _own_copy(leaf: Any, value: Any) -> np.ndarray:
     is_copy = isinstance(leaf, jax.Array) and isinstance(value, np.ndarray) and value.flags.owndata
     return value if is_copy else np.array(value, copy=True)
 

@@ -44,7 +44,7 @@ def metric_curve(run: RunDirectory, metric: str) -> list[MetricPoint]:
     """
     if metric in LINE_START:
         return []
-    read = (_parsed(line, metric) for line in _lines(run))
+    read = (_parse(line, metric) for line in _lines(run))
     return [point for point in read if point is not None and point.seconds >= 0 and math.isfinite(point.value)]
 
 
@@ -69,13 +69,13 @@ def thinned_curve(
     all seeds, or the curve of one `seed`.
     """
     metric = metric if seed is None else f"{metric}_seed{seed}"
-    with _opened(run.folder, METRICS) as file:
+    with _open(run.folder, METRICS) as file:
         if file is None:
             return []
         size = os.fstat(file.fileno()).st_size
         lines = [_line_at(file, size * number // max_points, size) for number in range(max_points - 1)]
         lines.append(_last_line(file, size))
-    points = (_parsed(line, metric) for line in lines)
+    points = (_parse(line, metric) for line in lines)
     by_steps = {point.env_steps: point._replace(seconds=0.0) for point in points if point is not None}
     return [by_steps[steps] for steps in sorted(by_steps)]
 
@@ -125,7 +125,7 @@ def agent_kinds(run: RunDirectory) -> list[str] | None:
 
 def _tail(run: RunDirectory) -> list[bytes]:
     """Returns the whole lines at the end of a run's metrics."""
-    with _opened(run.folder, METRICS) as file:
+    with _open(run.folder, METRICS) as file:
         if file is None:
             return []
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -161,7 +161,7 @@ class LineFollower:
 
     def read(self) -> list[bytes]:
         """Returns the complete lines written since the last call, or none if the file does not exist yet."""
-        with _opened(self._folder, self._name) as file:
+        with _open(self._folder, self._name) as file:
             if file is None:
                 return []
             status = os.fstat(file.fileno())
@@ -175,7 +175,7 @@ class LineFollower:
 
     def read_points(self, metric: str = RETURN) -> list[MetricPoint]:
         """Returns the values of a metric in the lines written since the last call."""
-        points = (_parsed(line, metric) for line in self.read())
+        points = (_parse(line, metric) for line in self.read())
         return [point._replace(seconds=0.0) for point in points if point is not None]
 
 
@@ -186,7 +186,7 @@ def _decoder(metric: str) -> msgspec.json.Decoder:
     return msgspec.json.Decoder(msgspec.defstruct("Line", [("env_steps", int), value, ("seconds", float, -1.0)]))
 
 
-def _parsed(line: bytes, metric: str) -> MetricPoint | None:
+def _parse(line: bytes, metric: str) -> MetricPoint | None:
     """Returns the metric in a line, if the line is intact and has it."""
     try:
         read = _decoder(metric).decode(line)
@@ -212,7 +212,7 @@ def _lines(run: RunDirectory) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _opened(folder: Folder, name: str) -> Iterator[IO[bytes] | None]:
+def _open(folder: Folder, name: str) -> Iterator[IO[bytes] | None]:
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(folder.reading(name))

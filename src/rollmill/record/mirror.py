@@ -152,7 +152,7 @@ class Mirror:
                 return
             except Exception as error:  # training continues after any error
                 failures += 1
-                self._failed(error, failures)
+                self._note_failure(error, failures)
                 continue
             if failures >= FAILURES_TOLD:
                 self._note(f"{self._store.url} has all finished checkpoints again")
@@ -161,7 +161,7 @@ class Mirror:
                 return
             self._ends.wait(LOOK_SECONDS)
 
-    def _failed(self, error: Exception, failures: int) -> None:
+    def _note_failure(self, error: Exception, failures: int) -> None:
         """Notes a failure, and pauses before the next try."""
         self._whole.clear()
         self.problem = str(error)
@@ -180,7 +180,7 @@ class Mirror:
         self._whole.clear()
         present = sorted(now[0], key=int, reverse=True)
         with contextlib.ExitStack() as stack:
-            newest = self._opened(stack, present[0]) if present else None
+            newest = self._open(stack, present[0]) if present else None
             marker = self._claim()
             # copied after the checkpoints, so that the metrics include the lines before each checkpoint
             for name in self._files():
@@ -188,7 +188,7 @@ class Mirror:
             self._copy_checkpoint(newest)
         for iteration in present[1:]:
             with contextlib.ExitStack() as stack:
-                self._copy_checkpoint(self._opened(stack, iteration))
+                self._copy_checkpoint(self._open(stack, iteration))
         if newest and self._checkpoints.get(newest.iteration):
             for iteration in self._checkpoints.keys() - set(present):
                 self._delete_checkpoint(iteration)
@@ -248,7 +248,7 @@ class Mirror:
             self._store.write(name, file.read() if signature[1] <= MAX_BYTES else file)
         self._copied[name] = signature
 
-    def _opened(self, stack: contextlib.ExitStack, iteration: str) -> _Opened | None:
+    def _open(self, stack: contextlib.ExitStack, iteration: str) -> _Opened | None:
         """Opens a checkpoint. Returns None if it is gone, or just being replaced."""
         folder = self._run.checkpoints.inner(iteration)
         try:

@@ -62,28 +62,28 @@ class ObjectStore:
         limits["connect_timeout"] = timedelta(seconds=CONNECT_SECONDS)
         again = {"max_retries": 3, "retry_timeout": timedelta(seconds=RETRIED_SECONDS)}
         connect: Any = from_url
-        with _named(url):
+        with _translate_errors(url):
             self._store = connect(url, client_options=limits, retry_config=again)
 
     def sizes(self) -> dict[str, int]:
         """Returns the size of each object in bytes, by its name relative to the folder."""
         import obstore
 
-        with _named(self.url):
+        with _translate_errors(self.url):
             return {each["path"]: each["size"] for page in obstore.list(self._store) for each in page}
 
     def read(self, name: str) -> bytes:
         """Returns the content of a small object."""
         import obstore
 
-        with _named(f"{self.url}/{name}"):
+        with _translate_errors(f"{self.url}/{name}"):
             return bytes(obstore.get(self._store, name).bytes())
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yields the content of an object in chunks."""
         import obstore
 
-        with _named(f"{self.url}/{name}"):
+        with _translate_errors(f"{self.url}/{name}"):
             for chunk in obstore.get(self._store, name).stream():
                 yield bytes(chunk)
 
@@ -92,14 +92,14 @@ class ObjectStore:
         import obstore
 
         file = io.BytesIO(content) if isinstance(content, bytes) else content
-        with _named(f"{self.url}/{name}"):
+        with _translate_errors(f"{self.url}/{name}"):
             obstore.put(self._store, name, file)
 
     def delete(self, name: str) -> None:
         """Deletes an object. Nothing happens if the object does not exist."""
         import obstore
 
-        with _named(f"{self.url}/{name}"):
+        with _translate_errors(f"{self.url}/{name}"):
             try:
                 obstore.delete(self._store, name)
             except FileNotFoundError:
@@ -120,7 +120,7 @@ def patiently(action: Callable[[], Result]) -> Result:
 
 
 @contextmanager
-def _named(url: str) -> Iterator[None]:
+def _translate_errors(url: str) -> Iterator[None]:
     """Translates errors of obstore."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 

@@ -98,7 +98,7 @@ class RunDirectory:
 
         Raises a `UsageError` if that folder cannot be written.
         """
-        parent = next(folder for folder in _linked(root).absolute().parents if os.path.lexists(folder))
+        parent = next(folder for folder in _read_link(root).absolute().parents if os.path.lexists(folder))
         try:
             with tempfile.TemporaryDirectory(prefix=".rollmill-", dir=parent):
                 pass
@@ -117,7 +117,7 @@ class RunDirectory:
         """
         root, config, versions = Path(root), plain(config), plain(versions)
         cls.refuse_occupied(root)
-        place = _linked(root)
+        place = _read_link(root)
         partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def download_run(root: Path) -> None:
         stored_runs.download_run(root, url)
 
 
-def _linked(root: Path) -> Path:
+def _read_link(root: Path) -> Path:
     """Returns the target of a link. The user chose this link, unlike those inside a run."""
     return Path(os.path.realpath(root)) if root.is_symlink() else root
 

@@ -39,11 +39,11 @@ class Status(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.env_steps:>12,} / {self.total_steps:,} steps  {compact(self.steps_per_second)} steps/s  "
-            f"{clock(self.seconds_left)} left  {self._shown_returns}  length {_number(self.episode_length)}"
+            f"{clock(self.seconds_left)} left  {self._format_returns}  length {_number(self.episode_length)}"
         )
 
     @property
-    def _shown_returns(self) -> str:
+    def _format_returns(self) -> str:
         """Formats the return of each agent kind, or the mean return if there is only one kind."""
         each = ", ".join(f"{name} {_number(value)}" for name, value in self.returns.items())
         return f"returns {each}" if each else f"return {_number(self.episode_return)}"

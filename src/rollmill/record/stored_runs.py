@@ -80,7 +80,7 @@ def whole_checkpoints(names: Mapping[str, int]) -> set[str]:
 def read_marker(store: ObjectStore) -> Marker | None:
     """Reads the marker of a run (`stored.json`) from an object store, or returns None if there is none."""
     try:
-        return _parsed(store.read(MARKER), f"{store.url}/{MARKER}")
+        return _parse(store.read(MARKER), f"{store.url}/{MARKER}")
     except MissingObjectError:
         return None
 
@@ -88,7 +88,7 @@ def read_marker(store: ObjectStore) -> Marker | None:
 def local_marker(folder: Folder) -> Marker | None:
     """Reads the marker of a run (`stored.json`) from its working folder, or returns None if there is none."""
     try:
-        return _parsed(folder.read(MARKER, limit=MAX_BYTES), str(folder.path / MARKER))
+        return _parse(folder.read(MARKER, limit=MAX_BYTES), str(folder.path / MARKER))
     except (FileNotFoundError, DataError):
         return None
 
@@ -221,7 +221,7 @@ def _move_aside(root: Path) -> None:
     Folder(root.parent).rename(root.name, f"{root.name}.other-{number}")
 
 
-def _parsed(text: bytes, where: str) -> Marker:
+def _parse(text: bytes, where: str) -> Marker:
     return read_as(Marker, parse_json(text, where=where, limit=MAX_BYTES), where=where)
 
 

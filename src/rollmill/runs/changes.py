@@ -85,7 +85,7 @@ def changed_settings(
             "counts updates only if the learning rate is a schedule. hint: give "
             f"{'constant:VALUE' if _rate_follows_updates(config) else 'a number'}."
         )
-    written = plain({name: _written(value) for name, value in values.items()})
+    written = plain({name: _as_json_value(value) for name, value in values.items()})
     return {**settings, "config": {**settings["config"], **written}}, {
         name: getattr(changed, name) for name in values
     }
@@ -267,6 +267,6 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     return read_value(name, hint, [value]) if isinstance(value, str) else coerce(name, hint, value)
 
 
-def _written(value: Any) -> Any:
+def _as_json_value(value: Any) -> Any:
     infinite = isinstance(value, float) and value in (float("inf"), -float("inf"))
     return str(value) if infinite else value

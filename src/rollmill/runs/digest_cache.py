@@ -75,7 +75,7 @@ def _file_of(settings: dict[str, Any]) -> Path | None:
         modules = sorted(_foreign_modules())
     except _Untold:
         return None
-    known = [plain(settings), _own_sources(), modules, around]
+    known = [plain(settings), _digest_own_sources(), modules, around]
     return cache_root() / "digests" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]}.json"
 
 
@@ -118,11 +118,13 @@ def _package_folders() -> tuple[str, ...]:
 
 def _is_installed(file: str, folders: Sequence[str]) -> bool:
     """Returns whether an installer has put a file into a folder, which may also hold the user's code."""
-    return any(file.removeprefix(folder) in _recorded(folder) for folder in folders if file.startswith(folder))
+    return any(
+        file.removeprefix(folder) in _read_recorded(folder) for folder in folders if file.startswith(folder)
+    )
 
 
 @functools.cache
-def _recorded(folder: str) -> frozenset[str]:
+def _read_recorded(folder: str) -> frozenset[str]:
     """Returns the files that installers have put into a folder, relative to it."""
     files: set[str] = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
@@ -150,7 +152,7 @@ def _is_own(file: str) -> bool:
     return file.startswith(f"{PACKAGE}{os.sep}")
 
 
-def _own_sources() -> str:
+def _digest_own_sources() -> str:
     """Returns a digest of all Rollmill sources."""
     whole = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):

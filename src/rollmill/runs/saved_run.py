@@ -121,8 +121,8 @@ def read_saved(run: RunDirectory) -> SavedConfig:
     config, where = run.read_config(), str(run.config_file)
     if missing := {"graph", "options", "imports"} - config.keys():
         raise CheckpointError(f"{where} has no {', '.join(sorted(missing))}. Is this a Rollmill run?")
-    saved = _known(SavedConfig, config, where)
-    graph = _known(GraphSettings, saved.graph, where, field="graph")
+    saved = _read_known(SavedConfig, config, where)
+    graph = _read_known(GraphSettings, saved.graph, where, field="graph")
     graph = replace(graph, config=with_added(graph.algorithm, graph.config))
     saved = replace(saved, graph={**saved.graph, "config": graph.config})
     if graph.algorithm in ALGORITHMS and not graph.custom:
@@ -163,14 +163,14 @@ def read_summary(run: RunDirectory) -> dict[str, Any] | None:
     summary, where = run.read_summary(), str(run.summary_file)
     if summary is not None:
         try:
-            _known(Summary, summary, where)
+            _read_known(Summary, summary, where)
         except CheckpointError as error:
             hint = f"hint: move it away. `rollmill resume {run.root}` then writes it anew."
             raise CheckpointError(f"{error} {hint}") from error
     return summary
 
 
-def _known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "") -> Any:
+def _read_known(kind: Any, values: Mapping[str, Any], where: str, *, field: str = "") -> Any:
     """Returns the fields of a schema, of an object that may have more."""
     known = {name: values[name] for name in kind.__dataclass_fields__ if name in values}
     return read_as(kind, known, where=where, field=field, error=CheckpointError)
@@ -228,7 +228,7 @@ def check_identity(
     if not all(differing):
         return
     names = differing[-1]
-    lines = [f"{name} is {_said(current, name)} now and was {_said(saved, name)}" for name in names]
+    lines = [f"{name} is {_show(current, name)} now and was {_show(saved, name)}" for name in names]
     raise CheckpointError(
         f"{run.config_file} is not the configuration of checkpoint {iteration}: {'; '.join(lines)}. "
         f"{_hint(run, names, current)}"
@@ -241,7 +241,7 @@ def _differences(saved: Mapping[str, Any], found: Mapping[str, Any], given: Mapp
     return [name for name in names if saved.get(name, missing) != found.get(name, missing)]
 
 
-def _said(values: Mapping[str, Any], name: str) -> str:
+def _show(values: Mapping[str, Any], name: str) -> str:
     return short_json(values[name]) if name in values else "not there"
 
 

@@ -94,11 +94,11 @@ def describe(graph: Graph) -> dict[str, Any]:
     except TypeError:
         custom = [*settings["custom"], "hyperparameters"]
         return {**settings, "fingerprint": fingerprint(graph), "config": {}, "custom": custom}
-    custom = settings["custom"] or _changed(graph, settings)
+    custom = settings["custom"] or _find_changed(graph, settings)
     return {**settings, "fingerprint": fingerprint(graph), "custom": custom}
 
 
-def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
+def _find_changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
     """Returns the parts of a graph that its settings do not rebuild."""
     try:
         find_algorithm(settings["algorithm"])

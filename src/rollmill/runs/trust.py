@@ -182,8 +182,8 @@ def remember(run: RunDirectory, modules: Sequence[str]) -> None:
     """
     if not modules:
         return
-    with contextlib.suppress(OSError, CheckpointError), _locked() as folder:
-        entry = _identified(run, modules)
+    with contextlib.suppress(OSError, CheckpointError), _lock() as folder:
+        entry = _identify(run, modules)
         others = [other for other in _read(folder) if not _same(other, entry) and os.path.lexists(other.path)]
         with folder.replacing(FILE) as file:
             file.write(json.dumps([asdict(trusted) for trusted in [*others, entry]], indent=1).encode())
@@ -192,7 +192,7 @@ def remember(run: RunDirectory, modules: Sequence[str]) -> None:
 def trusted_modules(run: RunDirectory) -> set[str]:
     """Returns the modules that this run directory may import."""
     try:
-        here, trusted = _identified(run, ()), _read(Folder(state_folder()))
+        here, trusted = _identify(run, ()), _read(Folder(state_folder()))
     except (OSError, CheckpointError):
         return set()
     return {
@@ -210,7 +210,7 @@ def rewrite_config(run: RunDirectory, config: Mapping[str, Any]) -> None:
     remember(run, sorted(trusted))
 
 
-def _identified(run: RunDirectory, modules: Sequence[str]) -> TrustedRun:
+def _identify(run: RunDirectory, modules: Sequence[str]) -> TrustedRun:
     """Returns the current identity of the directory of a run or a sweep."""
     name = next((name for name in CONFIGURATIONS if run.folder.has(name)), CONFIGURATIONS[0])
     with run.folder.reading(name) as file:
@@ -244,7 +244,7 @@ def _read(folder: Folder) -> list[TrustedRun]:
 
 
 @contextlib.contextmanager
-def _locked() -> Iterator[Folder]:
+def _lock() -> Iterator[Folder]:
     folder = Folder(state_folder())
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = folder.open_to_append(f".{FILE}.lock")

@@ -76,7 +76,7 @@ class ActRequestReader:
 
         Refuses other JSON, fields and shapes, and values that the policy cannot take.
         """
-        document = self._parsed(body)
+        document = self._parse(body)
         single = document.observations is UNSET
         if single == (document.observation is UNSET):
             raise Refusal(
@@ -94,13 +94,13 @@ class ActRequestReader:
         restart = document.restart if self._schema.recurrent else False
         return ActRequest(observation, self._mask(document, single, len(given)), sessions, restart, single)
 
-    def _parsed(self, body: bytes) -> Any:
+    def _parse(self, body: bytes) -> Any:
         try:
             return self._body.decode(body)
         except msgspec.ValidationError as error:
-            raise Refusal(400, f"the body does not match the policy: {_uncapitalised(error)}.") from None
+            raise Refusal(400, f"the body does not match the policy: {_uncapitalise(error)}.") from None
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            reason = _uncapitalised(str(error).removeprefix("JSON is malformed: "))
+            reason = _uncapitalise(str(error).removeprefix("JSON is malformed: "))
             raise Refusal(400, f"the body is not valid JSON: {reason}.") from None
 
     def _mask(self, document: Any, single: bool, count: int) -> PyTree[np.ndarray]:
@@ -151,7 +151,7 @@ def _json_type(space: spaces.Space) -> Any:
             return tuple[*(_json_type(part) for part in space.spaces)]
         case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
             number = float if np.issubdtype(struct(space).dtype, np.floating) else int
-            return _nested(number, len(space.shape or ()))
+            return _nest(number, len(space.shape or ()))
     raise unsupported_space(space)
 
 
@@ -161,11 +161,11 @@ def _mask_type(mask: PyTree) -> Any:
         return None
     if isinstance(mask, dict):
         return _object_type({name: _mask_type(part) for name, part in mask.items()})
-    return _nested(bool, len(mask.shape))
+    return _nest(bool, len(mask.shape))
 
 
-def _nested(kind: Any, depth: int) -> Any:
-    return list[_nested(kind, depth - 1)] if depth else kind
+def _nest(kind: Any, depth: int) -> Any:
+    return list[_nest(kind, depth - 1)] if depth else kind
 
 
 def _object_type(parts: dict[str, Any]) -> Any:
@@ -201,7 +201,7 @@ def _numbers(expected: Any, values: Sequence[Any], path: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             array = np.array(values, expected.dtype)
     except OverflowError as error:
-        raise Refusal(400, f"`{path}` does not fit into {expected.dtype}: {_uncapitalised(error)}.") from None
+        raise Refusal(400, f"`{path}` does not fit into {expected.dtype}: {_uncapitalise(error)}.") from None
     except ValueError:
         raise Refusal(
             400, f"`{path}` has rows of different lengths, expected shape {list(expected.shape)}."
@@ -248,6 +248,6 @@ def _over(mask: PyTree, leaf: Callable, values: Sequence[Any], path: str) -> PyT
     }
 
 
-def _uncapitalised(error: Exception | str) -> str:
+def _uncapitalise(error: Exception | str) -> str:
     text = str(error).rstrip(".") or "it ends too early"
     return text[:1].lower() + text[1:]

@@ -120,7 +120,7 @@ class PolicyApplication:
                 respond(error_response(answer))
                 return
             self._statistics.record_latency(self._clock() - began)
-            respond(_answered(wanted, answer, sessions))
+            respond(_build_answer(wanted, answer, sessions))
 
         self._engine.submit(QueuedRequest(rows, done))
 
@@ -133,12 +133,12 @@ class PolicyApplication:
         if not self._policy.recurrent:
             return ()
         found = [None if name is None else self._sessions.find(name, now) for name in wanted.sessions]
-        sessions = self._opened(found, now)
+        sessions = self._open_sessions(found, now)
         for session in sessions:
             session.in_flight += 1
         return sessions
 
-    def _opened(self, found: Sequence[Session | None], now: float) -> list[Session]:
+    def _open_sessions(self, found: Sequence[Session | None], now: float) -> list[Session]:
         new: list[Session] = []
         try:
             for session in found:
@@ -160,7 +160,7 @@ class PolicyApplication:
         return PolicyRows(wanted.observation, wanted.mask, slot, fresh)
 
 
-def _answered(wanted: ActRequest, actions: list[Any], sessions: Sequence[Session]) -> Response:
+def _build_answer(wanted: ActRequest, actions: list[Any], sessions: Sequence[Session]) -> Response:
     if wanted.single:
         return json_response({"action": actions[0]} | ({"session": sessions[0].name} if sessions else {}))
     names = {"sessions": [session.name for session in sessions]} if sessions else {}

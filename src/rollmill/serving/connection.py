@@ -201,7 +201,7 @@ class HttpConnection(asyncio.Protocol):
             if self._expect and self._expect != b"100-continue":
                 raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not supported.")
         except Refusal as refusal:
-            if len(self._length) > MAX_DIGITS or self._announced() > self._limits.body_bytes:
+            if len(self._length) > MAX_DIGITS or self._announced_length() > self._limits.body_bytes:
                 raise  # the body is not read, so no other request can follow
             exchange.request = refusal
         else:
@@ -313,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
             assert exchange.request is not None
             try:
                 self._context.application.answer(
-                    exchange.request, lambda response, exchange=exchange: self._answered(exchange, response)
+                    exchange.request, lambda response, exchange=exchange: self._answer(exchange, response)
                 )
             except Refusal as refusal:
                 self._respond(exchange, error_response(refusal))
@@ -321,7 +321,7 @@ class HttpConnection(asyncio.Protocol):
                 traceback.print_exc()
                 self._respond(exchange, error_response(Refusal(500, "an internal error occurred in the server.")))
 
-    def _answered(self, exchange: Exchange, response: Response) -> None:
+    def _answer(self, exchange: Exchange, response: Response) -> None:
         self._respond(exchange, response)
         if self._unstarted:
             self._start()
@@ -398,11 +398,11 @@ class HttpConnection(asyncio.Protocol):
         if len(self._length) > MAX_DIGITS:
             digits = f"Content-Length has {len(self._length):,} digits, more than the limit of {MAX_DIGITS}."
             raise Refusal(400, digits)
-        self._body_left = self._announced()
+        self._body_left = self._announced_length()
         if self._body_left > self._limits.body_bytes:
             raise long_body(self._limits, self._body_left)
 
-    def _announced(self) -> int:
+    def _announced_length(self) -> int:
         """Returns the length of the body by the head, or 0 if there is none."""
         return int(self._length) if self._length.isdigit() else 0
 

@@ -106,7 +106,7 @@ class Engine:
         rows.slot[count:] = self._policy.sessions
         actions = self._policy(rows)
         self._statistics.record_batch(count, size)
-        return _divided(actions, [job.rows.slot.size for job in jobs])
+        return _divide(actions, [job.rows.slot.size for job in jobs])
 
     def _finish(self, jobs: Sequence[QueuedRequest], found: list[Answer] | Exception) -> None:
         self._computing = False
@@ -135,7 +135,7 @@ class Engine:
             self.failures = MAX_FAILURES
 
 
-def _divided(actions: PyTree[np.ndarray], counts: Sequence[int]) -> list[Answer]:
+def _divide(actions: PyTree[np.ndarray], counts: Sequence[int]) -> list[Answer]:
     """Returns each request's part of a batch's actions `[N, ...]` as JSON, or an error if they are not finite."""
     finite = np.ones(sum(counts), bool)
     for leaf in jax.tree.leaves(actions):

@@ -68,7 +68,7 @@ def importances(rows: Sequence[Mapping[str, Any]], options: Sequence[str], metri
     for option in options:
         groups = _groups([row[option] for row in known])
         if 1 < len(set(groups)) < len(known):
-            found.append(Importance(option, _explained(values, np.array(groups))))
+            found.append(Importance(option, _explained_share(values, np.array(groups))))
     return sorted(found, key=lambda each: -each.share)
 
 
@@ -84,7 +84,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
     return np.searchsorted(edges, np.array(values, np.float64), side="right").tolist()
 
 
-def _explained(values: np.ndarray, groups: np.ndarray) -> float:
+def _explained_share(values: np.ndarray, groups: np.ndarray) -> float:
     """Returns epsilon squared: the share of the variance between groups, less what chance would give."""
     total = float(((values - values.mean()) ** 2).sum())
     kinds = np.unique(groups)

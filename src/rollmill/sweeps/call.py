@@ -125,11 +125,11 @@ def sweep(
         grace_steps=grace_steps,
         pbt_every=pbt_every,
     )
-    at_once = _checked_at_once(at_once)
+    at_once = _check_at_once(at_once)
     if pbt_every is not None:
         check_shares(at_once, together)
-    over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
-    request = _requested(algorithm, environment, options, over=over, env_options=env_options, imports=imports)
+    over = {name: _list_values(name, values) for name, values in _dictionary("over", over).items()}
+    request = _build_request(algorithm, environment, options, over=over, env_options=env_options, imports=imports)
     axes = {name: _axis(algorithm, name, values) for name, values in over.items()}
     made = create_sweep(
         NewSweep(
@@ -159,14 +159,14 @@ def _counts(**counts: Any) -> dict[str, int | None]:
     return {name: coerce(name, int | None, count) for name, count in counts.items()}
 
 
-def _checked_at_once(at_once: int | None) -> int | None:
+def _check_at_once(at_once: int | None) -> int | None:
     at_once = coerce("at_once", int | None, at_once)
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once} must be at least 1.")
     return at_once
 
 
-def _requested(
+def _build_request(
     algorithm: str,
     environment: str,
     options: Mapping[str, Any],
@@ -228,7 +228,7 @@ def _dictionary(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _listed(name: str, values: Any) -> str | list[Any]:
+def _list_values(name: str, values: Any) -> str | list[Any]:
     """Values to try as a list, or as a string in the command's form."""
     if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
         raise UsageError(f"over: {name}={values!r:.60} must be a list of values, or a range as a string.")
@@ -286,14 +286,14 @@ def _with_names(row: dict[str, Any], axes: Mapping[str, Axis], over: Mapping[str
     """Returns a row with the names and the values that the caller gave."""
     names = {axis.option: name for name, axis in axes.items()}
     return {
-        names.get(column, column): _given(axes[names[column]], over[names[column]], value)
+        names.get(column, column): _find_given(axes[names[column]], over[names[column]], value)
         if column in names
         else value
         for column, value in row.items()
     }
 
 
-def _given(axis: Axis, values: Any, value: Any) -> Any:
+def _find_given(axis: Axis, values: Any, value: Any) -> Any:
     """Returns the caller's element for a value of an axis, or the value itself if it is not an element."""
     if isinstance(values, str) or value not in axis.choices:
         return value

@@ -94,7 +94,7 @@ def create_sweep(asked: NewSweep) -> SweepDirectory:
         metric=asked.metric,
     )
     to_check = _trials_to_check(spec)
-    checked = [_checked(trial) for trial in to_check]
+    checked = [_check_trial(trial) for trial in to_check]
     _check_seeds(to_check, [each.options.seeds for each in checked])
     _check_parts(to_check)
     _check_kinds(asked, checked[0])
@@ -147,10 +147,10 @@ def typed_axis(algorithm: str, axis: Axis) -> Axis:
     """
     if not axis.values:
         return axis
-    return listed_axis(axis.option, [_typed(algorithm, axis.option, value) for value in axis.values])
+    return listed_axis(axis.option, [_coerce_value(algorithm, axis.option, value) for value in axis.values])
 
 
-def _typed(algorithm: str, option: str, value: str | int) -> Any:
+def _coerce_value(algorithm: str, option: str, value: str | int) -> Any:
     """Returns a value with its option's type. Elements of a list are separated by spaces."""
     if option == "seed" and seeds_of(value) is not None:
         return value
@@ -273,7 +273,7 @@ def _trials_to_check(spec: SweepSpec) -> list[Trial]:
     return [Trial("example", point, spec.request_at(point)) for point in [*corners, *drawn]]
 
 
-def _checked(trial: Trial) -> ResolvedRequest:
+def _check_trial(trial: Trial) -> ResolvedRequest:
     """Returns the trial with its settings as their types."""
     try:
         found = with_types(trial.request)
@@ -310,7 +310,7 @@ def _check_parts(trials: Sequence[Trial]) -> None:
     checked: set[tuple[Callable[[str], object], str]] = set()
     offered = cache(plugins_named)  # reading the metadata of all installed packages takes time
     for trial in trials:
-        for check, name in _named_parts(trial.request, offered):
+        for check, name in _find_named_parts(trial.request, offered):
             if (check, name) not in checked:
                 checked.add((check, name))
                 try:
@@ -330,7 +330,7 @@ def _check_kinds(asked: NewSweep, trial: ResolvedRequest) -> None:
         check_kind(asked.metric, [kind.name for kind in env.agents])
 
 
-def _named_parts(
+def _find_named_parts(
     request: TrainingRequest, offered: Callable[[Kind, str], Sequence[Plugin]]
 ) -> Iterator[tuple[Callable[[str], object], str]]:
     """Yields the named parts of a run, each with its check. `offered` returns the plug-ins of a name."""

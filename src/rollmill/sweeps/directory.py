@@ -124,7 +124,7 @@ class SweepDirectory:
         """
         points, file = self.spec.points, SPECIFICATION
         if self.spec.sampler is not None:
-            points, file = self._proposed(), PROPOSALS
+            points, file = self._read_proposals(), PROPOSALS
         try:
             return self.spec.trials(points)
         except (UsageError, ValueError) as error:
@@ -133,7 +133,7 @@ class SweepDirectory:
     @property
     def remaining(self) -> int:
         """Number of trials that a sampler has not proposed yet."""
-        return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
+        return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._read_proposals()))
 
     def propose(self, failed: Collection[str]) -> Trial:
         """Returns the next trial of a sampler, and records it before it begins. `failed` names the failed
@@ -141,7 +141,7 @@ class SweepDirectory:
         """
         past = [self._past(trial, failed) for trial in self.trials()]
         point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
-        points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
+        points = (*self._read_proposals(), tuple(point[option] for option in self.spec.options_varied))
         write_json(Folder(self.root), PROPOSALS, {"points": writable(points)})
         return self.trials()[-1]
 
@@ -277,7 +277,7 @@ class SweepDirectory:
         except OSError as error:
             raise StorageError(f"{self.root / TABLE} cannot be written: {error.strerror or error}.") from error
 
-    def _proposed(self) -> tuple[tuple[Any, ...], ...]:
+    def _read_proposals(self) -> tuple[tuple[Any, ...], ...]:
         return _read(self.root, PROPOSALS, _Proposals).points if Folder(self.root).has(PROPOSALS) else ()
 
     def _past(self, trial: Trial, failed: Collection[str]) -> PastTrial:

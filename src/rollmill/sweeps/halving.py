@@ -76,14 +76,14 @@ def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoin
     steps = rule.grace_steps
     while (result := next((point.result for point in curve if point.steps >= steps), None)) is not None:
         if trial not in rungs.get(steps, {}):
-            judgements.append(_compared(rule, steps, result, list(rungs.get(steps, {}).values())))
+            judgements.append(_compare(rule, steps, result, list(rungs.get(steps, {}).values())))
             if not judgements[-1].stays:
                 break
         steps *= rule.reduction_factor
     return judgements
 
 
-def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[float]) -> Judgement:
+def _compare(rule: HalvingRule, steps: int, result: float, others: Sequence[float]) -> Judgement:
     """Ties continue, and so does the best so far, however few there are."""
     place = 1 + sum(other > result for other in others)
     trials = len(others) + 1

@@ -37,7 +37,7 @@ def parallel_coordinates(configurations: Sequence[Configuration], options: Seque
     axes.append(_axis(metric, [each.mean for each in shown]))
     across = [SIDE + (WIDTH - 2 * SIDE) * index / (len(axes) - 1) for index in range(len(axes))]
     lines = [_line(number, each, axes, across, options) for number, each in reversed(list(enumerate(shown)))]
-    drawn = [part for axis, x in zip(axes, across, strict=True) for part in _drawn(axis, x)]
+    drawn = [part for axis, x in zip(axes, across, strict=True) for part in _draw(axis, x)]
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="parallel coordinates of configurations"'
     return "\n".join(
         [f'<svg class="parallel" xmlns="http://www.w3.org/2000/svg" {view}>', *lines, *drawn, "</svg>"]
@@ -56,7 +56,7 @@ def _line(
     return f"{path}<title>{title}</title></path>"
 
 
-def _drawn(axis: _Axis, x: float) -> list[str]:
+def _draw(axis: _Axis, x: float) -> list[str]:
     bottom = HEIGHT - BOTTOM
     marks = [
         f'<text x="{x + 5:.0f}" y="{_height(place) + 4:.0f}">{escape(truncate(text, MAX_NAME))}</text>'

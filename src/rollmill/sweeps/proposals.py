@@ -49,7 +49,7 @@ def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, 
     tried = [trial.point for trial in trials]
     for attempt in range(MAX_ATTEMPTS):
         source = random.Random(f"{seed} {len(trials)} {attempt}")
-        point = _asked(axes, trials, _sampler(sampler, source.getrandbits(32)))
+        point = _ask(axes, trials, _sampler(sampler, source.getrandbits(32)))
         if point not in tried:
             return point
     if all(axis.values for axis in axes):
@@ -57,7 +57,7 @@ def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, 
     return points(axes, draws=1, seed=seed + len(trials))[0]
 
 
-def _asked(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> dict[str, Any]:
+def _ask(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> dict[str, Any]:
     optuna = _optuna()
     distributions = {axis.option: _distribution(axis) for axis in axes}
     with _quietly():
@@ -68,7 +68,7 @@ def _asked(axes: Sequence[Axis], trials: Sequence[PastTrial], sampler: Any) -> d
                 optuna.trial.create_trial(params=values, distributions=distributions, **_outcome(trial))
             )
         asked = study.ask(distributions).params
-    return {axis.option: _proposed(axis, asked[axis.option]) for axis in axes}
+    return {axis.option: _convert_proposal(axis, asked[axis.option]) for axis in axes}
 
 
 def _distribution(axis: Axis) -> Any:
@@ -87,7 +87,7 @@ def _value(axis: Axis, value: Any) -> str | int | float:
     return value if axis.integers else repr(value)
 
 
-def _proposed(axis: Axis, value: str | int | float) -> Any:
+def _convert_proposal(axis: Axis, value: str | int | float) -> Any:
     if not axis.values:
         return round_within_range(axis, float(value))
     return value if axis.integers else next(choice for choice in axis.choices if repr(choice) == value)

@@ -123,7 +123,7 @@ def _run_all(
             trials = _next_together(sweep, schedule, len(free) - number) if shares else []
             trials = trials or list(islice(_next_trials(sweep, schedule, early, say), 1))
             if trials:
-                schedule.running.append(_started(sweep, trials, parts.each[part], part, imports, say))
+                schedule.running.append(_start(sweep, trials, parts.each[part], part, imports, say))
         _pass_on_request(stop, schedule)
         results.check_kind(trial for running in schedule.running for trial in running.trials)
         ended = [running for running in schedule.running if running.process.poll() is not None]
@@ -157,7 +157,7 @@ def _next_together(sweep: SweepDirectory, schedule: _Schedule, places: int) -> l
     return trials
 
 
-def _started(
+def _start(
     sweep: SweepDirectory,
     trials: list[Trial],
     part: MachinePart,
@@ -221,7 +221,7 @@ def _outcome(
         return f"trial {trial} was stopped early {describe_stop(schedule.stopped[trial.name])}"
     last = last_line(sweep.log(running.trial))
     if running.beside and code != 0:
-        return _parted(schedule, running, trial, last)
+        return _part(schedule, running, trial, last)
     if code == DeviceMemoryError.exit_code:
         schedule.without_memory[trial.name] = schedule.without_memory.get(trial.name, 0) + 1
         if not alone:
@@ -238,7 +238,7 @@ def _outcome(
     return f"trial {trial} {how}: {last} (full log: {sweep.log(trial)})"
 
 
-def _parted(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
+def _part(schedule: _Schedule, running: RunningTrial, trial: Trial, last: str) -> str:
     """Lets a trial wait again because its shared program has failed, and returns a sentence about it.
 
     If memory was short, it waits for a program with half the trials, and otherwise for a separate program.

@@ -146,7 +146,7 @@ def combinations(axes: Sequence[Axis]) -> int | None:
 def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> list[dict[str, Any]]:
     number = combinations(axes)
     if number is None or number > MAX_NUMBERED:
-        return [{axis.option: _drawn(axis, source) for axis in axes} for _ in range(draws)]
+        return [{axis.option: _draw(axis, source) for axis in axes} for _ in range(draws)]
     drawn = []
     for index in source.sample(range(number), min(draws, number)):
         point = {}
@@ -157,7 +157,7 @@ def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> l
     return drawn
 
 
-def _drawn(axis: Axis, source: random.Random) -> Any:
+def _draw(axis: Axis, source: random.Random) -> Any:
     if axis.values:
         return source.choice(axis.choices)
     if axis.logarithmic:

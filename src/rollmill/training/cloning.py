@@ -88,7 +88,7 @@ def clone(graph: Graph, file: Path, *, seed: int, updates: int) -> Cloned:
         shown = shown._replace(target=scale(returns, shown.target))
     weights = _with_statistics(learner.weights, shown)
     _check_legal(graph, file, weights, shown)
-    learn = jax.jit(partial(_learned, graph))
+    learn = jax.jit(partial(_learn, graph))
     network = learn(weights, shown, jax.random.fold_in(key, 1), jnp.int32(updates))
     weights = eqx.tree_at(lambda weights: weights.network, weights, network)
     agreement = float(jax.jit(partial(_agreement, graph))(weights, shown))
@@ -191,7 +191,7 @@ def _with_statistics(weights: PolicyWeights, shown: Demonstrations) -> PolicyWei
     return PolicyWeights(weights.network, observations, values)
 
 
-def _learned(
+def _learn(
     graph: Graph,
     weights: PolicyWeights,
     shown: Demonstrations,

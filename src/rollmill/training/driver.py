@@ -88,7 +88,7 @@ def drive(
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
-            _claimed(),
+            _claim(),
             watch(open_session(prepared, run)) as (training, state),
             MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
             _activity() as gpus,
@@ -116,7 +116,7 @@ def drive(
 
 
 @contextmanager
-def _claimed() -> Iterator[None]:
+def _claim() -> Iterator[None]:
     """Ends the claim of this process to memory with the training."""
     try:
         yield

@@ -140,12 +140,12 @@ def next_rung(
     takeovers: list[Takeover] = []
     for number in [*sorted(broken), *losers] if best else []:
         chosen = source.choice(best)
-        after = {name: _changed(rule, name, value, source) for name, value in values[chosen].items()}
+        after = {name: _change(rule, name, value, source) for name, value in values[chosen].items()}
         takeovers.append(Takeover(number, chosen, dict(values[number]), after))
     return Rung(iteration, tuple(results), tuple(takeovers), tuple(sorted(broken)))
 
 
-def _changed(rule: EvolutionRule, name: str, value: Any, source: random.Random) -> Any:
+def _change(rule: EvolutionRule, name: str, value: Any, source: random.Random) -> Any:
     """Returns a hyperparameter times a factor, within its bounds. A hyperparameter without bounds is unchanged."""
     if name not in rule.bounds:
         return value

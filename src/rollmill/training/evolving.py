@@ -149,7 +149,7 @@ class Evolving:
             self._write_run(takeover.training, runs[lane])
         sources = {lane: lane_of[takeover.source] for lane, takeover in takeovers.items()}
         numbers = {lane: self._numbers(takeover.after) for lane, takeover in takeovers.items()}
-        return _handed_on(state, sources, numbers, broken), sources
+        return _hand_on(state, sources, numbers, broken), sources
 
     def _numbers(self, values: dict[str, Any]) -> dict[str, float]:
         """Returns the values held by a learner for some hyperparameters."""
@@ -172,7 +172,7 @@ class Evolving:
         rewrite_config(run, with_changes({**config, "graph": described}, changes))
 
 
-def _handed_on(
+def _hand_on(
     state: Any, sources: Mapping[int, int], numbers: Mapping[int, Mapping[str, float]], broken: Collection[int]
 ) -> Any:
     """Returns the states with copied learners and their new hyperparameters.

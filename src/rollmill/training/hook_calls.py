@@ -47,7 +47,7 @@ class HookCalls:
         """Calls each hook with an event. A hook that fails is not called again."""
         for hook in tuple(self._hooks):
             try:
-                self._heed(hook, hook(event))
+                self._apply_answer(hook, hook(event))
             except SystemExit as ended:
                 self._hooks.remove(hook)
                 self.exit = self.exit or ended
@@ -55,7 +55,7 @@ class HookCalls:
                 self._hooks.remove(hook)
                 self._fail(hook, event, error)
 
-    def _heed(self, hook: Hook, answer: Any) -> None:
+    def _apply_answer(self, hook: Hook, answer: Any) -> None:
         match answer:
             case None:
                 return

@@ -111,15 +111,15 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
     """
     pool = _pool_of(graph, options, imports)
     if options.clone is not None:
-        given = _cloned(graph, options, options.clone)
+        given = _clone(graph, options, options.clone)
     elif options.start_from is not None:
-        given = _started(graph, options.start_from, imports)
+        given = _load_start(graph, options.start_from, imports)
     else:
         return pool
     return given if pool is None else given._replace(pool=pool.pool, in_pool=pool.in_pool)
 
 
-def _started(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenWeights:
+def _load_start(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenWeights:
     """Returns the weights of the newest checkpoint of a run."""
     from rollmill.policies.policies import restore_run
 
@@ -152,7 +152,7 @@ def _followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[str, np
     followed: dict[str, np.ndarray] = {}
     for place in of_targets - arrays.keys():
         end = "." + place.partition(".")[2]
-        leaders = [other for other in places - of_targets if other.endswith(end) and _taken(other)]
+        leaders = [other for other in places - of_targets if other.endswith(end) and _is_taken(other)]
         if len(leaders) == 1 and leaders[0] in arrays:
             followed[place] = arrays[leaders[0]]
     return followed
@@ -181,10 +181,10 @@ def _pool_of(graph: Graph, options: RunOptions, imports: Sequence[str]) -> Given
                 f"RUN to fill the pool with checkpoints of another run, or leave {still[0]} out of frozen."
             )
         return None
-    return _filled_pool(graph, ours, sets, options.pool_from, size, imports)
+    return _fill_pool(graph, ours, sets, options.pool_from, size, imports)
 
 
-def _filled_pool(
+def _fill_pool(
     graph: Graph, ours: Mapping[str, Any], sets: Sequence[str], pool_from: Path, size: int, imports: Sequence[str]
 ) -> GivenWeights:
     """Returns the weights of the newest checkpoints of a run, of all parameter sets in the pool."""
@@ -216,7 +216,7 @@ def _filled_pool(
     return GivenWeights({}, pool=source, in_pool=arrays)
 
 
-def _cloned(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
+def _clone(graph: Graph, options: RunOptions, file: Path) -> GivenWeights:
     """Returns weights that imitate a recording."""
     from rollmill.training.cloning import UPDATES, clone
 
@@ -283,7 +283,9 @@ def _weights_of(learner: PyTree) -> dict[str, Any]:
     if isinstance(getattr(learner, "returns", None), dict):  # the mean returns of kinds of agents, no statistics
         leaves = {place: leaf for place, leaf in leaves.items() if not place.startswith("returns.")}
     return {
-        place: leaf for place, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating) and _taken(place)
+        place: leaf
+        for place, leaf in leaves.items()
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and _is_taken(place)
     }
 
 
@@ -295,7 +297,7 @@ def _place(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _taken(place: str) -> bool:
+def _is_taken(place: str) -> bool:
     return not set(place.split(".")) & set(ANEW)
 
 

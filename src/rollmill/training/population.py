@@ -122,7 +122,7 @@ def _create(
     run = create_run(prepared.config, prepared.options, provenance)
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
-    return _recorded(stack, prepared, run, checkpoints, display)
+    return _record_lane(stack, prepared, run, checkpoints, display)
 
 
 def _reopen(stack: contextlib.ExitStack, prepared: PreparedTraining, display: Display, iteration: int) -> _Lane:
@@ -131,10 +131,10 @@ def _reopen(stack: contextlib.ExitStack, prepared: PreparedTraining, display: Di
     stack.enter_context(run.lock())
     checkpoints = stack.enter_context(open_checkpoints(run, prepared.options))
     restored = checkpoints.restore(state_shapes(prepared.algorithm), iteration=iteration)
-    return _recorded(stack, replace(prepared, restored=restored), run, checkpoints, display)
+    return _record_lane(stack, replace(prepared, restored=restored), run, checkpoints, display)
 
 
-def _recorded(
+def _record_lane(
     stack: contextlib.ExitStack,
     prepared: PreparedTraining,
     run: RunDirectory,
@@ -294,7 +294,7 @@ def _begin(program: CompiledProgram, lanes: Sequence[_Lane]) -> tuple[int, Any]:
     else:
         states = [lane.restored.state for lane in lanes if lane.restored]
         state = program.place(jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
-    begun = _parted(state, len(lanes))
+    begun = _split_members(state, len(lanes))
     for lane, own in zip(lanes, begun, strict=True):
         lane.recorder.begin(own)
     return (restored.iteration if restored else 0), state
@@ -316,7 +316,7 @@ def _record(lanes: Sequence[_Lane], first: int, blocks: Sequence[StackedRows], *
 
 def _keep(lanes: Sequence[_Lane], iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
     """Saves the states that are due."""
-    for lane, own in zip(lanes, _parted(state, len(lanes)), strict=True):
+    for lane, own in zip(lanes, _split_members(state, len(lanes)), strict=True):
         lane.recorder.keep(iteration, own, stopping=stopping, signalled=stopping)
 
 
@@ -326,7 +326,7 @@ def _end(lane: _Lane, stop: StopRequest) -> Run:
     return Run(lane.run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
 
 
-def _parted(state: PyTree[Array | np.ndarray], count: int) -> list[PyTree[Array | np.ndarray]]:
+def _split_members(state: PyTree[Array | np.ndarray], count: int) -> list[PyTree[Array | np.ndarray]]:
     """Returns the state of each member, which members that take turns have already.
 
     Parts of a common state are on the host but for keys. Each leaf is copied once: a slice of a leaf on the device

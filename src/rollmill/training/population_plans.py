@@ -58,12 +58,12 @@ def plan_population(
         checkpoint_iterations=None if rule is None else rule.rung_iterations(loops.batch_size, loops.iterations),
         goes_on=goes_on,
     )
-    planned = [_planned(first, None, shared)]
+    planned = [_plan(first, None, shared)]
     _check_same_program(planned[0], planned[0])
     for request in requests[1:]:
         resolved = resolve(request)
         built = _Built(resolved, _graph_beside(first, resolved) or resolved.graph())
-        planned.append(_planned(built, planned[0].described, shared))
+        planned.append(_plan(built, planned[0].described, shared))
         _check_same_program(planned[0], planned[-1])
     return planned
 
@@ -77,7 +77,7 @@ class _SharedProgram(NamedTuple):
     goes_on: bool
 
 
-def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _SharedProgram) -> PlannedTraining:
+def _plan(built: _Built, described: Mapping[str, Any] | None, shared: _SharedProgram) -> PlannedTraining:
     """Plans one of several runs, with the description traced for the first run's graph."""
     (request, _, options), graph = built
     if options.log_every is None:  # one process writes the lines of all runs
@@ -90,7 +90,7 @@ def _planned(built: _Built, described: Mapping[str, Any] | None, shared: _Shared
         replace(options, run_dir=None) if shared.goes_on else options,
         imports=request.imports,
         recipe=request.recipe,
-        described=None if described is None else {**described, **_own_settings(graph)},
+        described=None if described is None else {**described, **_differing_settings(graph)},
     )
     return replace(planned, options=replace(planned.options, run_dir=options.run_dir))
 
@@ -138,7 +138,7 @@ def _parameters_beside(first: _Built, resolved: ResolvedRequest) -> Mapping[str,
     return {**held, **numbers} if numbers.keys() == before else None
 
 
-def _own_settings(graph: Graph) -> dict[str, Any]:
+def _differing_settings(graph: Graph) -> dict[str, Any]:
     """Returns the settings that may differ between the runs of a program."""
     settings = writable(graph.settings)
     return {name: settings[name] for name in ("config", "environment_options")}

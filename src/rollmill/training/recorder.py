@@ -596,7 +596,7 @@ class Recorder:
             "failures": int(self._episodes.failed),
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
-            **({"final_returns": returns} if (returns := _known(self._kind_returns)) else {}),
+            **({"final_returns": returns} if (returns := _drop_unknown(self._kind_returns)) else {}),
             **({"return_of": self._options.return_of} if self._options.return_of else {}),
             **(self._evaluation.summary if self._evaluation else {}),
             "weights_sha256": tree_digest(weights),
@@ -621,7 +621,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+def _drop_unknown(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -87,7 +87,9 @@ class TrainingRequest:
         Raises:
             UsageError: a value is invalid for its option.
         """
-        return _typed(RunOptions(), {n: v for n, v in self.settings.items() if n in _names_in(RunOptions)})
+        return _replace_settings(
+            RunOptions(), {n: v for n, v in self.settings.items() if n in _names_in(RunOptions)}
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request in a form that JSON can hold, and that `read_request` reads."""
@@ -157,7 +159,7 @@ def with_types(request: TrainingRequest) -> ResolvedRequest:
     known = _names_in(RunOptions)
     given = {name: value for name, value in request.settings.items() if name not in known}
     _check_network(config, given)
-    config = _typed(config, given)
+    config = _replace_settings(config, given)
     check_config_sizes(config)
     return ResolvedRequest(request, config, options)
 
@@ -287,7 +289,7 @@ def _names_in(kind: type) -> Collection[str]:
     return _settings_in(kind).keys()
 
 
-def _typed(instance: Any, settings: Mapping[str, Any]) -> Any:
+def _replace_settings(instance: Any, settings: Mapping[str, Any]) -> Any:
     """Returns a copy of a dataclass instance with some settings replaced."""
     known = _settings_in(type(instance))
     for name in settings:

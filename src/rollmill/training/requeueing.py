@@ -84,11 +84,11 @@ def _unlike_plan(algorithm: Graph, options: RunOptions, saved: SavedConfig) -> l
 def _unlike(now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
     nothing = object()
     return [
-        f"{name.removeprefix('config.')} is {_said(now, name)} here and {_said(begun, name)} in the run"
+        f"{name.removeprefix('config.')} is {_show(now, name)} here and {_show(begun, name)} in the run"
         for name in {**now, **begun}
         if now.get(name, nothing) != begun.get(name, nothing)
     ]
 
 
-def _said(values: Mapping[str, Any], name: str) -> str:
+def _show(values: Mapping[str, Any], name: str) -> str:
     return short_json(values[name]) if name in values else "not there"

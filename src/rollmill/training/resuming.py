@@ -92,7 +92,7 @@ def resume(
     shown = {"track": tuple(track), "quiet": quiet, "dashboard": dashboard}
     options = _options_now(before, where, fusion=fusion, stop_at_return=stop_at_return, **shown)
     elsewhere = bool(where or fusion)
-    saved_plan = None if where else _saved_plan(run)
+    saved_plan = None if where else _read_saved_plan(run)
     prepare_devices(options, plan=saved_plan)
     asks_policy = saved_plan is None and not where.keys() & {"distribution", "plan"}
     # without these options, the saved cluster is used
@@ -282,7 +282,7 @@ def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
     return placement
 
 
-def _saved_plan(run: RunDirectory) -> Plan | None:
+def _read_saved_plan(run: RunDirectory) -> Plan | None:
     saved = read_saved(run).plan
     if saved is None:
         return None

@@ -72,7 +72,7 @@ def train(
     hooks = check_hooks(hooks)
     check_algorithm(algorithm)
     options = chosen_options(options, overrides)
-    if options.resume_if_exists and (run := _resumed(algorithm, options, imports, hooks)):
+    if options.resume_if_exists and (run := _resume_earlier(algorithm, options, imports, hooks)):
         return run
     prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe)
     return pass_on_interrupt(begin_training(prepared, hooks))
@@ -106,7 +106,7 @@ def plan_training(
     """
     check_compiled()
     check_algorithm(algorithm)
-    options = _settled(options)
+    options = _settle(options)
     if options.run_dir is not None:
         download_run(options.run_dir)
         RunDirectory.refuse_occupied(options.run_dir)
@@ -149,12 +149,14 @@ def display_of(options: RunOptions) -> Display:
     return choose_display(quiet=options.quiet, dashboard=options.dashboard)
 
 
-def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hooks: Sequence[Hook]) -> Run | None:
+def _resume_earlier(
+    algorithm: Graph, options: RunOptions, imports: Sequence[str], hooks: Sequence[Hook]
+) -> Run | None:
     """Resumes the run that an earlier start of this command created. Returns None if there is none yet."""
     from rollmill.training.requeueing import run_to_go_on
     from rollmill.training.resuming import resume
 
-    run = run_to_go_on(algorithm, _settled(options))
+    run = run_to_go_on(algorithm, _settle(options))
     if run is None:
         return None
     again = algorithm if read_saved(run).graph.get("custom") else None
@@ -169,7 +171,7 @@ def _resumed(algorithm: Graph, options: RunOptions, imports: Sequence[str], hook
     )
 
 
-def _settled(options: RunOptions) -> RunOptions:
+def _settle(options: RunOptions) -> RunOptions:
     """Returns the options merged with their plan, and with an absolute run directory."""
     options = with_settings(options)
     for name in ("clone", "pool_from"):

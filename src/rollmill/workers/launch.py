@@ -143,7 +143,7 @@ def _on_cluster(
         contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
     ):
         worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)
-        jobs, demands = _placed_by_ray(plan, worker_settings, cluster)
+        jobs, demands = _place_by_ray(plan, worker_settings, cluster)
         if not autoscales(cluster.ray):
             check_room(plan.partition, demands, living_nodes(cluster.ray))
         with (
@@ -168,7 +168,7 @@ def _on_cluster(
             yield workers
 
 
-def _placed_by_ray(
+def _place_by_ray(
     plan: Plan, settings: WorkerSettings, cluster: Cluster
 ) -> tuple[Sequence[Job], Mapping[str, Demand]]:
     """Returns the jobs of workers on a cluster, and each group's demand.

@@ -160,8 +160,8 @@ def run_search(
     tree = tree._replace(frontier=tree.frontier.at[ROOT].set(choice))
 
     def simulate(node: Any, tree: Tree) -> Tree:
-        tree, leaf, value = _expanded(tree, jnp.int32(node), model)
-        return _backed_up(tree, leaf, value, root_rule, rule)
+        tree, leaf, value = _expand(tree, jnp.int32(node), model)
+        return _back_up(tree, leaf, value, root_rule, rule)
 
     return _at(jax.lax.fori_loop(1, num_simulations + 1, simulate, tree).statistics, jnp.int32(ROOT))
 
@@ -194,7 +194,7 @@ def _first_statistics(position: EvaluatedPosition) -> Statistics:
 # --- one simulation -----------------------------------------------------------------------------------
 
 
-def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, ""], Float[Array, ""]]:
+def _expand(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, ""], Float[Array, ""]]:
     """Adds a node at the root's frontier. Returns the tree, the end of the simulation's path, and the value there.
 
     If the walk ends in a node that is never expanded, the path ends there, and no action leads to the added node.
@@ -220,7 +220,7 @@ def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int
     return tree, leaf, tree.statistics.prior_value[leaf]
 
 
-def _backed_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_rule: Rule, rule: Rule) -> Tree:
+def _back_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_rule: Rule, rule: Rule) -> Tree:
     """Returns the tree with updated statistics and frontiers of all nodes on the path to a leaf."""
     lineage = tree.lineage[leaf]
     num_levels = lineage.size
@@ -263,7 +263,7 @@ def _with_levels_updated(
     roots_choice = root_rule(_at(statistics, jnp.clip(root_level, 0, path.size - 1)))
     choice = jnp.where(path == ROOT, roots_choice, rule(statistics))
     frontier = _frontiers(tree, levels, choice, below)
-    tree = _written(tree, path, statistics, frontier)
+    tree = _write_path(tree, path, statistics, frontier)
     return tree, Below(path[-1], returned[-1], statistics.value[-1], frontier[-1])
 
 
@@ -308,7 +308,7 @@ def _frontiers(tree: Tree, levels: Levels, choice: Int[Array, " L"], below: Belo
     return jnp.where(turn == NO_NODE, below.frontier, elsewhere[jnp.maximum(turn, 0)])
 
 
-def _written(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontier: Int[Array, " L"]) -> Tree:
+def _write_path(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontier: Int[Array, " L"]) -> Tree:
     """Returns the tree with these statistics and frontiers at the nodes of a path."""
     # `NO_NODE` becomes an index beyond the last node, so that nothing is written.
     row = jnp.where(path == NO_NODE, tree.children.shape[0], path)

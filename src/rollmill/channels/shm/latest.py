@@ -164,13 +164,13 @@ class BoardReader:
 
     def _copy(self, at_least: int | None) -> Versioned | None:
         layout = self._board.layout
-        while newest := self._wanted(at_least):
+        while newest := self._find_wanted(at_least):
             buffer = fresh_buffer(layout.nbytes)
             if self.copy_into(buffer, newest):
                 return Versioned(layout.unflatten(layout.flat_views(buffer)), newest.version)
         return None
 
-    def _wanted(self, at_least: int | None) -> LatestVersion | None:
+    def _find_wanted(self, at_least: int | None) -> LatestVersion | None:
         ended = self.ended()  # read before `newest`, because the last message is published before the end
         self._fence()
         newest = self.newest()

@@ -120,7 +120,7 @@ class QueueSender:
             writer.close()
 
     def _target_with_room(self, target: int | None) -> int | None:
-        chosen = self._next_target() if target is None else self._checked(target)
+        chosen = self._next_target() if target is None else self._check_target(target)
         return chosen if self._writers[chosen].has_room() else None
 
     def _next_target(self) -> int:
@@ -130,7 +130,7 @@ class QueueSender:
         sent = sum(writer.published for writer in writers)  # the rings count, so a replacement continues the count
         return self._targets[self._route(sent, [writer.occupied for writer in writers])]
 
-    def _checked(self, target: int) -> int:
+    def _check_target(self, target: int) -> int:
         if target not in self._writers:
             known = ", ".join(map(str, self._targets))
             raise UsageError(f"target={target} is not a target of this sender. Known: {known}.")

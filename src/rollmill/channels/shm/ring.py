@@ -534,7 +534,7 @@ class RingReader:
         self.check_owner()
         views = self._sections[-1]
         self._map_gpu_memory(views, position)
-        return RingMessage(self, views, position, self._checked_header(views, position))
+        return RingMessage(self, views, position, self._check_header(views, position))
 
     def release(self, position: int) -> None:
         """Releases the slot of message number `position`. Slots become free in the order of messages."""
@@ -610,7 +610,7 @@ class RingReader:
             self._ring.drop_section(views.section.incarnation)
         del self._sections[:-1]
 
-    def _checked_header(self, views: SectionViews, position: int) -> Header:
+    def _check_header(self, views: SectionViews, position: int) -> Header:
         slot = views.section.slots[views.slot_of(position)]
         sequence, version, iteration, size, source, flags, checksum, checked = HEADER.unpack(slot.header)
         intact = slot.stamp[0] == position + 1 and size == self.layout.nbytes

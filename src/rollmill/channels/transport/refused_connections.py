@@ -73,7 +73,7 @@ def sentence(refusals: list[RefusedConnection]) -> str:
         return f"a connection{_from(refusals[0].address)} was rejected: {last}"
     reasons = Counter(refusal.reason for refusal in refusals).most_common()
     counted = "; ".join(f"{reason} ({count})" for reason, count in reasons[:SHOWN_ADDRESSES])
-    peers = _counted(Counter(refusal.address for refusal in refusals).most_common())
+    peers = _count_addresses(Counter(refusal.address for refusal in refusals).most_common())
     return f"{len(refusals)} connections{peers} were rejected: {last if len(reasons) == 1 else counted}"
 
 
@@ -81,7 +81,7 @@ def _from(address: str) -> str:
     return f" from {address}" if address else ""
 
 
-def _counted(addresses: list[tuple[str, int]]) -> str:
+def _count_addresses(addresses: list[tuple[str, int]]) -> str:
     known = [(address, count) for address, count in addresses if address]
     if len(addresses) == 1:
         return _from(addresses[0][0])

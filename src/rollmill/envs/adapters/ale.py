@@ -70,7 +70,7 @@ def make(
     """
     vector_env = import_extra("ale_py.vector_env", "ale")
     game = _game(name)
-    chosen = {**OPTIONS, **_checked(name, options, {"episodic_life", "reward_clipping", "num_threads"})}
+    chosen = {**OPTIONS, **_check_options(name, options, {"episodic_life", "reward_clipping", "num_threads"})}
     build = functools.partial(
         vector_env.AtariVectorEnv,
         game,
@@ -141,14 +141,14 @@ class GamesVector(RowVector):
         copy_batch(self._observation_space, observation, out.observation)
         copy_batch(self._observation_space, observation, out.info["final_observation"])
         done = out.terminated | out.truncated
-        begun = done & self._begun(info["episode_frame_number"])
+        begun = done & self._find_begun(info["episode_frame_number"])
         if begun.any():
             last = info["final_obs"][begun]
             copy_batch(self._observation_space, last, out.info["final_observation"], rows=begun)
         self._sums.add(out, done)
         return out
 
-    def _begun(self, frames: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    def _find_begun(self, frames: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         """Returns True for each environment in which a new game has begun, if an episode ended.
 
         After a lost life, the game continues. Its last observation is then also the first observation of the next
@@ -179,7 +179,7 @@ def _in_camel_case(rom: str) -> str:
     return "".join(word.capitalize() for word in rom.split("_"))
 
 
-def _checked(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:
+def _check_options(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:
     """Returns the options, cast to the types of their defaults."""
     for option, value in options.items():
         if option not in OPTIONS:

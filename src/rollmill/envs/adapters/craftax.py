@@ -68,21 +68,21 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
     with standard_promotion():
         static = build.default_static_params()
         default = build(static).default_params
-        chosen = _chosen(name, options, default, static)
-        source = build(_replaced(static, chosen))
+        chosen = _read_options(name, options, default, static)
+        source = build(_replace_fields(static, chosen))
         env = Environment(
             name=f"craftax:{name}",
             reset=source.reset_env,
             step=_step_of(source),
             observation_space=_observation_space(source, default),
             action_space=spaces.Discrete(source.num_actions),
-            params=_replaced(default, chosen),
+            params=_replace_fields(default, chosen),
             reset_ratio=checked_ratio(reset_ratio),
         )
         return _with_textures(name, env)
 
 
-def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any]:
+def _read_options(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any]:
     """Returns the options, cast to the types of the Craftax defaults."""
     known: dict[str, Any] = {}
     for part in defaults:
@@ -94,7 +94,7 @@ def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any
     return {option: like(f"craftax:{name}", option, value, known[option]) for option, value in options.items()}
 
 
-def _replaced(part: Any, chosen: dict[str, Any]) -> Any:
+def _replace_fields(part: Any, chosen: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(part)}
     return part.replace(**{option: value for option, value in chosen.items() if option in names})
 

@@ -108,7 +108,7 @@ def _members(source: Any) -> Members:
 
 def _kind(source: Any, kind: str, names: list[str]) -> AgentKind:
     observation, action = source.observation_space(names[0]), source.action_space(names[0])
-    return AgentKind(kind, len(names), _unbounded(_space(observation)), _space(action))
+    return AgentKind(kind, len(names), _remove_bounds(_space(observation)), _space(action))
 
 
 def _space(space: Any) -> spaces.Space:
@@ -119,19 +119,19 @@ def _space(space: Any) -> spaces.Space:
     return spaces.Box(np.float32(space.low), np.float32(space.high), tuple(space.shape), np.float32)
 
 
-def _unbounded(space: spaces.Space) -> spaces.Space:
+def _remove_bounds(space: spaces.Space) -> spaces.Space:
     """Observations without bounds: units of SMAX that are far away, or hurt, exceed those that it names."""
     return spaces.Box(-np.inf, np.inf, space.shape, np.float32) if isinstance(space, spaces.Box) else space
 
 
-def _stacked(by_agent: dict[str, Any], members: Members) -> dict[str, Array]:
+def _stack(by_agent: dict[str, Any], members: Members) -> dict[str, Array]:
     return {kind: jnp.stack([by_agent[name] for name in names]) for kind, names in members.items()}
 
 
 def _reset_of(source: Any, members: Members) -> Any:
     def reset(key: Key, params: Params) -> tuple[Observation, State]:
         observations, state = source.reset(key)
-        return _stacked(observations, members), state
+        return _stack(observations, members), state
 
     return reset
 
@@ -142,9 +142,7 @@ def _step_of(source: Any, members: Members, is_over: Callable[[Any, State], Bool
         observations, after, rewards, dones, _ = source.step_env(key, state, actions)
         terminated = is_over(source, after)
         truncated = dones["__all__"] & ~terminated
-        return Timestep(
-            _stacked(observations, members), after, _stacked(rewards, members), terminated, truncated, {}
-        )
+        return Timestep(_stack(observations, members), after, _stack(rewards, members), terminated, truncated, {})
 
     return step
 
@@ -169,7 +167,7 @@ def _battle(env: Environment, source: Any, members: Members) -> Environment:
 
     def action_mask(state: State, params: Params) -> dict[str, Bool[Array, "..."]]:
         with standard_promotion():
-            masks = _stacked(source.get_avail_actions(state), members)
+            masks = _stack(source.get_avail_actions(state), members)
             return {kind: mask.astype(bool) for kind, mask in masks.items()}
 
     def active(state: State, params: Params) -> dict[str, Bool[Array, " A"]]:

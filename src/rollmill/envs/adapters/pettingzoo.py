@@ -60,7 +60,7 @@ def _source(pettingzoo: Any, name: str, *, by_module: bool) -> _Source:
         return _particles(name)
     specs: Mapping[str, Any] = {_id(known): spec for known, spec in pettingzoo.parallel_registry.items()}
     if _id(name) in specs:
-        return _registered(name, specs[_id(name)])
+        return _find_registered(name, specs[_id(name)])
     if _id(name) in map(_id, pettingzoo.aec_registry):
         raise UsageError(
             f"pettingzoo:{name} is turn-based (AEC), which is not supported. hint: use one of PettingZoo's "
@@ -95,7 +95,7 @@ def _particles(name: str) -> _Source:
     return _Source(module.parallel_env, module.raw_env)
 
 
-def _registered(name: str, spec: Any) -> _Source:
+def _find_registered(name: str, spec: Any) -> _Source:
     """Returns the function of a registered environment, with the arguments that it was registered with."""
     create, beside = spec.entry_point, None
     if isinstance(create, str):

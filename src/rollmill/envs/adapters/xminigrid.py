@@ -46,7 +46,7 @@ def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: An
         raise unknown_name("xminigrid environment", name, xminigrid.registered_environments())
     with standard_promotion():
         source, params = xminigrid.make(name)
-        params = params.replace(**_chosen(name, options, params))
+        params = params.replace(**_read_options(name, options, params))
         encode, space = _encoding(source.observation_shape(params), one_hot=one_hot)
         env = Environment(
             name=f"xminigrid:{name}",
@@ -60,7 +60,7 @@ def make(name: str, *, one_hot: bool = True, reset_ratio: int = 1, **options: An
         return promoting(env)
 
 
-def _chosen(name: str, options: dict[str, Any], params: Any) -> dict[str, Any]:
+def _read_options(name: str, options: dict[str, Any], params: Any) -> dict[str, Any]:
     defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     for option in options:
         if option not in OPTIONS:

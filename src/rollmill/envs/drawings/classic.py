@@ -29,7 +29,7 @@ def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
             *(Line(((end, -0.1), (end, 0.1)), 0.03, RED) for end in (-limit, limit)),
             rectangle(position - 0.25, 0.06, position + 0.25, 0.3, BLUE),
             *(Circle((position + side, 0.06), 0.06, INK) for side in (-0.15, 0.15)),
-            Line((axle, _turned(axle, length, angle)), 0.1, WOOD),
+            Line((axle, _turn(axle, length, angle)), 0.1, WOOD),
             Circle(axle, 0.045, INK),
         ),
         fps=50.0,
@@ -43,8 +43,8 @@ def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, lengt
     The first angle is measured from the hanging position, and the second from the first link (rad).
     """
     side = length_1 + length_2 + 0.3
-    elbow = _turned((0.0, 0.0), length_1, math.pi - angle_1)
-    tip = _turned(elbow, length_2, math.pi - angle_1 - angle_2)
+    elbow = _turn((0.0, 0.0), length_1, math.pi - angle_1)
+    tip = _turn(elbow, length_2, math.pi - angle_1 - angle_2)
     return Drawing(
         left=-side,
         bottom=-side,
@@ -64,7 +64,7 @@ def draw_acrobot(angle_1: float, angle_2: float, *, length_1: float = 1.0, lengt
 
 def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
     """Draws a pendulum at an angle from upright (rad), and the circle of its tip. Lengths are in metres."""
-    side, end = 1.3 * length, _turned((0.0, 0.0), length, angle)
+    side, end = 1.3 * length, _turn((0.0, 0.0), length, angle)
     return Drawing(
         left=-side,
         bottom=-side,
@@ -85,7 +85,7 @@ def draw_mountain_car(position: float, params: Any) -> Drawing:
     low, high, goal = (float(getattr(params, f"{name}_position")) for name in ("min", "max", "goal"))
     ground = tuple((float(x), _height(x)) for x in np.linspace(low, high, VALLEY_POINTS))
     slope = math.atan(1.35 * math.cos(3 * position))
-    car = lambda x, y: _placed((position, _height(position)), x, y, slope)
+    car = lambda x, y: _place((position, _height(position)), x, y, slope)
     wheels = [car(side, WHEEL) for side in (-0.05, 0.05)]
     body = [car(x, y) for x, y in ((-0.09, 0.04), (0.09, 0.04), (0.09, 0.09), (0.04, 0.13), (-0.09, 0.13))]
     pole = (goal, _height(goal))
@@ -113,11 +113,11 @@ def _height(position: float | np.floating) -> float:
     return 0.45 * math.sin(3 * float(position)) + 0.55
 
 
-def _turned(start: Point, length: float, angle: float) -> Point:
+def _turn(start: Point, length: float, angle: float) -> Point:
     """Returns the end of a rod that leaves a point at an angle from upright, to the right (rad)."""
     return start[0] + length * math.sin(angle), start[1] + length * math.cos(angle)
 
 
-def _placed(origin: Point, x: float, y: float, slope: float) -> Point:
+def _place(origin: Point, x: float, y: float, slope: float) -> Point:
     cos, sin = math.cos(slope), math.sin(slope)
     return origin[0] + cos * x - sin * y, origin[1] + sin * x + cos * y

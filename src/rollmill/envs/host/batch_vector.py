@@ -56,7 +56,7 @@ class BatchVector(RowVector):
         out = allocate(self._struct) if out is None else out
         first, info = self._reset(None if self._is_reset else self._seeds[0], self._options)
         self._is_reset = True
-        write_reset(self._observation_space, self._checked(first), out)
+        write_reset(self._observation_space, self._check_observations(first), out)
         self._check_finite(out.observation, None)
         if self._has_mask:
             out.info["action_mask"][:] = self._mask(info, "reset")
@@ -79,7 +79,7 @@ class BatchVector(RowVector):
             target[:] = self._per_row(values, what)
         if UNSTABLE in out.info:
             out.info[UNSTABLE][:] = info[UNSTABLE]
-        copy_batch(self._observation_space, self._checked(observation), out.observation)
+        copy_batch(self._observation_space, self._check_observations(observation), out.observation)
         self._check_finite(out.observation, out.reward)
         done = out.terminated | out.truncated
         if self.mode is AutoresetMode.SAME_STEP:
@@ -111,7 +111,7 @@ class BatchVector(RowVector):
         with attribute_to_user_code(f"{self._name}: step of {self.num_envs} environments"):
             observation = self._batch.step(actions.sample())[0]
         before, after = (allocate(self._struct.observation) for _ in range(2))
-        copy_batch(self._observation_space, self._checked(observation), before)
+        copy_batch(self._observation_space, self._check_observations(observation), before)
         self._reset_rows(np.arange(self.num_envs) == 0, before, after)
 
     # --- ends of episodes ------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class BatchVector(RowVector):
     def _reset_rows(self, rows: Flags, before: PyTree[np.ndarray], after: PyTree[np.ndarray]) -> Mapping[str, Any]:
         """Resets some rows, writes the observations of all to `after`, and returns the infos."""
         first, info = self._reset(None, {**self._options, "reset_mask": rows.copy()})
-        copy_batch(self._observation_space, self._checked(first), after)
+        copy_batch(self._observation_space, self._check_observations(first), after)
         pairs = zip(leaves(self._observation_space, before), leaves(self._observation_space, after), strict=True)
         for old, new in pairs:
             moved = ~rows & (old != new).reshape(self.num_envs, -1).any(axis=1)
@@ -200,7 +200,7 @@ class BatchVector(RowVector):
             )
         return array
 
-    def _checked(self, observation: Any) -> Any:
+    def _check_observations(self, observation: Any) -> Any:
         """Returns the observations of all rows, if they have the shapes of the space."""
         for leaf, like in zip(
             leaves(self._observation_space, observation),

@@ -117,7 +117,7 @@ class Copies(Generic[Single]):
         if isinstance(error, CastError):
             raise CastError(f"{who} in its {doing}: {error}") from error
         if isinstance(error, SystemExit):
-            raise _exited(f"{who} exited in its {doing}", error) from error
+            raise _error_of_exit(f"{who} exited in its {doing}", error) from error
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         failure = HostFailure(self._indices[i], doing, text, user_frame(error), self.seed(i))
         self._failures.append(failure)
@@ -127,7 +127,7 @@ class Copies(Generic[Single]):
         count = count + 1 if last_step >= self._clock - 1 else 1
         self._strikes[i] = (self._clock, count)
         if count >= MAX_FAILURES:
-            raise _given_up(self._name, failure, count) from error
+            raise _error_of_giving_up(self._name, failure, count) from error
 
     def drain_failures(self) -> list[HostFailure]:
         """Returns the failures of environments since the last call, in order."""
@@ -151,7 +151,7 @@ def close_quietly(single: Any) -> None:
         single.close()
 
 
-def _exited(what: str, error: SystemExit) -> EnvironmentFailed:
+def _error_of_exit(what: str, error: SystemExit) -> EnvironmentFailed:
     return EnvironmentFailed(
         f"{what}, by sys.exit({'' if error.code is None else repr(error.code)})\n  at {user_frame(error)}\nhint: "
         "an environment must not end the program. Let it end its episode (terminated), or raise another "
@@ -159,7 +159,7 @@ def _exited(what: str, error: SystemExit) -> EnvironmentFailed:
     )
 
 
-def _given_up(name: str, failure: HostFailure, count: int) -> ContractError:
+def _error_of_giving_up(name: str, failure: HostFailure, count: int) -> ContractError:
     return ContractError(
         f"{name}: environment {failure.index} failed {count} times in a row, most recently in its "
         f"{failure.doing}: {failure.error}\n  at {failure.line}"

@@ -28,13 +28,13 @@ def check_wrappers(name: str, env: Any) -> None:
         seen.add(id(layer))
         for kind in type(layer).__mro__:
             if kind.__name__ in REMEDIES and getattr(layer, "update_running_mean", True):
-                raise _refused(name, kind.__name__)
+                raise _refusal_of(name, kind.__name__)
         inner = vars(layer) if hasattr(layer, "__dict__") else {}
         # for a SyncVectorEnv, checks the first environment
         layer = inner.get("env") or next(iter(inner.get("envs") or ()), None)
 
 
-def _refused(name: str, wrapper: str) -> UsageError:
+def _refusal_of(name: str, wrapper: str) -> UsageError:
     return UsageError(
         f"{name} contains Gymnasium's {wrapper}: each copy would scale by statistics of its own, which "
         f"checkpoints do not contain, and {EFFECTS[wrapper]}. hint: leave the wrapper out, and set "

@@ -51,7 +51,7 @@ def flatten(argument: str, spaces: Spaces) -> Transform:
     if isinstance(space, gymnasium_spaces.Box):
         low, high = (bound.reshape(-1) for bound in bounds_of(space))
         return mapped_box(spaces, low, high, lambda xp, observation: observation.reshape(-1))
-    return _encoded(spaces)
+    return _encode(spaces)
 
 
 def one_hot(argument: str, spaces: Spaces) -> Transform:
@@ -63,7 +63,7 @@ def one_hot(argument: str, spaces: Spaces) -> Transform:
             f"the transform one-hot needs Discrete or MultiDiscrete observations, got {spaces.observation}. "
             "hint: flatten converts observations with several parts to a vector."
         )
-    return _encoded(spaces)
+    return _encode(spaces)
 
 
 def keep(argument: str, spaces: Spaces) -> Transform:
@@ -142,7 +142,7 @@ def _leaves(space: gymnasium_spaces.Space, path: tuple[Any, ...] = ()) -> Iterat
             yield _Leaf(path, space)
 
 
-def _encoded(spaces: Spaces) -> Transform:
+def _encode(spaces: Spaces) -> Transform:
     """Returns the transform to one float32 vector of all leaves in order."""
     leaves = tuple(_leaves(spaces.observation))
     limits = [_limits(leaf.space) for leaf in leaves]

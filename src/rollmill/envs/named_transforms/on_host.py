@@ -62,16 +62,16 @@ class TransformedObject(gymnasium.Wrapper):
                 raise ValueError(
                     f"an observation has the shape {array.shape}, but the observation space declares {like.shape}."
                 )
-        return _assembled(self._inner_observations, iter(arrays))
+        return _assemble(self._inner_observations, iter(arrays))
 
 
-def _assembled(space: spaces.Space, arrays: Any) -> Any:
+def _assemble(space: spaces.Space, arrays: Any) -> Any:
     """Returns an element of a space from its leaves in order."""
     match space:
         case spaces.Dict():
-            return {name: _assembled(part, arrays) for name, part in space.spaces.items()}
+            return {name: _assemble(part, arrays) for name, part in space.spaces.items()}
         case spaces.Tuple():
-            return tuple(_assembled(part, arrays) for part in space.spaces)
+            return tuple(_assemble(part, arrays) for part in space.spaces)
     return next(arrays)
 
 

@@ -28,7 +28,7 @@ def on_environment(env: Environment, transform: Transform, number: int) -> Envir
     `number` is the index of the transform. It makes two transforms of one environment use different random keys.
     """
     env = strongly_typed(env)
-    inner_step = env.step if transform.repeats == 1 else _repeated(env, transform.repeats)
+    inner_step = env.step if transform.repeats == 1 else _repeat_action(env, transform.repeats)
 
     def reset(key: Key, params: Params) -> tuple[Observation, TransformedState]:
         first, inner = env.reset(key, params)
@@ -51,7 +51,7 @@ def on_environment(env: Environment, transform: Transform, number: int) -> Envir
     return wrapped._replace(planning_state=None, planning_params=None, planning_env=None)
 
 
-def _repeated(env: Environment, count: int):
+def _repeat_action(env: Environment, count: int):
     """Returns a step function that repeats the action `count` times, or until the episode ends.
 
     The rewards are summed.

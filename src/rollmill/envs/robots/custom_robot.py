@@ -107,7 +107,7 @@ def robot(
         >>> forwards = lambda before, action, after: after.positions[0] - before.positions[0]
         >>> env = rollmill.robot("walker.xml", reward=forwards)
     """
-    own = _loaded(model, physics, iterations)
+    own = _load_model(model, physics, iterations)
     _check_sizes(name, own.structure, physics, max_speed, contacts=contacts, rows=rows)
     count = checked_count("substeps", substeps)
     task = _OwnTask(own.structure, reward, observe or partial(_all_of, own.structure), terminated or _never, count)
@@ -146,7 +146,7 @@ def _check_sizes(
         raise UsageError(f"max_speed must be greater than 0, got {max_speed}.")
 
 
-def _loaded(model: Any, physics: str, iterations: int) -> Model:
+def _load_model(model: Any, physics: str, iterations: int) -> Model:
     """Returns a robot's model, or only its structure for another physics engine."""
     if physics not in PHYSICS:
         raise UsageError(
@@ -193,9 +193,9 @@ class _OwnTask:
         state = jax.eval_shape(lambda: initial_state(Model(self.structure, params)))
         action = jax.ShapeDtypeStruct(self.low.shape, jnp.float32)
         found = {
-            "observe": _returned("observe", self.observe, state),
-            "reward": _returned("reward", self.reward, state, action, state),
-            "terminated": _returned("terminated", self.terminated, state),
+            "observe": _trace_result("observe", self.observe, state),
+            "reward": _trace_result("reward", self.reward, state, action, state),
+            "terminated": _trace_result("terminated", self.terminated, state),
         }
         wanted = {"observe": "a vector of floats", "reward": "a number", "terminated": "a boolean"}
         is_right = {
@@ -225,7 +225,7 @@ class _OwnTask:
         rates = uniform(for_rates, self.structure.num_velocities, params.reset_speed)
         readings = jnp.zeros(self.structure.num_readings)
         state = RobotState(jnp.concatenate(parts), rates, jnp.zeros_like(rates), readings)
-        return self._observed(state), state
+        return self._observe(state), state
 
     def step(self, key: Key, state: RobotState, action: Float[Array, " n"], params: RobotParams) -> Timestep:
         """Advances the physics."""
@@ -233,7 +233,7 @@ class _OwnTask:
         control = 0.5 * (self.high + self.low) + 0.5 * (self.high - self.low) * action
         moved = advance(Model(self.structure, params.robot), state, control, self.substeps)
         return Timestep(
-            observation=self._observed(moved),
+            observation=self._observe(moved),
             state=moved,
             reward=jnp.asarray(self.reward(state, action, moved), jnp.float32),
             terminated=jnp.asarray(self.terminated(moved)),
@@ -241,11 +241,11 @@ class _OwnTask:
             info={},
         )
 
-    def _observed(self, state: RobotState) -> Float[Array, " numbers"]:
+    def _observe(self, state: RobotState) -> Float[Array, " numbers"]:
         return jnp.asarray(self.observe(state), jnp.float32)
 
 
-def _returned(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _trace_result(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     if not callable(function):
         raise UsageError(f"{name} must be a function, got a {type(function).__name__}.")
     check_signature(name, function, _CALLS[name])

@@ -73,12 +73,12 @@ class RobotCamera:
         mujoco.mj_camlight(compiled, data)
         if self._renderer is not None:
             return self._renderer.pixels(data, self._target(data), self.view)
-        return _drawn(mujoco, compiled, data, self._target(data), self.view)
+        return _draw_geoms(mujoco, compiled, data, self._target(data), self.view)
 
     @cached_property
     def _scene(self) -> tuple[Any, Any, Any]:
         mujoco: Any = importlib.import_module("mujoco")
-        compiled = self.source if isinstance(self.source, mujoco.MjModel) else _painted(mujoco, self.source)
+        compiled = self.source if isinstance(self.source, mujoco.MjModel) else _paint(mujoco, self.source)
         return mujoco, compiled, mujoco.MjData(compiled)
 
     @cached_property
@@ -105,7 +105,7 @@ class RobotCamera:
         return place
 
 
-def _painted(mujoco: Any, source: str | Path) -> Any:
+def _paint(mujoco: Any, source: str | Path) -> Any:
     """Returns a model for pictures: with colours, a sky, a light, and a floor that nothing touches."""
     is_text = isinstance(source, str) and source.lstrip().startswith("<")
     spec = mujoco.MjSpec.from_string(source) if is_text else mujoco.MjSpec.from_file(str(source))
@@ -179,7 +179,7 @@ class _Renderer:
 # --- drawings -----------------------------------------------------------------------------------------
 
 
-def _drawn(mujoco: Any, compiled: Any, data: Any, target: np.ndarray, view: ViewAngle) -> Drawing:
+def _draw_geoms(mujoco: Any, compiled: Any, data: Any, target: np.ndarray, view: ViewAngle) -> Drawing:
     """Returns the geoms as flat shapes in a parallel projection, farthest first."""
     turned, up = math.radians(view.azimuth), math.radians(-view.elevation)
     right = np.array([math.sin(turned), -math.cos(turned), 0.0])

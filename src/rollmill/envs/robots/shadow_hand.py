@@ -142,7 +142,7 @@ class _ShadowHand:
         angles = (2.0 * q[:JOINTS] - (self.low + self.high)) / (self.high - self.low)
         spin = times(quaternion_matrix(q[JOINTS + 3 :]), v[JOINTS + 3 :])
         block = [q[JOINTS:], v[JOINTS : JOINTS + 3], 0.2 * spin]
-        goal = [jnp.asarray(GOAL, jnp.float32), state.goal, _turn(q[JOINTS + 3 :], _reversed(state.goal))]
+        goal = [jnp.asarray(GOAL, jnp.float32), state.goal, _turn(q[JOINTS + 3 :], _reverse(state.goal))]
         tips = self.fingertips(physics.Model(self.structure, params.robot), robot)
         joints = [angles, 0.2 * v[:JOINTS], 10.0 * readings[30:]]
         return jnp.concatenate([*joints, *block, *goal, tips, 10.0 * readings[:30], state.action])
@@ -162,7 +162,7 @@ class _ShadowHand:
 
 def angle_between(one: Float[Array, "4"], other: Float[Array, "4"]) -> Float[Array, ""]:
     """Returns the angle between two orientations (rad)."""
-    vector = _turn(one, _reversed(other))[1:]
+    vector = _turn(one, _reverse(other))[1:]
     return 2.0 * jnp.arcsin(jnp.minimum(jnp.sqrt(jnp.sum(vector * vector)), 1.0))
 
 
@@ -193,7 +193,7 @@ def _turn(a: Float[Array, "4"], b: Float[Array, "4"]) -> Float[Array, "4"]:
     return jnp.concatenate([real_part, a[:1] * b[1:] + b[:1] * a[1:] + cross(a[1:], b[1:])])
 
 
-def _reversed(q: Float[Array, "4"]) -> Float[Array, "4"]:
+def _reverse(q: Float[Array, "4"]) -> Float[Array, "4"]:
     return jnp.concatenate([q[:1], -q[1:]])
 
 

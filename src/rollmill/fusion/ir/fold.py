@@ -102,15 +102,15 @@ def fold_node(
         return _column(region, operands[0], attributes[0])
     if op in OPERATIONS or op in ("convert", "bitcast"):
         if all(operand.op == "constant" for operand in operands):
-            return _computed(region, op, operands, dtype)
-        return _simplified(region, op, operands, dtype)
+            return _compute(region, op, operands, dtype)
+        return _simplify(region, op, operands, dtype)
     return None
 
 
-def _simplified(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node | None:
+def _simplify(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node | None:
     match op, operands:
         case "select", _:
-            return _selected(*operands)
+            return _fold_select(*operands)
         case (("not" | "neg"), (inner,)) if inner.op == op:
             return inner.operands[0]
         # A boolean converted through a numeric type: zero and one are exact in every type, so one conversion
@@ -128,7 +128,7 @@ def _of_two(region: Maker, op: str, left: Node, right: Node, dtype: np.dtype) ->
     if left is right and op in WITH_EQUAL_OPERANDS and not is_float(left.dtype):
         return region.constant(WITH_EQUAL_OPERANDS[op], dtype)
     if op in COMPARISONS and left.op == "convert" and right.op == "constant":
-        return _compared(region, op, left, right)
+        return _fold_comparison(region, op, left, right)
     # A product takes a fraction of a division's time, and is rounded to the same result here.
     if op == "div" and is_float(dtype) and (inverse := _inverse(region, right)) is not None:
         return region.emit("mul", left, inverse, dtype=dtype, width=left.width or right.width)
@@ -158,7 +158,7 @@ def _inverse(region: Maker, divisor: Node) -> Node | None:
     return region.emit("select", condition, *inverses, dtype=divisor.dtype, width=divisor.width)
 
 
-def _selected(condition: Node, chosen: Node, other: Node) -> Node | None:
+def _fold_select(condition: Node, chosen: Node, other: Node) -> Node | None:
     if chosen is other:
         return chosen
     if condition.op == "constant":
@@ -186,7 +186,7 @@ def _neutral(op: str, left: Node, right: Node) -> Node | None:
     return None
 
 
-def _compared(region: Maker, op: str, left: Node, right: Node) -> Node | None:
+def _fold_comparison(region: Maker, op: str, left: Node, right: Node) -> Node | None:
     """Simplifies a comparison of a converted boolean with a constant: to the boolean, its negation, or a constant.
 
     Returns None for any other comparison.
@@ -226,7 +226,7 @@ def is_short_float(dtype: np.dtype) -> bool:
     return is_float(dtype) and dtype.itemsize == 2
 
 
-def _computed(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node:
+def _compute(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node:
     arrays = [np.asarray(operand.value, operand.dtype) for operand in operands]
     if op in EXACT:
         # Overflow and division by zero give the same results as in a kernel.

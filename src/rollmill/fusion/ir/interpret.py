@@ -49,7 +49,7 @@ def _value(node: Node, operands: list[Any], arrays: Arrays, precision: Any):
         return _operation(node, _alike(node, operands))
     if node.op in TYPED:
         convert = jax.lax.convert_element_type if node.op == "convert" else jax.lax.bitcast_convert_type
-        return _rounded(convert(_alike(node, operands)[0], node.dtype))
+        return _round(convert(_alike(node, operands)[0], node.dtype))
     if node.op in ROWS:
         return _row_value(node, operands, arrays.uniforms, precision)
     return _structural_value(node, operands, arrays, precision)
@@ -61,10 +61,10 @@ def _operation(node: Node, operands: list[Any]) -> Array:
     if node.op == "select" or not any(is_short_float(x.dtype) for x in operands):
         return OPERATIONS[node.op](*operands)
     result = OPERATIONS[node.op](*(x.astype(jnp.float32) for x in operands))
-    return _rounded(result.astype(node.dtype))
+    return _round(result.astype(node.dtype))
 
 
-def _rounded(x: Array) -> Array:
+def _round(x: Array) -> Array:
     """Puts a barrier after 16-bit floats, because XLA may otherwise omit the rounding between two operations."""
     return jax.lax.optimization_barrier(x) if is_short_float(x.dtype) else x
 

@@ -243,21 +243,21 @@ def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
     collector = state.collector
     _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
     learner, batch = prepare(graph, state.learner, trajectory, collector.index)
-    return learner, batch if graph.replay is None else _made_up(graph, learner, state.key, collector.index)
+    return learner, batch if graph.replay is None else _make_up(graph, learner, state.key, collector.index)
 
 
-def _made_up(graph: Graph, learner: Learner, key: Key, index: Int[Array, " E"]) -> Batch:
+def _make_up(graph: Graph, learner: Learner, key: Key, index: Int[Array, " E"]) -> Batch:
     """Makes a random minibatch with the shapes `[1, N, ...]` of one drawn from the experience store."""
     store = graph.replay
     assert store is not None
     draw = lambda: store.sample(graph, store.empty(graph, index), learner, key, index).minibatch
     leaves, structure = jax.tree.flatten(jax.eval_shape(draw))
     keys = jax.random.split(key, len(leaves))
-    made = [_made_up_leaf(*pair)[None] for pair in zip(keys, leaves, strict=True)]
+    made = [_make_up_leaf(*pair)[None] for pair in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, made)
 
 
-def _made_up_leaf(key: Key, like: jax.ShapeDtypeStruct) -> Array:
+def _make_up_leaf(key: Key, like: jax.ShapeDtypeStruct) -> Array:
     if is_key(like.dtype):
         return jax.random.split(key, like.shape)
     if jnp.issubdtype(like.dtype, jnp.floating):
@@ -304,8 +304,8 @@ def minibatch_of(
     by_step = [leaf.reshape(num_steps, len(rows), *leaf.shape[1:]) for leaf in by_step]
     samples = jax.tree.unflatten(structure, [leaves.get(n, leaf) for n, leaf in enumerate(by_step)])
     sequences = jax.tree.map(lambda leaf: leaf[rows], batch.sequences)
-    ahead = _ahead(gradients, learner, Batch(_swapped(samples), sequences))
-    leaves |= dict(enumerate(jax.tree.leaves(_swapped(ahead)), start=len(packed.leaves)))
+    ahead = _ahead(gradients, learner, Batch(_swap_axes(samples), sequences))
+    leaves |= dict(enumerate(jax.tree.leaves(_swap_axes(ahead)), start=len(packed.leaves)))
     if gradients.recurrent:
         own = Shuffled(rows[None], {n: leaf[None] for n, leaf in leaves.items()})
         return Minibatch(jnp.int32(0), packed, own, uniforms, vector, turns=num_steps)
@@ -313,7 +313,7 @@ def minibatch_of(
     return Minibatch(jnp.int32(0), packed, Shuffled(places.reshape(1, -1), flat), uniforms, vector)
 
 
-def _swapped(tree: PyTree[Array]) -> PyTree[Array]:
+def _swap_axes(tree: PyTree[Array]) -> PyTree[Array]:
     return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), tree)
 
 
@@ -379,7 +379,7 @@ def _conditioned_leaves(graph: Graph, batch: PackedBatch, rows: Array, *, reduce
     # Compares identities, because `condition` returns unchanged leaves as the same objects. Gathers of those are
     # dead code, and never computed.
     changed = {place: after for place, (before, after) in enumerate(pairs) if after is not before}
-    return _swapped(changed) if by_sequence else changed
+    return _swap_axes(changed) if by_sequence else changed
 
 
 def run_gradients_reference(

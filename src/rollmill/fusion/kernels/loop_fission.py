@@ -75,14 +75,14 @@ def plan_sample_loops(
     parts: list[int] = []
     handed = {place: depends[program.inputs[place]] | depends[node] for place, node in carried.items()}
     for bits in handed.values():
-        parts = _joined(parts, bits)
+        parts = _join(parts, bits)
     for tile in kept.tiles:
-        parts = _joined(parts, _of_tile(tile, depends))
-    parts = functools.reduce(_joined, [_of_nodes(row, depends) for row in stored], parts)
+        parts = _join(parts, _of_tile(tile, depends))
+    parts = functools.reduce(_join, [_of_nodes(row, depends) for row in stored], parts)
     terms = {node: _terms(Term(1.0, node), parts, depends) for _, node in kept.numbers}
     for each in terms.values():
         for term in each:
-            parts = _joined(parts, depends[term.node])
+            parts = _join(parts, depends[term.node])
     own = lambda n: [(k, row) for k, row in enumerate(stored) if _part(parts, _of_nodes(row, depends)) == n]
     loops = [SampleLoop({}, [], [], stored=own(n)) for n in range(max(1, len(parts)))]
     for place, bits in handed.items():
@@ -120,7 +120,7 @@ def _of_nodes(nodes: Sequence[Node], depends: dict[Node, int]) -> int:
     return functools.reduce(operator.or_, [depends[node] for node in nodes], 0)
 
 
-def _joined(parts: Sequence[int], bits: int) -> list[int]:
+def _join(parts: Sequence[int], bits: int) -> list[int]:
     """Parts that have no row in common, with one that has these."""
     if not bits:
         return list(parts)

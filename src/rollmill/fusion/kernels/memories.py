@@ -66,11 +66,11 @@ def apply_writes(leaf: Leaf, step: StepResults) -> Array:
             place = step.outputs[write.place]
             now = now.at[each, place].set(jnp.where(holds, step.outputs[write.value], now[each, place]))
         else:
-            now = jnp.where(holds[:, None], _filled(write, step, now.shape), now)
+            now = jnp.where(holds[:, None], _fill_elements(write, step, now.shape), now)
     return now
 
 
-def _filled(fill: Fill, step: StepResults, shape: tuple[int, ...]) -> Array:
+def _fill_elements(fill: Fill, step: StepResults, shape: tuple[int, ...]) -> Array:
     """Returns the elements `[E, size]` that a fill stores."""
     block, size = shape
     captured = [step.outputs[n] for n in fill.captures]

@@ -80,7 +80,7 @@ def example_minibatch(
     graph: Graph, step: GradientStep, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> Minibatch:
     """Returns the first minibatch of an epoch, as the loop passes it to a kernel."""
-    packed, carried = pack_batch(batch), _carried(graph)
+    packed, carried = pack_batch(batch), _carry_of(graph)
     shuffled = jax.tree.map(lambda leaf: leaf[0], shuffle_samples(graph, packed, rows[None], identity))
     learner, vector = carried.learner(carried.begin(learner))
     return minibatch_of(graph, step, learner, packed, shuffled, jnp.int32(0), vector)
@@ -107,7 +107,7 @@ def kernel_sums(
     shuffled: Shuffled,
 ) -> Float[Array, " size"]:
     """Runs the gradient kernels of several minibatches with the same weights. Returns their summed results."""
-    carried = _carried(graph)
+    carried = _carry_of(graph)
 
     def turn(begun: Any, number: Int[Array, ""]) -> tuple[Any, Float[Array, " size"]]:
         learner, vector = carried.learner(begun)
@@ -160,7 +160,7 @@ def _network_shapes(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
     return jax.eval_shape(kernel_gradients(graph).network, learner)
 
 
-def _carried(graph: Graph) -> _Carried:
+def _carry_of(graph: Graph) -> _Carried:
     """Returns how the loop carries the learner: as one vector if the optimiser is element-wise."""
     one = isinstance(graph.update, ElementwiseUpdate) and can_be_vector(_network_shapes(graph))
     return _OneVector(graph) if one else _Carried(graph)
@@ -171,7 +171,7 @@ class _FusedLoop:
 
     def __init__(self, graph: Graph, reduce: Reduce, run: Run, step: GradientStep) -> None:
         self._graph, self._reduce, self._run, self._step = graph, reduce, run, step
-        self._carried = _carried(graph)
+        self._carried = _carry_of(graph)
         self.begin = self._carried.begin
 
     def prepare_samples(self, batch: Batch) -> PackedBatch:

@@ -126,7 +126,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
     t = jax.ShapeDtypeStruct((), jnp.int32)
     function, each = partial(_step_raw, graph, collector), (to_raw(collector), key, t)
     traced = trace_function(function, each, (weights,), carried=True)
-    lowered = _under_invariants(_begun(graph, key), traced)
+    lowered = _under_invariants(_label_start(graph, key), traced)
     leaves = input_leaves(lowered, [to_raw(collector), key])
     count = len(jax.tree.leaves(collector))
     after, step = output_leaves(lowered)
@@ -136,7 +136,7 @@ def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.Shape
     return RolloutStep(lowered, leaves[:count], leaves[count:], after, step, shapes)
 
 
-def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
+def _label_start(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
     """Labels the numbers of an environment's first state, or returns none if its reset cannot be lowered."""
     # Large arrays, which may stay in memory, get no labels, so they are left out here.
     few = lambda leaf: jnp.zeros(0, leaf.dtype) if is_too_large(leaf.shape) else leaf

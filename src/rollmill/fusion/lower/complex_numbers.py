@@ -50,7 +50,7 @@ def without_complex_numbers(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     ]
 
     def run(*arguments: Array) -> list[Array]:
-        results = _evaluated(closed, list(map(_parted, arguments)))
+        results = _evaluate(closed, list(map(_split, arguments)))
         return [lax.complex(*value) if isinstance(value, ComplexPair) else value for value in results]
 
     return jax.make_jaxpr(run)(*structs)
@@ -84,7 +84,7 @@ def _within(equation: core.JaxprEqn) -> list[core.Jaxpr]:
     return found
 
 
-def _parted(value: Any) -> Operand:
+def _split(value: Any) -> Operand:
     if not is_complex(value.dtype):
         return value
     if isinstance(value, jax.Array):
@@ -92,17 +92,17 @@ def _parted(value: Any) -> Operand:
     return ComplexPair(np.real(value).astype(np.float32), np.imag(value).astype(np.float32))
 
 
-def _evaluated(closed: core.ClosedJaxpr | core.Jaxpr, arguments: Sequence[Operand]) -> list[Operand]:
+def _evaluate(closed: core.ClosedJaxpr | core.Jaxpr, arguments: Sequence[Operand]) -> list[Operand]:
     """Traces a jaxpr anew for these arguments."""
     jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
     consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []
-    known: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(_parted, consts), strict=True))
+    known: dict[Any, Operand] = dict(zip(jaxpr.constvars, map(_split, consts), strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
 
     def value_of(atom: Any) -> Operand:
         if not isinstance(atom, core.Literal):
             return known[atom]
-        return _parted(np.asarray(atom.val, atom.aval.dtype)) if is_complex(atom.aval.dtype) else atom.val  # type: ignore
+        return _split(np.asarray(atom.val, atom.aval.dtype)) if is_complex(atom.aval.dtype) else atom.val  # type: ignore
 
     for equation in jaxpr.eqns:
         results = _results(equation, list(map(value_of, equation.invars)))
@@ -126,9 +126,9 @@ def _results(equation: core.JaxprEqn, values: list[Operand]) -> Sequence[Operand
 def _results_by_rule(equation: core.JaxprEqn, values: list[Operand]) -> Sequence[Operand]:
     name = equation.primitive.name
     if name in INLINED:
-        return _evaluated(equation.params[INLINED[name]], values)
+        return _evaluate(equation.params[INLINED[name]], values)
     if not _is_complex(equation) and not any(map(has_complex_numbers, _within(equation))):
-        return _bound(equation, values)
+        return _bind(equation, values)
     if (control := CONTROL.get(name)) is not None:
         return control(equation.params, values)
     if name in BY_PARTS:
@@ -140,7 +140,7 @@ def _results_by_rule(equation: core.JaxprEqn, values: list[Operand]) -> Sequence
     return [rule(equation.params, *values)]
 
 
-def _bound(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+def _bind(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
     results = equation.primitive.bind(*values, **equation.params)
     return list(results) if equation.primitive.multiple_results else [results]
 
@@ -148,7 +148,7 @@ def _bound(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
 def _by_parts(equation: core.JaxprEqn, values: Sequence[Operand]) -> list[Operand]:
     """Applies an operation that moves or adds elements to the real parts, and then to the imaginary parts."""
     part = lambda value, n: value[n] if isinstance(value, ComplexPair) else value
-    real, imag = (_bound(equation, [part(value, n) for value in values]) for n in (0, 1))
+    real, imag = (_bind(equation, [part(value, n) for value in values]) for n in (0, 1))
     return [ComplexPair(*pair) for pair in zip(real, imag, strict=True)]
 
 
@@ -168,7 +168,7 @@ def _scan(params: Mapping[str, Any], values: list[Operand]) -> list[Operand]:
     consts, init, xs = values[:first], values[first:second], values[second:]
 
     def body(carry: list[Operand], x: list[Operand]) -> tuple[list[Operand], list[Operand]]:
-        results = _evaluated(params["jaxpr"], [*consts, *carry, *x])
+        results = _evaluate(params["jaxpr"], [*consts, *carry, *x])
         return results[: len(init)], results[len(init) :]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
@@ -179,15 +179,15 @@ def _scan(params: Mapping[str, Any], values: list[Operand]) -> list[Operand]:
 def _while(params: Mapping[str, Any], values: list[Operand]) -> list[Operand]:
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     return lax.while_loop(
-        lambda now: _evaluated(params["cond_jaxpr"], [*values[:first], *now])[0],
-        lambda now: _evaluated(params["body_jaxpr"], [*values[first:second], *now]),
+        lambda now: _evaluate(params["cond_jaxpr"], [*values[:first], *now])[0],
+        lambda now: _evaluate(params["body_jaxpr"], [*values[first:second], *now]),
         values[second:],
     )
 
 
 def _cond(params: Mapping[str, Any], values: list[Operand]) -> list[Operand]:
     index, *operands = values
-    branches = [partial(_evaluated, branch) for branch in params["branches"]]
+    branches = [partial(_evaluate, branch) for branch in params["branches"]]
     return list(lax.switch(index, branches, operands))
 
 
@@ -306,7 +306,7 @@ def _cosh(x: ComplexPair) -> ComplexPair:
     return ComplexPair(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
 
 
-def _converted(params: Mapping[str, Any], x: Operand) -> Operand:
+def _convert(params: Mapping[str, Any], x: Operand) -> Operand:
     if not is_complex(params["new_dtype"]):
         return lax.convert_element_type(x.real, params["new_dtype"])
     if isinstance(x, ComplexPair):
@@ -381,7 +381,7 @@ RULES: dict[str, Callable[..., Operand]] = {
     "imag": _plain(lambda x: x.imag),
     "conj": _conjugate,
     "iota": _iota,
-    "convert_element_type": _converted,
+    "convert_element_type": _convert,
     "mul": _plain(_product),
     "div": _plain(_quotient),
     "square": _plain(lambda x: _product(x, x)),

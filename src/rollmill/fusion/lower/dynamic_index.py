@@ -79,13 +79,13 @@ def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
         mask = ctx.constant(1 << bit, np.int32)
         odd = ctx.apply("ne", ctx.apply("and", start, mask), ctx.constant(0, np.int32))
         pairs = zip(windows[::2], windows[1::2], strict=False)
-        halved = [_selected(ctx, odd, second, first) for first, second in pairs]
+        halved = [_select(ctx, odd, second, first) for first, second in pairs]
         windows = halved + ([windows[-1]] if len(windows) % 2 else [])
         bit += 1
     return windows[0]
 
 
-def _selected(ctx: Lowering, condition: Node, one: NodeArray, other: NodeArray) -> NodeArray:
+def _select(ctx: Lowering, condition: Node, one: NodeArray, other: NodeArray) -> NodeArray:
     chosen = no_nodes(one.shape)
     for at in np.ndindex(*one.shape):
         chosen[at] = select(ctx, condition, one[at], other[at])

@@ -202,7 +202,7 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, layouts: Layouts
         arrays: list[Array] = []
         memories = iter(range(len(values)))
         outputs = [
-            _stored(ctx, next(memories), value)
+            _store(ctx, next(memories), value)
             if layout == MEMORY
             else _output(ctx, value, layout, arrays, traced.summed)
             for value, layout in values
@@ -321,7 +321,7 @@ def _input(
     return numbers
 
 
-def _stored(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
+def _store(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
     """Converts a carried array to the values that are written to its memory."""
     try:
         return writes_to_memory(ctx, memory, value)

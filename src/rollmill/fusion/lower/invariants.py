@@ -40,7 +40,7 @@ def labels_of(begun: Sequence[Output]) -> ValueClasses:
 
     Constant elements are labelled with their value, and elements that are certainly equal share a label.
     """
-    return _numbered([_labels(value) for value in begun])
+    return _renumber([_labels(value) for value in begun])
 
 
 def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
@@ -48,7 +48,7 @@ def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
 
     Elements that the step makes different, or changes from their constant, lose their common label.
     """
-    return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
+    return _renumber([_keep_labels(*pair) for pair in zip(labels, after, strict=True)])
 
 
 def _labels(value: Output) -> list[Hashable] | None:
@@ -65,7 +65,7 @@ def _label(node: Node) -> Hashable:
     return ConstLabel(node.value, node.dtype) if node.op == "constant" else node
 
 
-def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] | None:
+def _keep_labels(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] | None:
     """Returns the labels after a step: constants that stay constant, and equal values that stay equal."""
     after = _labels(value)
     if before is None or after is None:
@@ -76,7 +76,7 @@ def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] 
     return [one if is_known(one, other) else (one, other) for one, other in zip(before, after, strict=True)]
 
 
-def _numbered(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
+def _renumber(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
     """Renumbers labels, so that equivalent labellings are equal."""
     numbers: dict[Hashable, int] = {}
 

@@ -170,19 +170,19 @@ def element_of(ctx: Lowering, value: Value, index: ElementIndex) -> Any:
         case ComputedArray():
             key = (ctx.region, index.key)
             if key not in value.read:
-                value.read[key] = _computed_element(ctx, value, index)
+                value.read[key] = _compute_element(ctx, value, index)
             return value.read[key]
         case MemoryArray():
             return _after_writes(ctx, value, index)
         case Const() | Uniform() if not is_key(value.dtype):
-            return _shared_element(ctx, value, index)
+            return _read_shared_element(ctx, value, index)
         case OuterProducts():
             raise LoweringError("kernels cannot read single elements of an outer product")
     scalars = ctx.scalars(value).nodes
     return dynamic_slice_by_select(ctx, scalars, index.axes(ctx), [1] * scalars.ndim).reshape(-1)[0]
 
 
-def _computed_element(ctx: Lowering, value: ComputedArray, index: ElementIndex) -> Any:
+def _compute_element(ctx: Lowering, value: ComputedArray, index: ElementIndex) -> Any:
     """Returns an element, which may read elements of other arrays, and these of others."""
     # An array computed from adjacent elements of an array that is computed in this way multiplies the reads.
     if _nodes_made(ctx) > MAX_NODES:
@@ -198,7 +198,7 @@ def _computed_element(ctx: Lowering, value: ComputedArray, index: ElementIndex) 
         ) from None
 
 
-def _shared_element(ctx: Lowering, value: Const | Uniform, index: ElementIndex) -> Node:
+def _read_shared_element(ctx: Lowering, value: Const | Uniform, index: ElementIndex) -> Node:
     if isinstance(value, Const):
         if (node := everywhere(ctx, value)) is not None:
             return node
@@ -317,7 +317,7 @@ def chosen_whole(ctx: Lowering, condition: Node, one: Value, other: Value) -> Va
         case MemoryArray(), MemoryArray():
             if one.memory != other.memory:
                 return None
-            return _merged(ctx, condition, opposite, one, other)
+            return _merge(ctx, condition, opposite, one, other)
         case MemoryArray(), _:
             return _rewritten(ctx, one, condition, WholeWrite(other, opposite))
         case _, MemoryArray():
@@ -325,7 +325,7 @@ def chosen_whole(ctx: Lowering, condition: Node, one: Value, other: Value) -> Va
     return None
 
 
-def _merged(ctx: Lowering, condition: Node, opposite: Node, one: MemoryArray, other: MemoryArray) -> MemoryArray:
+def _merge(ctx: Lowering, condition: Node, opposite: Node, one: MemoryArray, other: MemoryArray) -> MemoryArray:
     # Writes that both arrays have in common are unconditional.
     pairs = zip(one.writes, other.writes, strict=False)
     common = next((n for n, (a, b) in enumerate(pairs) if a is not b), min(len(one.writes), len(other.writes)))
@@ -356,14 +356,14 @@ def writes_to_memory(ctx: Lowering, memory: int, value: Value) -> MemoryArray:
     writes = list(value.writes)
     first = max((n for n, write in enumerate(writes) if _replaces_all(write)), default=0)
     programs = [
-        _fill(ctx, memory, write, value.shape) if isinstance(write, WholeWrite) else _placed(ctx, write)
+        _fill(ctx, memory, write, value.shape) if isinstance(write, WholeWrite) else _place(ctx, write)
         for write in writes[first:]
         if not isinstance(write, FillWrite)  # created only here
     ]
     return value._replace(writes=tuple(programs))
 
 
-def _placed(ctx: Lowering, write: CellWrite) -> CellWrite:
+def _place(ctx: Lowering, write: CellWrite) -> CellWrite:
     return write._replace(place=node_of(ctx, write.place))
 
 

@@ -41,11 +41,11 @@ def emit_loop(
     changing = [n for n, how in enumerate(held) if how.changes]
     if not changing:
         return list(start)  # no iteration changes anything
-    outputs = [_held(inside, after[n], held[n]) for n in changing]
+    outputs = [_as_carried(inside, after[n], held[n]) for n in changing]
     program = inside.region.program([node for value in outputs for node in flat_nodes(value)])
     asking, asked = (None, []) if condition is None else _asking(ctx, condition, start, held)
     # Outside of the body, in the form that the body needs, such as scalars for a constant start value.
-    carried = [_held(ctx, start[n], held[n]) for n in changing]
+    carried = [_as_carried(ctx, start[n], held[n]) for n in changing]
     first = [node for value in carried for node in flat_nodes(value)]
     loop = ctx.region.emit(
         "loop",
@@ -68,7 +68,7 @@ def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[Carry
     held = [CarryForm() for _ in start]
     while True:
         inside = ctx.inside()
-        before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+        before = [_hand_in(inside, value, how) for value, how in zip(start, held, strict=True)]
         after = body(inside, list(before))
         # A fixed point: changed values must be carried, and values computed from them may change, too. Forms only
         # grow, from not carried over scalars to rows, so the loop ends.
@@ -83,13 +83,13 @@ def _asking(
 ) -> tuple[Program, list[Node]]:
     """Returns the program of a loop's condition, and the outside values that it reads."""
     inside = ctx.inside()
-    now = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+    now = [_hand_in(inside, value, how) for value, how in zip(start, held, strict=True)]
     (goes_on,) = condition(inside, now)
     program = inside.region.program([inside.scalar(goes_on)])
     return program, inside.region.captures
 
 
-def _handed_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
+def _hand_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
     """Returns a carried array as a turn sees it."""
     if not how.changes:
         return value
@@ -115,5 +115,5 @@ def _as_needed(inside: Lowering, how: CarryForm, before: Value, after: Value) ->
     return CarryForm(True, how.in_rows or isinstance(after, RowArray) or isinstance(before, RowArray))
 
 
-def _held(ctx: Lowering, value: Value, how: CarryForm) -> ScalarArray | RowArray:
+def _as_carried(ctx: Lowering, value: Value, how: CarryForm) -> ScalarArray | RowArray:
     return ctx.rows(value) if how.in_rows else ctx.scalars(value)

@@ -37,7 +37,7 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
             continue
         # The region is computed before the first of its selects, so no node in it may depend on any of them. If
         # one select of a condition feeds the chosen side of another, that side stays outside.
-        inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
+        inside = _read_by_chosen(selects, users, needed | _find_decided(selects, nodes))
         if _is_worth_a_branch(inside):
             regions.append(_region(condition, inside, nodes, users))
             # Regions do not overlap: nodes of one region count as needed for the others. Nor does a region contain
@@ -90,7 +90,7 @@ def _chooses(condition: Node, user: Node, place: int) -> bool:
     return user.op == "select" and user.operands[0] is condition and place == 1
 
 
-def _decided(selects: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
+def _find_decided(selects: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
     """Returns these selects and all nodes computed from them, which come after the nodes that they select from."""
     after = set(selects)
     for node in nodes:

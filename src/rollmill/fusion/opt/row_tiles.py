@@ -85,7 +85,7 @@ class _Tiler:
             spans = [(first, min(self._width, width - first)) for first in range(0, width, self._width)]
             self.of[node] = tuple(self._tile(node, operands, *span) for span in spans)
         elif any(map(self.is_wide, node.operands)):
-            self.of[node] = (self._reduced(node, operands[0]),)
+            self.of[node] = (self._reduce(node, operands[0]),)
         else:
             self.of[node] = (self._with(node, [own for (own,) in operands]),)
 
@@ -111,9 +111,9 @@ class _Tiler:
         slot, row, column, size, transposed = node.attributes
         attributes = lambda n: (slot, row + n * self._width, column + first, size, transposed)
         products = [self._make("dot", [part], attributes(n), node.dtype, width) for n, part in enumerate(left)]
-        return self._added("add", products, node.dtype, width)
+        return self._add("add", products, node.dtype, width)
 
-    def _reduced(self, node: Node, row: Tiles) -> Node:
+    def _reduce(self, node: Node, row: Tiles) -> Node:
         """Returns a narrow node that reads a wide row."""
         if node.op == "dot":
             return self._product(node, row, 0, node.width or 0)
@@ -121,9 +121,9 @@ class _Tiler:
             tile, column = divmod(node.attributes[0], self._width)
             return self._make("column", [row[tile]], (column,), node.dtype, None)
         parts = [self._make(node.op, [part], (), node.dtype, None) for part in row]
-        return self._added(TILE_REDUCTIONS[node.op], parts, node.dtype, None)
+        return self._add(TILE_REDUCTIONS[node.op], parts, node.dtype, None)
 
-    def _added(self, op: str, parts: Sequence[Node], dtype: np.dtype, width: int | None) -> Node:
+    def _add(self, op: str, parts: Sequence[Node], dtype: np.dtype, width: int | None) -> Node:
         return reduce(lambda one, other: self._make(op, [one, other], (), dtype, width), parts)
 
     def _with(self, node: Node, operands: Sequence[Node]) -> Node:

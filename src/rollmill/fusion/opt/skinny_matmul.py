@@ -117,7 +117,7 @@ def _heads(
         # If another node reads the product of row and weights, it must be computed anyway.
         if node.op != "row_sum" or node.operands[0] not in only_user:
             continue
-        if weighted_row := _weighted(node.operands[0]):
+        if weighted_row := _find_weights(node.operands[0]):
             row, weight = weighted_row
             absorbed[node.operands[0]] = row
             sums.setdefault(row, []).append((node, weight))
@@ -157,7 +157,7 @@ def _other(user: Node, operand: Node) -> Node:
     return user.operands[0] if user.operands[1] is operand else user.operands[1]
 
 
-def _weighted(product: Node) -> tuple[Node, Node] | None:
+def _find_weights(product: Node) -> tuple[Node, Node] | None:
     """Returns the row and the uniform row of their product."""
     if product.op != "mul" or product.width is None:
         return None

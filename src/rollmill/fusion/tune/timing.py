@@ -132,7 +132,7 @@ def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: s
     return cached_file("launches", [*what, list(map(str, launches))], packages=[package])
 
 
-def _compiled(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], shapes: Sequence[Any]) -> Callable[..., Any]:
     return jax.jit(function).lower(*shapes).compile()
 
 
@@ -148,11 +148,11 @@ def compile_candidates(
 
     def compiled_candidate(number: int, shapes: Sequence[Any]) -> Callable[..., Any]:
         wait_for_kernel(number)
-        return _compiled((search.kernel_only or search.fused)(search.launches[number]), shapes)
+        return _compile((search.kernel_only or search.fused)(search.launches[number]), shapes)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The largest first, because it takes longest.
-        unfused = [] if search.unfused is None else [pool.submit(_compiled, search.unfused, search.shapes)]
+        unfused = [] if search.unfused is None else [pool.submit(_compile, search.unfused, search.shapes)]
         shapes = search.shapes if search.kernel_only is None else jax.eval_shape(search.inputs, *search.shapes)
         fused = [pool.submit(compiled_candidate, number, shapes) for number in range(len(search.launches))]
     return [future.result for future in (*fused, *unfused)]
@@ -164,7 +164,7 @@ def find_fastest_launch(
     arguments: Sequence[Any],
     is_late: Callable[[], bool] = lambda: False,
     inputs: Sequence[Any] | None = None,
-    compile_whole: Compile = _compiled,
+    compile_whole: Compile = _compile,
 ) -> TunedLaunch:
     """Times the compiled candidates, and returns the fastest launch.
 

@@ -37,10 +37,10 @@ def candidates(machine: Machine, workload: Workload, objective: Objective = "kee
         return narrow
     likely = [each for each in narrow if each.place == "program" and each.fusion in LIKELY_DEPTHS]
     others = [each for each in narrow if each not in likely]
-    return [*_widened(likely, workload), *_widened(others, workload)]
+    return [*_widen(likely, workload), *_widen(others, workload)]
 
 
-def _widened(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candidate]:
+def _widen(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candidate]:
     """Yields the candidates with each number of environments, smallest first."""
     for doublings in range(MAX_WIDENING + 1):
         for each in narrow:

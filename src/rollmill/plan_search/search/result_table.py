@@ -68,7 +68,7 @@ def draw_table(table: PlanTable) -> str:
     ordered = sorted(table.rows, key=lambda row: (row.measured_speed is None, -(row.measured_speed or 0.0)))
     cells = [head, *(_cells(row) for row in ordered)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head) - 1)]
-    return "\n".join(_aligned(line, widths) for line in cells)
+    return "\n".join(_align(line, widths) for line in cells)
 
 
 def speed_text(steps_per_second: float | None) -> str:
@@ -95,7 +95,7 @@ def _cells(row: CandidateRow) -> tuple[str, ...]:
     )
 
 
-def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
+def _align(line: tuple[str, ...], widths: list[int]) -> str:
     """Returns a line of the table. Figures are aligned to the right."""
     name, *figures, status, reason = line
     right = [text.rjust(width) for text, width in zip(figures, widths[1:], strict=False)]

@@ -132,7 +132,7 @@ def search(
         state.rows.append(row)
         if row.status not in ("skipped", "not reached"):
             speed = None if row.measured_speed is None else f"{speed_text(row.measured_speed)} steps/s"
-            say(f"{candidate}: {_joined(speed or row.status, row.reason)} ({clock() - since:.0f} s)")
+            say(f"{candidate}: {_join(speed or row.status, row.reason)} ({clock() - since:.0f} s)")
     state.measure_close_ones_again()
     return PlanTable(_with_choice(state.rows), clock() - began)
 
@@ -171,14 +171,14 @@ class _SearchState:
             return replace(row, reason=reason)
         if reason := self._not_worth_trying(candidate):
             return replace(row, status="skipped", reason=reason)
-        row = replace(row, predicted_speed=self._corrected(candidate, self.trials.estimate_speed(candidate)))
+        row = replace(row, predicted_speed=self._scale_speed(candidate, self.trials.estimate_speed(candidate)))
         if reason := self._hopeless(candidate, row.predicted_speed):
             return replace(row, status="skipped", reason=reason)
         if self.best is not None and self.left() <= 0:
             return replace(row, status="not reached", reason="the time budget was used up")
-        return self._tried(row)
+        return self._try_once(row)
 
-    def _tried(self, row: CandidateRow) -> CandidateRow:
+    def _try_once(self, row: CandidateRow) -> CandidateRow:
         """Tries a candidate and returns its row. If the trial fails, the row contains the predictions."""
         latest = row
         try:
@@ -208,17 +208,17 @@ class _SearchState:
             self.same_program[candidate.kind] = self.programs[program]
             yield replace(row, status="skipped", reason=f"the same program as {self.programs[program]}")
             return
-        speed = self._corrected(candidate, self.trials.predict_speed(candidate))
+        speed = self._scale_speed(candidate, self.trials.predict_speed(candidate))
         yield (row := replace(row, predicted_speed=speed or row.predicted_speed))
         if reason := self._hopeless(candidate, row.predicted_speed):
             yield replace(row, status="skipped", reason=reason)
             return
-        yield self._measured(row, program)
+        yield self._measure(row, program)
 
-    def _corrected(self, candidate: Candidate, speed: float | None) -> float | None:
+    def _scale_speed(self, candidate: Candidate, speed: float | None) -> float | None:
         return speed and speed * self.speed_factors.get(candidate.kind, 1.0)
 
-    def _measured(self, row: CandidateRow, program: str | None) -> CandidateRow:
+    def _measure(self, row: CandidateRow, program: str | None) -> CandidateRow:
         candidate, bound = row.candidate, self.best
         found = self.trials.measure(candidate, bound, float("inf") if bound is None else self.left())
         if program is not None:
@@ -254,19 +254,19 @@ class _SearchState:
             return f"the other candidates of its kind are the same programs as those of {same}"
         if refused := self.impossible_depths.get(candidate.fusion or ""):
             return f"cannot be fused, because {refused}"
-        if reason := self._failed_narrower(candidate):
+        if reason := self._explain_failed_narrower(candidate):
             return reason
         for width in WIDTHS:
             narrower = self._narrower(candidate, width)
             if not narrower:
                 continue
-            if reason := self._saturated(narrower, width):
+            if reason := self._explain_saturation(narrower, width):
                 return reason
-            if reason := self._dominated(candidate, narrower[-1], width):
+            if reason := self._explain_domination(candidate, narrower[-1], width):
                 return reason
         return None
 
-    def _failed_narrower(self, candidate: Candidate) -> str | None:
+    def _explain_failed_narrower(self, candidate: Candidate) -> str | None:
         """Returns why a candidate is not grown: with fewer environments it did not run, or is far too slow."""
         if candidate.num_envs is None:
             return None
@@ -307,7 +307,7 @@ class _SearchState:
         ]
         return sorted(rows, key=lambda row: width_of(row.candidate, width))
 
-    def _saturated(self, narrower: Sequence[CandidateRow], width: str) -> str | None:
+    def _explain_saturation(self, narrower: Sequence[CandidateRow], width: str) -> str | None:
         if len(narrower) < 2:
             return None
         low, high = (
@@ -317,7 +317,7 @@ class _SearchState:
         step = saturation(low, high, threshold=self.threshold)
         return step and f"saturated along {width}: {step}"
 
-    def _dominated(self, candidate: Candidate, narrower: CandidateRow, width: str) -> str | None:
+    def _explain_domination(self, candidate: Candidate, narrower: CandidateRow, width: str) -> str | None:
         """Returns why a candidate cannot win, because throughput grows at most in proportion to a width."""
         ratio = width_of(candidate, width) / width_of(narrower.candidate, width)
         most = ratio * (narrower.measured_speed or 0.0)
@@ -359,10 +359,10 @@ def _with_choice(rows: Sequence[CandidateRow]) -> tuple[CandidateRow, ...]:
     def final(row: CandidateRow) -> CandidateRow:
         status: Status = "chosen" if row is chosen else row.status
         if row is chosen:
-            return replace(row, status=status, reason=_joined(_why(best, others), row.reason))
+            return replace(row, status=status, reason=_join(_why(best, others), row.reason))
         if row.status != "slower":
             return row
-        return replace(row, reason=_joined(f"{_share(row, best):.0%} of the chosen plan's speed", row.reason))
+        return replace(row, reason=_join(f"{_share(row, best):.0%} of the chosen plan's speed", row.reason))
 
     return tuple(map(final, rows))
 
@@ -377,5 +377,5 @@ def _share(row: CandidateRow, best: float) -> float:
     return max(row.measured_speed or 0.0, 1e-9) / max(best, 1e-9)
 
 
-def _joined(*parts: str) -> str:
+def _join(*parts: str) -> str:
     return "; ".join(part for part in parts if part)

@@ -87,7 +87,7 @@ def export(
         source = load(source, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust)
     exported = exported_function(source.loaded)
     metadata = export_metadata(source.loaded, exported, format)
-    data, comparison = _compared(source, exported, format, metadata_text(metadata))
+    data, comparison = _export_and_compare(source, exported, format, metadata_text(metadata))
     contents = [data] if format == "onnx" else [metadata_text(metadata).encode(), data]
     write_files(dict(zip(places, contents, strict=True)))
     return Export(place, metadata, comparison)
@@ -98,7 +98,9 @@ def _places(path: Path, format: str) -> list[Path]:
     return [path] if format == "onnx" else [path.with_name(f"{path.name}.json"), path]
 
 
-def _compared(policy: Policy, exported: ExportedFunction, format: str, metadata: str) -> tuple[bytes, Comparison]:
+def _export_and_compare(
+    policy: Policy, exported: ExportedFunction, format: str, metadata: str
+) -> tuple[bytes, Comparison]:
     if format == "onnx":
         data = to_onnx(exported, metadata)
         return data, compare(policy, exported, run_onnx(data, exported))

@@ -67,8 +67,8 @@ def exported_function(loaded: LoadedRun) -> ExportedFunction:
         return list(found.values())
 
     program, shapes = jax.make_jaxpr(trees, return_shape=True)(*leaves)
-    outputs, inputs = _named(dict(zip(names, shapes, strict=True))), _named(given)
-    unused = _passed_on(program.jaxpr, len(jax.tree.leaves(given[MEMORY])))
+    outputs, inputs = _name_leaves(dict(zip(names, shapes, strict=True))), _name_leaves(given)
+    unused = _find_passed_on(program.jaxpr, len(jax.tree.leaves(given[MEMORY])))
     kept, results = (_positions(len(arrays), without=unused) for arrays in (inputs, outputs))
 
     def function(*arrays: Array) -> tuple[Array, ...]:
@@ -83,7 +83,7 @@ def exported_function(loaded: LoadedRun) -> ExportedFunction:
     )
 
 
-def _passed_on(program: Any, count: int) -> set[int]:
+def _find_passed_on(program: Any, count: int) -> set[int]:
     """Returns which of the `count` memories at the end of a program's inputs are only passed on to the next step.
 
     Positions are counted from the end, as -1 for the last input and output.
@@ -141,7 +141,7 @@ def _parameters(distribution: Any) -> dict[str, PyTree]:
     return {}
 
 
-def _named(trees: dict[str, PyTree]) -> tuple[ExportedArray, ...]:
+def _name_leaves(trees: dict[str, PyTree]) -> tuple[ExportedArray, ...]:
     found = []
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

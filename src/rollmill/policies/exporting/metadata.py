@@ -61,12 +61,12 @@ def space_document(space: spaces.Space) -> dict[str, Any]:
         case spaces.MultiBinary():
             return {"type": kind, "shape": list(space.shape)}
         case spaces.Box():
-            bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+            bounds = {"low": _describe_bound(space.low), "high": _describe_bound(space.high)}
             return {"type": kind, "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
     raise unsupported_space(space)
 
 
-def _bound(values: np.ndarray) -> Any:
+def _describe_bound(values: np.ndarray) -> Any:
     if values.size and (values == values.flat[0]).all():
         return plain(values.flat[0])
     return plain(values)

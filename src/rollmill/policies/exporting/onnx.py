@@ -109,12 +109,12 @@ def _evaluate(
         elif name == "concatenate":
             results = [_concatenate(equation, operands)]
         else:
-            results = _applied(equation, operands, known)
+            results = _apply(equation, operands, known)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in program.outvars]
 
 
-def _applied(equation: Any, operands: list[Any], known: dict[Any, list[Any]]) -> list[Any]:
+def _apply(equation: Any, operands: list[Any], known: dict[Any, list[Any]]) -> list[Any]:
     same = tuple(_identity(atom, operand) for atom, operand in zip(equation.invars, operands, strict=True))
     try:
         operation = (equation.primitive, same, tuple(sorted(equation.params.items(), key=lambda item: item[0])))

@@ -104,7 +104,7 @@ def _check_equal(name: str, wanted: np.ndarray, got: np.ndarray, outputs: dict[s
     if not differs.any():
         return 0
     path = name.partition(".")[2]
-    logits = next((outputs[each] for kind in (LOGITS, Q_VALUES) if (each := _joined(kind, path)) in outputs), None)
+    logits = next((outputs[each] for kind in (LOGITS, Q_VALUES) if (each := _join(kind, path)) in outputs), None)
     is_tie = np.zeros_like(differs) if logits is None else _ties(logits, wanted.shape)
     rows = lambda flags: int(flags.reshape(len(wanted), -1).any(-1).sum())
     if (wrong := rows(differs & ~is_tie)) > 0:
@@ -120,7 +120,7 @@ def _ties(logits: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return best[..., -1] - best[..., 0] <= TIE * np.maximum(np.abs(best[..., -1]), 1)
 
 
-def _joined(name: str, path: str) -> str:
+def _join(name: str, path: str) -> str:
     return f"{name}.{path}" if path else name
 
 

@@ -122,7 +122,7 @@ def connect_to_ray(
     if ray.is_initialized():
         yield Cluster(ray, host or _reachable_host(ray))
         return
-    with _guarded() if alone else contextlib.nullcontext("") as mark:
+    with _guard() if alone else contextlib.nullcontext("") as mark:
         with _keeping_signals(), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "os.fork\\(\\) was called", RuntimeWarning
@@ -156,7 +156,7 @@ def _current_cluster() -> Path:
 
 
 @contextlib.contextmanager
-def _guarded() -> Iterator[str]:
+def _guard() -> Iterator[str]:
     """Yields a mark. Processes that carry it end with the context, or with this process, however that ends.
 
     Ray agents would look for their head node for a minute.

@@ -136,7 +136,9 @@ class RayLauncher:
             "num_gpus": demand.gpus,
             "max_restarts": 0,
             **self._where(job, without),
-            "runtime_env": {"env_vars": _passed_on() | dict(job.environment) | {MARK: secrets.token_hex(8)}},
+            "runtime_env": {
+                "env_vars": _variables_to_pass() | dict(job.environment) | {MARK: secrets.token_hex(8)}
+            },
         }
         handle.actor = self._actors.options(**options).remote(job.name)
         handle.working = handle.actor.work.remote(*handle.assignment).future()
@@ -313,7 +315,7 @@ def _beyond(without: Mapping[str, str]) -> str:
     return f", while {', '.join(without.values())} cannot be reached" if without else ""
 
 
-def _passed_on() -> dict[str, str]:
+def _variables_to_pass() -> dict[str, str]:
     return {
         name: text for name, text in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON
     }

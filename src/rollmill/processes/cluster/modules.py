@@ -40,14 +40,16 @@ def modules_to_send(imports: Sequence[str]) -> SentModules:
     """
     named = {top: place for top, place in places_of(imports) if _is_of_user(place)}
     beside = {place.parent for place in named.values()}
-    others = {top: place for top, place in places_of(_loaded()) if place.parent in beside and _is_of_user(place)}
+    others = {
+        top: place for top, place in places_of(_list_loaded()) if place.parent in beside and _is_of_user(place)
+    }
     places = {top: place for top, place in {**named, **others}.items() if _size(place) <= MAX_BYTES}
     return SentModules({top: digest_of(place) for top, place in places.items()}, _archive(places.values()))
 
 
 def missing_here(sent: SentModules) -> list[str]:
     """Returns the names of sent modules that this host lacks, or has in another version."""
-    return [top for top, digest in sent.digests.items() if _own_digest(top) != digest]
+    return [top for top, digest in sent.digests.items() if _compute_digest(top) != digest]
 
 
 def unpack(sent: SentModules, names: Sequence[str]) -> TemporaryFolder:
@@ -69,21 +71,21 @@ def _top_of(member: str) -> str:
     return head if rest else head.partition(".")[0]
 
 
-def _own_digest(top: str) -> str | None:
+def _compute_digest(top: str) -> str | None:
     place = place_of(top)
     return None if place is None else digest_of(place)
 
 
-def _loaded() -> list[str]:
+def _list_loaded() -> list[str]:
     return [name for name in list(sys.modules) if "." not in name and name != "__main__"]
 
 
 def _is_of_user(place: Path) -> bool:
     """Returns whether a source file belongs to neither Rollmill, Python, nor an installed package."""
-    return place != PACKAGE and not any(place.is_relative_to(folder) for folder in _installed())
+    return place != PACKAGE and not any(place.is_relative_to(folder) for folder in _installation_folders())
 
 
-def _installed() -> Iterator[Path]:
+def _installation_folders() -> Iterator[Path]:
     paths = sysconfig.get_paths()
     for name in ("stdlib", "platstdlib", "purelib", "platlib"):
         yield Path(paths[name])

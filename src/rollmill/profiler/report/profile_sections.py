@@ -63,7 +63,7 @@ def advice_section(advice: Sequence[Advice]) -> Section:
     return Section(
         title,
         "Changes that the figures below suggest, the largest predicted saving first. Predictions are guesses.",
-        [f'<ol class="advice">{"".join(map(_advised, advice[:MAX_LINES]))}</ol>'],
+        [f'<ol class="advice">{"".join(map(_draw_advice, advice[:MAX_LINES]))}</ol>'],
         "Advice",
         below=below,
     )
@@ -73,7 +73,7 @@ def _saves(advice: Advice) -> str:
     return f"saves about {duration(advice.saves)} an iteration"
 
 
-def _advised(advice: Advice) -> str:
+def _draw_advice(advice: Advice) -> str:
     saves = f' <span class="saves">{_saves(advice)}</span>' if advice.saves > 0 else ""
     options = f" <br><code>{escape_html(advice.options)}</code>" if advice.options else ""
     return f"<li><b>{escape_html(advice.title)}</b>{saves}<br>{escape_html(advice.text)}{options}</li>"
@@ -117,7 +117,7 @@ def operations_section(profile: Profile) -> Section:
                 )
                 for name, _, seconds in rest
             ),
-            _left_out(left_out, "shorter operations"),
+            _draw_left_out(left_out, "shorter operations"),
             f"<p>{escape_html(kinds)}</p>" if any(node.device for node in shown) else "",
             folding_section("the same as a table", [_operation_table(shown, whole)]),
         ],
@@ -178,7 +178,7 @@ def _operation_table(nodes: Sequence[OperationNode], whole: WholeTime) -> str:
     return table(columns, rows)
 
 
-def _left_out(number_of: int, name: str = "processes") -> str:
+def _draw_left_out(number_of: int, name: str = "processes") -> str:
     return f'<p class="dim">{number_of:,} {name} are not shown.</p>' if number_of > 0 else ""
 
 
@@ -232,7 +232,11 @@ def _few(processes: Sequence[ProcessTime], rows: Sequence[str], all_of_them: int
     lines = list(zip(processes, rows, strict=True))
     rest = [row for process, row in lines if process.name not in names]
     more = [folding_section(format_count(len(rest), "more process", "more processes"), rest)] if rest else []
-    return [*(row for process, row in lines if process.name in names), *more, _left_out(all_of_them - len(rows))]
+    return [
+        *(row for process, row in lines if process.name in names),
+        *more,
+        _draw_left_out(all_of_them - len(rows)),
+    ]
 
 
 def _overlap_parts(overlap: Overlap) -> list[BarPart]:

@@ -121,13 +121,13 @@ def _play_on_host(
         done = now.terminated | now.truncated
         counts = done & (quota > 0)
         if counts.any():
-            played.append(_ended(now.info, counts))
+            played.append(_read_ended(now.info, counts))
         quota = quota - counts
         memory = where_rows(jnp.asarray(done), fresh, decision.memory)
     return jax.tree.map(lambda *parts: np.concatenate(parts), *played)
 
 
-def _ended(info: Mapping[str, Any], which: Bool[np.ndarray, " B"]) -> EvaluationEpisodes:
+def _read_ended(info: Mapping[str, Any], which: Bool[np.ndarray, " B"]) -> EvaluationEpisodes:
     """Returns the episodes that have ended in these copies."""
     agents = {kind: returns[which] for kind, returns in info.get("agent_returns", {}).items()}
     return EvaluationEpisodes(info["episode_return"][which], info["episode_length"][which], agents)

@@ -61,7 +61,7 @@ def record_episodes(
         start_key, run_key = jax.random.split(jax.random.fold_in(key, first) if first else key)
         now = start(start_key, jnp.int32(first % graph.loops.num_envs), final_parameters(graph))
         taken = min(batch, episodes - first)
-        played.append(_played(advance, weights, now, run_key, taken))
+        played.append(_play(advance, weights, now, run_key, taken))
         check_size(played)
     return jax.tree.map(lambda *parts: np.concatenate(parts), *played)
 
@@ -97,7 +97,7 @@ def check_size(parts: Any) -> None:
         raise UsageError(f"the recording has more than {MAX_BYTES:,} bytes. hint: use fewer --episodes.")
 
 
-def _played(advance: Any, weights: Weights, now: Playing, key: Key, count: int) -> Recording:
+def _play(advance: Any, weights: Weights, now: Playing, key: Key, count: int) -> Recording:
     """Plays a batch to the end, and returns its first `count` episodes."""
     chunks = []
     while not now.done[:count].all():

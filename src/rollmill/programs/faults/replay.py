@@ -115,7 +115,7 @@ def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
     step = jax.jit(lambda collector, t: step_one(graph, weights, collector, key, t)[0])
     for t in range(fault.step or 0):
         collector = step(collector, t)
-    line, (_, made) = _unjitted(lambda: step_one(graph, weights, collector, key, fault.step or 0))
+    line, (_, made) = _run_unjitted(lambda: step_one(graph, weights, collector, key, fault.step or 0))
     inputs = {"observation": collector.observation, "state": collector.environment, "action": made.action}
     outputs = {"extras": made.extras, "reward": made.reward, "observation": made.final_observation}
     return Replayed(fault, line, *_on_host((inputs, outputs)))
@@ -130,7 +130,7 @@ def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
         gradients, metrics = graph.gradients(step.learner, batch)
         return graph.weights(graph.update(adapt_hyperparameters(graph, step.learner, metrics), gradients)), metrics
 
-    line, (_, metrics) = _unjitted(learn)
+    line, (_, metrics) = _run_unjitted(learn)
     return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))
 
 
@@ -140,7 +140,7 @@ def _few_rows(graph: Graph, step: LearningStep) -> Any:
     return jax.tree.map(lambda leaf: leaf[order], graph.condition(step.batch, identity))
 
 
-def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
+def _run_unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
     """Runs operation by operation, and returns the line of the first that makes a NaN, or else an infinity."""
     line = None
     with jax.disable_jit():

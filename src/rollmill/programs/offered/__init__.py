@@ -97,13 +97,13 @@ def to_pettingzoo(
     import_extra("pettingzoo", "pettingzoo")
     from rollmill.programs.offered.parallel import ParallelEnvironment
 
-    made = _compiled(env, options)
+    made = _find_compiled(env, options)
     if not made.agents:
         raise UsageError(f"{made.name} has a single agent. hint: use rollmill.to_gymnasium.")
     return ParallelEnvironment(made, render_mode=render_mode)
 
 
-def _compiled(env: Environment | str, options: Mapping[str, Any]) -> Environment:
+def _find_compiled(env: Environment | str, options: Mapping[str, Any]) -> Environment:
     """Returns the environment, if it is made of JAX functions. Parameters with a distribution are drawn."""
     made = as_environment(env, options or NO_OPTIONS)
     if isinstance(made, HostEnvironment):
@@ -116,7 +116,7 @@ def _compiled(env: Environment | str, options: Mapping[str, Any]) -> Environment
 
 def _single_agent(env: Environment | str, options: Mapping[str, Any]) -> Environment:
     """Returns the environment, if one agent acts in it and it is made of JAX functions."""
-    made = _compiled(env, options)
+    made = _find_compiled(env, options)
     if made.agents:
         raise UsageError(f"{made.name} is a multi-agent environment. hint: use rollmill.to_pettingzoo.")
     if made.num_players > 1:

@@ -60,7 +60,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         """
         options = dict(options or {})
         chosen = options.pop(RESET_MASK, None)
-        chosen = None if chosen is None else self._checked_mask(chosen)
+        chosen = None if chosen is None else self._check_mask(chosen)
         refuse_options(self._env.name, options)
         seeds = self._seeds(seed)
         with attribute_to_user_code(f"{self._env.name}: reset"):
@@ -114,7 +114,7 @@ class VectorEnvironment(VectorEnv[Any, Any, Any]):
         given = [number if own is None else own % 2**32 for own, number in zip(seed, drawn, strict=True)]
         return np.array(given, np.uint32)
 
-    def _checked_mask(self, chosen: Any) -> Bool[np.ndarray, " E"]:
+    def _check_mask(self, chosen: Any) -> Bool[np.ndarray, " E"]:
         if self._carry is None:
             raise gymnasium.error.ResetNeeded(f"{self._env.name}: the first reset() must reset all copies.")
         array = np.asarray(chosen)

@@ -405,7 +405,7 @@ class Coordinator:
         if steps:
             self._failures.lost()
         if count > limit:
-            raise LostWorker("\n".join(filter(None, [self._lost_too_often(job, count, reason), details])))
+            raise LostWorker("\n".join(filter(None, [self._explain_losses(job, count, reason), details])))
         pause, to_start = pause_before(count), job.name if role.replaceable else ALL
         if pause:
             yield Notice(
@@ -416,7 +416,7 @@ class Coordinator:
         self._due = {**(self._due if role.replaceable else {}), to_start: time.monotonic() + pause}
         yield from self._start_due()
 
-    def _lost_too_often(self, job: Job, count: int, reason: str) -> str:
+    def _explain_losses(self, job: Job, count: int, reason: str) -> str:
         text = f"{job.name} was lost {count} times in a row: {reason}"
         role = self._starts.role(job)
         if self._graph.host is None or not role.steps_environments:

@@ -31,7 +31,7 @@ class FailureLog:
     def receive(self, worker: str, message: EnvFailures | EnvGrowth, environment: str) -> Iterator[Notice]:
         """Counts the failures in a worker's message, and yields notices about its environments."""
         if isinstance(message, EnvGrowth):
-            return self._grown(worker, message, environment)
+            return self._report_growth(worker, message, environment)
         return self.add(worker, message.failures)
 
     def add(self, worker: str, failures: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
@@ -45,7 +45,7 @@ class FailureLog:
             if count <= REPORTED_EACH or count & (count - 1) == 0:
                 yield _notice(worker, failure, count)
 
-    def _grown(self, worker: str, growth: EnvGrowth, environment: str) -> Iterator[Notice]:
+    def _report_growth(self, worker: str, growth: EnvGrowth, environment: str) -> Iterator[Notice]:
         """Reports the first worker whose memory grows with the steps of its environments."""
         if not self._growth_reported:
             self._growth_reported = True

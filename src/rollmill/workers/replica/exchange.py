@@ -103,14 +103,14 @@ class SendTrajectories(StageRun):
     @property
     def resumed_at(self) -> int:
         """The first iteration whose rollout a replaced worker had not sent to all of its targets."""
-        return self._first + min(map(self._delivered, self._targets))
+        return self._first + min(map(self._count_delivered, self._targets))
 
     def run(self, state: IterationState) -> IterationState:
         """Sends each learning replica the part of the trajectory with its environments."""
         assert state.trajectory is not None
         parts = [state.trajectory] if len(self._targets) == 1 else _split(state.trajectory, len(self._targets))
         for target, part in zip(self._targets, parts, strict=True):
-            if self._context.begin.attempt and self._first + self._delivered(target) > state.iteration:
+            if self._context.begin.attempt and self._first + self._count_delivered(target) > state.iteration:
                 continue  # the replaced worker had delivered this rollout to some targets, including this one
             jax.block_until_ready(part)
             self._context.control.at("waiting for space to send a trajectory")
@@ -126,10 +126,10 @@ class SendTrajectories(StageRun):
             return
         self._context.control.at("waiting for the learner")
         for target in self._targets:
-            self._delivered(target)  # between hosts, waits until rollouts of a lost worker are known
+            self._count_delivered(target)  # between hosts, waits until rollouts of a lost worker are known
             self._sender.reserve(target=target)
 
-    def _delivered(self, target: int) -> int:
+    def _count_delivered(self, target: int) -> int:
         return self._sender.statistics()[target].messages
 
 
@@ -170,10 +170,10 @@ class ReceiveTrajectories(StageRun):
         if self._synchronous:
             _check_iteration(gathered, state.iteration)
         lags = [state.iteration - header.version for header in gathered.headers]
-        lost = self._lost(gathered.headers) if self._stores else None
+        lost = self._find_lost(gathered.headers) if self._stores else None
         return state._replace(trajectory=to_device(gathered.tree), lags=lags, lost=lost)
 
-    def _lost(self, headers: Sequence[Header]) -> Bool[np.ndarray, " E"] | None:
+    def _find_lost(self, headers: Sequence[Header]) -> Bool[np.ndarray, " E"] | None:
         """Returns the environments of sources that were replaced, or of which a rollout was lost on its way."""
         missed = []
         for header in headers:

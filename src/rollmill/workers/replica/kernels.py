@@ -39,7 +39,7 @@ def replica_kernels(context: ReplicaContext) -> KernelChoice:
         return plain_kernels(unroll)
     context.control.at("choosing kernels", expect=3 * context.spec.tolerances.start_seconds)
     try:
-        return _first_choice(context, unroll) if context.replica == 0 else _followed_choice(context, unroll)
+        return _first_choice(context, unroll) if context.replica == 0 else _follow_choice(context, unroll)
     except (UsageError, CheckpointError) as error:
         raise UnfitHost(str(error)) from error
 
@@ -55,7 +55,7 @@ def _first_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
     return kernels
 
 
-def _followed_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
+def _follow_choice(context: ReplicaContext, unroll: int) -> KernelChoice:
     """Makes the kernels that the first replica has chosen."""
     begin, fusion, mine = context.begin, context.spec.kernels.fusion, device_name(jax.devices()[0])
     launches = begin.launches

@@ -44,12 +44,12 @@ def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> lis
 
 def collector_shapes(flow: Flow, width: int) -> Collector:
     """Returns the shapes of a collector with `width` environments."""
-    return _resized(flow.state.collector, 0, width)
+    return _resize(flow.state.collector, 0, width)
 
 
 def ring_shapes(flow: Flow, width: int) -> PyTree[jax.ShapeDtypeStruct]:
     """Returns the shapes of a replay memory for `width` environments."""
-    return _resized(flow.state.rings, 0, width)
+    return _resize(flow.state.rings, 0, width)
 
 
 def trajectory_layout(flow: Flow, width: int) -> Layout:
@@ -59,7 +59,7 @@ def trajectory_layout(flow: Flow, width: int) -> Layout:
 
 def trajectory_shapes(flow: Flow, width: int) -> Trajectory:
     """Returns the shapes of a trajectory of `width` environments."""
-    return Trajectory(*(_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)))
+    return Trajectory(*(_resize(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)))
 
 
 def request_layout(flow: Flow, width: int) -> Layout:
@@ -95,7 +95,7 @@ def weights_layout(flow: Flow) -> Layout:
     return Layout.of(flow.weights)
 
 
-def _resized(tree: PyTree, axis: int, width: int) -> PyTree:
+def _resize(tree: PyTree, axis: int, width: int) -> PyTree:
     def leaf(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*shape.shape[:axis], width, *shape.shape[axis + 1 :]), shape.dtype)
 

@@ -76,11 +76,11 @@ class CompiledLearner:
         invalid.
         """
         arguments = rings, learner, trajectory, np.int32(iteration)
-        self._learn = self._learn or self._compiled(*arguments)
+        self._learn = self._learn or self._compile(*arguments)
         learner, rings, metrics = self._learn(*arguments)
         return learner, rings, metrics.row()
 
-    def _compiled(self, *arguments: PyTree[Any]) -> Callable[..., Any]:
+    def _compile(self, *arguments: PyTree[Any]) -> Callable[..., Any]:
         """Compiles the program. On a CPU returns the compiler's memory before it runs."""
         if jax.default_backend() != "cpu":
             return self._program
@@ -168,7 +168,7 @@ class CutLearner:
         else:
             learner, reported = self._run("prepare", partial(_prepare, graph, mean, index), learner, trajectory)
             learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration)
-        collect = partial(_collected, graph, mean, index)
+        collect = partial(_reduce_metrics, graph, mean, index)
         collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(self._graph, rings)})
         return learner, rings, {**_row(collected), **metrics}
 
@@ -189,7 +189,7 @@ class CutLearner:
             learned.append(1.0)
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
-        summary = self._mean_over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
+        summary = self._mean_over_epochs(_stack(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
         learner = self._run("end", loop.end, jax.tree.unflatten(structure, leaves))
         return self._end_iteration(learner), _row(summary)
 
@@ -208,7 +208,7 @@ class CutLearner:
                 rings,
                 _row(metrics_without_updates({name: jnp.float32(0) for name in self._learned_names})),
             )
-        leaves, structure = jax.tree.flatten(self._run("begin", partial(_begun, graph, self._loop), learner))
+        leaves, structure = jax.tree.flatten(self._run("begin", partial(_begin, graph, self._loop), learner))
         step, metrics = partial(_learn_sample, self._loop, structure), []
         for n in range(loops.num_minibatches):
             now = jax.tree.unflatten(structure, leaves)
@@ -217,7 +217,7 @@ class CutLearner:
             rings = self._follow(rings, now, sample)
             leaves, found = self._run("minibatch", step, leaves, sample.minibatch, last=last)
             metrics.append(found)
-        summary = self._mean_over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
+        summary = self._mean_over_epochs(_stack(metrics, loops.num_minibatches), np.ones(1, np.float32))
         after = self._run("end", self._loop.end, jax.tree.unflatten(structure, leaves))
         return restore_schedules(graph, after, learner), rings, _row(summary)
 
@@ -232,7 +232,7 @@ class CutLearner:
         return self._programs[name](handlers, *arguments)
 
 
-def _begun(graph: Graph, loop: MinibatchLoop, learner: Learner) -> Any:
+def _begin(graph: Graph, loop: MinibatchLoop, learner: Learner) -> Any:
     """Returns the carry of a learner, with its schedules evaluated for the iteration."""
     return loop.begin(evaluate_schedules(graph, learner))
 
@@ -314,7 +314,7 @@ def _learn_one(
     return jax.tree.leaves(carried), metrics
 
 
-def _collected(
+def _reduce_metrics(
     graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner, reported: Metrics
 ):
     """Reduces the metrics of an iteration that do not belong to a minibatch."""
@@ -323,7 +323,7 @@ def _collected(
         return mean({**collected, **reported})
 
 
-def _stacked(metrics: list[Mapping[str, Any]], num_minibatches: int) -> dict[str, np.ndarray]:
+def _stack(metrics: list[Mapping[str, Any]], num_minibatches: int) -> dict[str, np.ndarray]:
     """Copies the metrics of all minibatches to the host, and stacks them, `[epochs, minibatches]`."""
     steps = to_host(metrics)
     return {

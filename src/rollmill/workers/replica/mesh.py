@@ -118,7 +118,7 @@ def run_on_mesh(context: ReplicaContext) -> None:
     mesh = mesh_of(_devices(), instances=context.spec.gpus.instances)
     host = HostMean(context.wire, rank=context.replica, size=context.group.replicas)
     means = choose_all_reduce(graph, mesh, begin.reduction or context.spec.gpus.reduction, host)
-    program = _compiled(context, mesh, means)
+    program = _compile(context, mesh, means)
     if begin.arrays:
         plain = lambda shape: jax.ShapeDtypeStruct(shape.shape, shape.dtype)
         state = place_state(from_host(begin.arrays, jax.tree.map(plain, program.state)), program.shardings)
@@ -140,7 +140,7 @@ def _await_others(context: ReplicaContext) -> None:
     barrier.mean(zero)
 
 
-def _compiled(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> CompiledProgram:
+def _compile(context: ReplicaContext, mesh: Mesh, means: AllReduceChoice) -> CompiledProgram:
     """Compiles the program of all processes. The first process times its kernels, and the others use the same."""
     spec, control, kernels = context.spec, context.control, context.spec.kernels
     compile_with = partial(

@@ -93,7 +93,7 @@ class RemoteEnvsRollout:
         """Collects one rollout."""
         key, before = self._key(iteration=np.int32(iteration)), self.collector
         if self._step is None:
-            self._step = self._compiled(weights, key)
+            self._step = self._compile(weights, key)
         pieces, structure = self._step
         leaves = jax.device_put(jax.tree.leaves(weights))  # transferred once, instead of at every step
         decide = lambda n, t: self._decide(n, pieces, [*leaves, *self._collectors[n], key, np.int32(t)], iteration)
@@ -109,7 +109,7 @@ class RemoteEnvsRollout:
             jax.tree.unflatten(structure, rollout.taken_over()), before.memory, after.observation, after.memory
         )
 
-    def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
+    def _compile(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
         """Compiles a step of one link. Also returns the structure of its results besides the collector."""
         program = divide_at_crossings(
             partial(_step, self._graph), weights, self._link_collector(0), key, np.int32(0)
@@ -165,7 +165,7 @@ class _Rollout:
 
     def _empty(self, array: np.ndarray) -> np.ndarray:
         shape = self.num_steps, self._num_links * len(array), *array.shape[1:]
-        return (_aligned_empty if _is_large_of_one(array, axes=1) else np.empty)(shape, array.dtype)
+        return (_allocate_aligned if _is_large_of_one(array, axes=1) else np.empty)(shape, array.dtype)
 
 
 def _is_large_of_one(array: np.ndarray, *, axes: int) -> bool:
@@ -173,7 +173,7 @@ def _is_large_of_one(array: np.ndarray, *, axes: int) -> bool:
     return is_large(jax.ShapeDtypeStruct(array.shape[axes:], array.dtype))
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _allocate_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Allocates an uninitialised array that begins at a multiple of `ALIGNMENT` bytes."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)

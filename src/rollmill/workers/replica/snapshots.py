@@ -171,20 +171,20 @@ def share_of(
 
 def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector | None:
     """Returns this replica's collector from the checkpoint, or None if the replica begins without one."""
-    return _restored(context, COLLECTOR, shapes)
+    return _restore(context, COLLECTOR, shapes)
 
 
 def restored_rings(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Any] | None:
     """Returns the replay memory of this replica's environments from the checkpoint, or None if it begins empty."""
-    return _restored(context, RINGS, shapes)
+    return _restore(context, RINGS, shapes)
 
 
 def restored_learner(context: ReplicaContext) -> Learner | None:
     """Returns the learner from the checkpoint, or None at the beginning of a run."""
-    return _restored(context, LEARNER, context.flow.state.learner)
+    return _restore(context, LEARNER, context.flow.state.learner)
 
 
-def _restored(context: ReplicaContext, prefix: str, shapes: PyTree[Any]) -> Any:
+def _restore(context: ReplicaContext, prefix: str, shapes: PyTree[Any]) -> Any:
     arrays, name = context.begin.arrays, prefix.rstrip(".")
     if not any(path.startswith(prefix) for path in arrays):
         return None

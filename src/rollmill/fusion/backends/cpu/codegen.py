@@ -82,7 +82,7 @@ class CodeWriter:
         """
         nodes, outputs = schedule.program.nodes(), schedule.program.outputs
         outer = self._held, self._beside, self._stored
-        self._held, self._beside, self._stored = {}, {}, _stored(nodes, outputs)
+        self._held, self._beside, self._stored = {}, {}, _find_stored(nodes, outputs)
         for node in nodes:
             if node.op == "input":
                 self._held[node] = inputs[int(node.attributes[0])]
@@ -135,7 +135,7 @@ class CodeWriter:
         if node.width is None:
             return self._numbers(node)
         self._ready(node)
-        return self._computed_rows(node) if node in self._stored else None
+        return self._compute_rows(node) if node in self._stored else None
 
     def _constant(self, node: Node) -> Vectors:
         return [self.emit.constant(node.value, node.dtype)] * self.groups
@@ -179,9 +179,9 @@ class CodeWriter:
 
     def _uniform_row(self, node: Node) -> Placed:
         slot, place = node.attributes
-        return self._packed(slot, place, (1, node.width or 0), (0, 1), node.dtype, stride=0)
+        return self._pack(slot, place, (1, node.width or 0), (0, 1), node.dtype, stride=0)
 
-    def _packed(
+    def _pack(
         self, slot: int, first: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype, stride: int
     ) -> Placed:
         """Returns a matrix, or a row, of a uniform array, copied once with whole vectors in each row."""
@@ -207,7 +207,7 @@ class CodeWriter:
         if isinstance(held, Placed):
             return held
         self._ready(node)
-        self._held[node] = self._computed_rows(node)
+        self._held[node] = self._compute_rows(node)
         return self._held[node]  # pyright: ignore[reportReturnType]
 
     def copy(self, source: Placed, target: Placed) -> None:
@@ -231,7 +231,7 @@ class CodeWriter:
         width, rows = node.width or 0, node.operands[0].width or 0
         strides = (1, size) if transposed else (size, 1)
         first = row * strides[0] + column * strides[1]
-        matrix = self._packed(slot, first, (rows, width), strides, node.dtype, stride=1)
+        matrix = self._pack(slot, first, (rows, width), strides, node.dtype, stride=1)
         rows_of_product = self.new_rows(width)
         product(self.emit, self.in_memory(node.operands[0]), matrix, rows_of_product, self.block, self.room)
         return rows_of_product
@@ -258,7 +258,7 @@ class CodeWriter:
         places = emit.builder.mul(emit.counting(), emit.constant(stride, np.dtype(np.int32)))
         return [emit.gather(own, places, dtype) for own in pointers]
 
-    def _computed_rows(self, node: Node) -> Placed:
+    def _compute_rows(self, node: Node) -> Placed:
         """Computes a row of each sample, in one loop."""
         rows = self.new_rows(node.width or 0, node.dtype)
         with self.emit.loop(self.block) as sample:
@@ -267,7 +267,7 @@ class CodeWriter:
                 self.emit.store(vector, rows.at(self.emit, sample, n), node.dtype)
         return rows
 
-    def _reduced(self, node: Node) -> Vectors:
+    def _reduce(self, node: Node) -> Vectors:
         """Reduces a row sample by sample, and returns the results as vectors."""
         row = node.operands[0]
         self._ready(node)
@@ -314,14 +314,14 @@ class CodeWriter:
         """Stores the values that a loop over samples reads in memory, before the loop begins."""
         for operand in row.operands:
             if operand.width is None:
-                self._placed(operand)
+                self._place(operand)
             # The row is computed by its reader, so its operands must be in memory instead.
             elif self._held[operand] is None:
                 self._ready(operand)
             else:
                 self._held[operand] = self.contiguous(self._held[operand])
 
-    def _placed(self, number: Node) -> None:
+    def _place(self, number: Node) -> None:
         """Returns the address of a number per sample, unless it is uniform."""
         if number.op in ("constant", "uniform") or number in self._beside:
             return
@@ -362,9 +362,9 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
     "dot": CodeWriter._dot,
     "stack": CodeWriter._stack,
     "column": CodeWriter._column,
-    "row_sum": CodeWriter._reduced,
-    "row_max": CodeWriter._reduced,
-    "row_min": CodeWriter._reduced,
+    "row_sum": CodeWriter._reduce,
+    "row_max": CodeWriter._reduce,
+    "row_min": CodeWriter._reduce,
 }
 """Emitters of operations other than arithmetic, by name."""
 
@@ -377,7 +377,7 @@ def _neutral(op: str, dtype: np.dtype) -> Any:
     return least if op == "row_max" else most
 
 
-def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
+def _find_stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
     """Returns the rows to keep in memory: rows that are read more than once, by a product, or as an output."""
     readers: dict[Node, int] = {}
     stored = {node for node in outputs if node.width is not None}

@@ -102,7 +102,7 @@ def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[B
     first.
     """
     # A value may lie in the memory of a variable that is overwritten before the value is read.
-    moved = [_copied(writer, value) if value in rows_of(variables) else value for value in values]
+    moved = [_copy(writer, value) if value in rows_of(variables) else value for value in values]
     for variable, value in zip(variables, moved, strict=True):
         assign(writer, variable, value)
 
@@ -174,7 +174,7 @@ def _where(writer: BlockWriter, condition: Vectors, new: BlockValue, old: BlockV
     return rows
 
 
-def _copied(writer: BlockWriter, rows: BlockValue) -> Placed:
+def _copy(writer: BlockWriter, rows: BlockValue) -> Placed:
     assert isinstance(rows, Placed)
     copy = writer.new_rows(rows.width, rows.dtype)
     writer.copy(rows, copy)

@@ -56,8 +56,8 @@ def result_code(plan: ResultPlan) -> NativeKernel:
     emit, (image, kernel, result), number, scratch = new_program(processor().lanes, 3)
     images, size = _Images(plan.image, plan.padding), _size(plan.result)
     with _share(emit, number, programs, plan.batch) as (n, _):
-        source = images.read(emit, _moved(emit, image, (n, images.size)), scratch, emit.integer(1))
-        own = _moved(emit, result, (n, size))
+        source = images.read(emit, _move(emit, image, (n, images.size)), scratch, emit.integer(1))
+        own = _move(emit, result, (n, size))
         _clear(emit, own, size)
         part = 0
         for phase in plan.phases:
@@ -93,11 +93,11 @@ def _write_phase(
     source = emit.at(source, phase.source[0] * row + phase.source[1] * inputs, FLOAT)
     result = emit.at(result, (phase.first[0] * columns + phase.first[1]) * outputs, FLOAT)
     with _turns(emit, outputs // lanes // vectors) as block, _turns(emit, len(phase.taps[0])) as tap:
-        weights = _moved(emit, kernel, (tap, line.width * outputs), (block, vectors * lanes))
-        tapped, own = _moved(emit, source, (tap, row)), _moved(emit, result, (block, vectors * lanes))
+        weights = _move(emit, kernel, (tap, line.width * outputs), (block, vectors * lanes))
+        tapped, own = _move(emit, source, (tap, row)), _move(emit, result, (block, vectors * lanes))
         with _turns(emit, phase.count[0]) as y:
-            at = _moved(emit, tapped, (y, plan.strides[0] * row))
-            to = _moved(emit, own, (y, plan.spread[0] * columns * outputs))
+            at = _move(emit, tapped, (y, plan.strides[0] * row))
+            to = _move(emit, own, (y, plan.spread[0] * columns * outputs))
             _write_line(emit, line, phase.count[1], vectors, at, weights, to)
 
 
@@ -112,8 +112,8 @@ def _write_line(
         if not number:
             continue
         with _turns(emit, number) as turn:
-            here = _moved(emit, emit.at(source, first * line.source, FLOAT), (turn, numbers * line.source))
-            there = _moved(emit, emit.at(to, first * line.place, FLOAT), (turn, numbers * line.place))
+            here = _move(emit, emit.at(source, first * line.source, FLOAT), (turn, numbers * line.source))
+            there = _move(emit, emit.at(to, first * line.place, FLOAT), (turn, numbers * line.place))
             _write_places(emit, line, Blocks(numbers, vectors), here, weights, there)
         first += number * numbers
 
@@ -122,8 +122,8 @@ def _write_places(emit: Emitter, line: _Line, blocks: Blocks, source: Value, wei
     unroll = _largest_divisor(line.width, UNROLL)
 
     def turn(index: Value, sums: list[Value]) -> list[Value]:
-        at = _moved(emit, source, (index, unroll))
-        row = _moved(emit, weights, (index, unroll * line.outputs))
+        at = _move(emit, source, (index, unroll))
+        row = _move(emit, weights, (index, unroll * line.outputs))
         for step in range(unroll):
             numbers = [emit.at(at, number * line.source + step, FLOAT) for number in range(blocks.numbers)]
             sums = _with_products(emit, blocks, numbers, emit.at(row, step * line.outputs, FLOAT), sums)
@@ -172,11 +172,11 @@ def kernel_gradient_code(plan: KernelGradientPlan) -> NativeKernel:
     size = _size((*plan.kernel, plan.image[2])) * plan.gradient[2]
     fit = max(1, TOGETHER_BYTES // (BYTES * (images.size + gradient_size)))
     together = min(fit, -(-plan.batch // programs))
-    own = _moved(emit, parts, (number, size))
+    own = _move(emit, parts, (number, size))
     _clear(emit, own, size)
     with _share(emit, number, programs, plan.batch, together=together) as (n, count):
-        source = images.read(emit, _moved(emit, image, (n, images.size)), scratch, count)
-        _write_products(emit, plan, images, source, _moved(emit, gradient, (n, gradient_size)), own, count)
+        source = images.read(emit, _move(emit, image, (n, images.size)), scratch, count)
+        _write_products(emit, plan, images, source, _move(emit, gradient, (n, gradient_size)), own, count)
     emit.builder.ret_void()
     shape = jax.ShapeDtypeStruct((programs, size), jnp.float32)
     return NativeKernel(emit.module, programs, together * images.scratch, (shape,), written_out=True)
@@ -201,16 +201,16 @@ def _write_products(
         _turns(emit, outputs // lanes // vectors) as block,
         _turns(emit, width // blocks.numbers) as part,
     ):
-        tapped = _moved(emit, source, (tap, row), (part, blocks.numbers))
-        own_gradient = _moved(emit, gradient, (block, vectors * lanes))
+        tapped = _move(emit, source, (tap, row), (part, blocks.numbers))
+        own_gradient = _move(emit, gradient, (block, vectors * lanes))
 
         def turn(n: Value, y: Value, x: Value, sums: list[Value]) -> list[Value]:
-            at = _moved(emit, tapped, (n, images.step), (y, plan.strides[0] * row), (x, plan.strides[1] * inputs))
+            at = _move(emit, tapped, (n, images.step), (y, plan.strides[0] * row), (x, plan.strides[1] * inputs))
             numbers = [emit.at(at, number, FLOAT) for number in range(blocks.numbers)]
-            vector = _moved(emit, own_gradient, (n, _size(plan.gradient)), (y, columns * outputs), (x, outputs))
+            vector = _move(emit, own_gradient, (n, _size(plan.gradient)), (y, columns * outputs), (x, outputs))
             return _with_products(emit, blocks, numbers, vector, sums)
 
-        to = _moved(emit, own, (tap, width * outputs), (part, blocks.numbers * outputs), (block, vectors * lanes))
+        to = _move(emit, own, (tap, width * outputs), (part, blocks.numbers * outputs), (block, vectors * lanes))
         spots = _spots(emit, blocks, to, outputs)
         of_row = lambda n, y, sums: emit.sums(columns, sums, lambda x, now: turn(n, y, x, now))
         of_image = lambda n, sums: emit.sums(rows, sums, lambda y, now: of_row(n, y, now))
@@ -225,11 +225,11 @@ def sum_code(parts: int, size: int) -> NativeKernel:
     emit, (given, result), number, _ = new_program(lanes, 2)
     programs = max(1, parts * size // lanes // SUMMED_VECTORS)
     with _share(emit, number, programs, size // lanes) as (n, _):
-        own = _moved(emit, given, (n, lanes))
+        own = _move(emit, given, (n, lanes))
         total = emit.load(own, FLOAT32)
         for part in range(1, parts):
             total = emit.add(total, emit.load(emit.at(own, part * size, FLOAT), FLOAT32))
-        emit.store(total, _moved(emit, result, (n, lanes)), FLOAT32)
+        emit.store(total, _move(emit, result, (n, lanes)), FLOAT32)
     emit.builder.ret_void()
     return NativeKernel(
         emit.module, programs, ALIGNMENT, (jax.ShapeDtypeStruct((size,), jnp.float32),), written_out=True
@@ -264,11 +264,11 @@ class _Images:
         height, width, channels = self._image
         first = (self._first[0] * self.columns + self._first[1]) * channels
         with emit.loop(count) as n:
-            own, image = _moved(emit, scratch, (n, self.step)), _moved(emit, images, (n, self.size))
+            own, image = _move(emit, scratch, (n, self.step)), _move(emit, images, (n, self.size))
             _clear(emit, own, self._whole)
             with _turns(emit, height) as y:
-                to = _moved(emit, emit.at(own, first, FLOAT), (y, self.columns * channels))
-                _copy(emit, to, _moved(emit, image, (y, width * channels)), width * channels)
+                to = _move(emit, emit.at(own, first, FLOAT), (y, self.columns * channels))
+                _copy(emit, to, _move(emit, image, (y, width * channels)), width * channels)
         return scratch
 
 
@@ -296,7 +296,7 @@ def _turns(emit: Emitter, count: int) -> Iterator[Value]:
         yield index
 
 
-def _moved(emit: Emitter, pointer: Value, *steps: tuple[Value, int]) -> Value:
+def _move(emit: Emitter, pointer: Value, *steps: tuple[Value, int]) -> Value:
     """Returns the pointer moved by the dot product of counts and strides."""
     for index, step in steps:
         pointer = emit.at(pointer, emit.builder.mul(index, emit.integer(step)), FLOAT)

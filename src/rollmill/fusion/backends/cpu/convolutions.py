@@ -71,11 +71,11 @@ def _result(lhs: Any, rhs: Any, out: Sequence[int], params: dict[str, Any]) -> C
     )
     place = _positions((out_axes[0], *out_axes[2:], out_axes[1]))
     return lambda lhs, rhs: jnp.transpose(
-        _convolved(plan, jnp.transpose(lhs, image_axes), jnp.transpose(rhs, kernel_axes)), place
+        _convolve(plan, jnp.transpose(lhs, image_axes), jnp.transpose(rhs, kernel_axes)), place
     )
 
 
-def _convolved(plan: ResultPlan, image: Float[Array, "B H W I"], kernel: Float[Array, "R C I O"]) -> Array:
+def _convolve(plan: ResultPlan, image: Float[Array, "B H W I"], kernel: Float[Array, "R C I O"]) -> Array:
     cut = lambda taps: slice(taps.start, taps.stop, taps.step)
     parts = [kernel[cut(phase.taps[0]), cut(phase.taps[1])].reshape(-1) for phase in plan.phases]
     return call(result_code(plan), [image, jnp.concatenate(parts)])[0]
@@ -103,11 +103,13 @@ def _kernel_gradient(lhs: Any, rhs: Any, out: Sequence[int], params: dict[str, A
     )
     place = _positions((*out_axes[2:], out_axes[0], out_axes[1]))
     return lambda lhs, rhs: jnp.transpose(
-        _summed(plan, jnp.transpose(lhs, image_axes), jnp.transpose(rhs, gradient_axes)), place
+        _sum_gradients(plan, jnp.transpose(lhs, image_axes), jnp.transpose(rhs, gradient_axes)), place
     )
 
 
-def _summed(plan: KernelGradientPlan, image: Float[Array, "B H W I"], gradient: Float[Array, "B R C O"]) -> Array:
+def _sum_gradients(
+    plan: KernelGradientPlan, image: Float[Array, "B H W I"], gradient: Float[Array, "B R C O"]
+) -> Array:
     (parts,) = call(kernel_gradient_code(plan), [image, gradient])
     (total,) = call(sum_code(*parts.shape), [parts])
     return total.reshape(*plan.kernel, plan.image[2], plan.gradient[2])

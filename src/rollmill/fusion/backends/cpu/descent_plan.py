@@ -41,8 +41,8 @@ def plan_of(program: core.ClosedJaxpr) -> DescentPlan | None:
     groups = {"wide": [], "sum": [], "single": [], "other": []}
     for equation in flat.jaxpr.eqns:
         groups[_kind(equation, is_wide)].append(equation)
-    before = _needed(groups["wide"], [equation.invars[0] for equation in groups["sum"]])
-    wide = _needed(groups["wide"], [atom for atom in flat.jaxpr.outvars if is_wide(atom)])
+    before = _find_needed(groups["wide"], [equation.invars[0] for equation in groups["sum"]])
+    wide = _find_needed(groups["wide"], [atom for atom in flat.jaxpr.outvars if is_wide(atom)])
     given, early = (_singles(equations, is_wide) for equations in (wide, before))
     types_are_known = all(atom.aval.dtype in (np.float32, np.bool_) for atom in given)
     if flat.consts or groups["other"] or early or not types_are_known:
@@ -90,7 +90,7 @@ def _has_code(equation: Any, is_wide: Callable[[Any], bool]) -> bool:
     )
 
 
-def _needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
+def _find_needed(equations: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
     """Returns the equations that these variables depend on."""
     needed, found = {atom for atom in wanted if not _is_literal(atom)}, []
     for equation in reversed(equations):

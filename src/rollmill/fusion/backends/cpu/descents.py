@@ -47,12 +47,10 @@ def compile_descent(
     plan = plan_of(jaxpr)
     if plan is None or any(leaf.count == 0 for leaf in leaves):
         return None
-    return lambda *values: _descended(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
+    return lambda *values: _descend(plan, leaves, values[:count], values[count : 2 * count], values[2 * count :])
 
 
-def _descended(
-    plan: DescentPlan, leaves: list[_FlatLeaf], weights: Any, gradients: Any, state: Any
-) -> list[Array]:
+def _descend(plan: DescentPlan, leaves: list[_FlatLeaf], weights: Any, gradients: Any, state: Any) -> list[Array]:
     jaxpr = plan.program
     known = dict(zip(jaxpr.invars[1:], state, strict=True))
     flat_atoms = [atom for atom in jaxpr.invars[1:] if _is_wide(plan, atom)]

@@ -78,7 +78,7 @@ def _fill(
     def write(sample: Value) -> None:
         outer = writer.cells
         writer.cells = [_of_sample(writer, cells, sample) for cells in outer]
-        inputs = [_repeated(writer, row, sample) for row in beside]
+        inputs = [_repeat(writer, row, sample) for row in beside]
         _write_elements(writer, leaf, fill, inputs)
         writer.cells = outer
 
@@ -96,7 +96,7 @@ def _of_sample(writer: CodeWriter, cells: MemoryCells, sample: Value) -> MemoryC
     return MemoryCells(emit.at(cells.pointer, first, memory_type(cells.dtype)), 0, cells.dtype)
 
 
-def _repeated(writer: CodeWriter, row: Placed, sample: Value) -> Vectors:
+def _repeat(writer: CodeWriter, row: Placed, sample: Value) -> Vectors:
     number = writer.emit.load_number(row.at(writer.emit, sample, 0), row.dtype)
     return [writer.emit.broadcast(number)] * writer.groups
 

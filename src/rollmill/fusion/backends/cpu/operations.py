@@ -91,7 +91,7 @@ def emit_operation(
     if op == "bitcast":
         return _bits_read_anew(emit, operands[0], dtypes[0], result)
     if op == "convert":
-        found = _converted(emit, operands[0], _in_registers(dtypes[0]), _in_registers(result))
+        found = _convert(emit, operands[0], _in_registers(dtypes[0]), _in_registers(result))
     else:
         found = _arithmetic(emit, op, operands, _in_registers(dtypes[-1]))
     return emit.rounded(found, result) if is_short_float(result) else found
@@ -113,7 +113,7 @@ def _bits_read_anew(emit: Emitter, x: Value, before: np.dtype, after: np.dtype) 
 
 def _arithmetic(emit: Emitter, op: str, operands: Sequence[Value], dtype: np.dtype) -> Value:
     if op in COMPARED:
-        return _compared(emit, COMPARED[op], operands, dtype)
+        return _compare(emit, COMPARED[op], operands, dtype)
     if dtype.kind == "f":
         return _of_floats(emit, op, operands, dtype)
     if op in INTEGER_OPERATIONS:
@@ -149,7 +149,7 @@ def _of_integers(emit: Emitter, op: str, operands: Sequence[Value], *, signed: b
     raise CannotFuse(f"machine code does not support {op} of integers.")
 
 
-def _compared(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.dtype) -> Value:
+def _compare(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.dtype) -> Value:
     builder = emit.builder
     if dtype.kind == "f":
         compare = builder.fcmp_unordered if symbol == "!=" else builder.fcmp_ordered
@@ -218,7 +218,7 @@ def _without_denormals(emit: Emitter, x: Value) -> Value:
     return builder.select(tiny, emit.intrinsic("copysign", emit.constant(0.0), x), x)
 
 
-def _converted(emit: Emitter, x: Value, before: np.dtype, after: np.dtype) -> Value:
+def _convert(emit: Emitter, x: Value, before: np.dtype, after: np.dtype) -> Value:
     """Floats become the nearest integers towards zero, within the bounds of the dtype."""
     builder, kind = emit.builder, emit.vector(after)
     if before == after:

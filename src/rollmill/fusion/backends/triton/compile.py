@@ -68,7 +68,7 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
     The launch is a typed XLA custom call, so XLA combines consecutive launches into one CUDA graph.
     """
-    return _launched(kernel, arrays)
+    return _launch(kernel, arrays)
 
 
 def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
@@ -76,7 +76,7 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
     @jax.custom_batching.custom_vmap
     def launch(*arrays: Array) -> list[Array]:
-        return _launched(kernel, arrays)
+        return _launch(kernel, arrays)
 
     @launch.def_vmap
     def _(lanes: int, batched: Sequence[bool], *arrays: Any) -> tuple[list[Array], list[bool]]:
@@ -86,7 +86,7 @@ def call_in_lanes(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
         ]
         differ = [is_batched or n in kernel.aliases for n, is_batched in enumerate(batched)]
         widened = in_lanes(kernel, [array.shape for array in own], differ, lanes)
-        return _launched(widened, own), [True] * len(kernel.outputs)
+        return _launch(widened, own), [True] * len(kernel.outputs)
 
     return launch(*arrays)
 
@@ -129,7 +129,7 @@ def _lane_source(kernel: Kernel, sizes: Sequence[int]) -> str:
     return "\n".join([kernel.source, *lines, entry(name)])
 
 
-def _launched(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
+def _launch(kernel: Kernel, arrays: Sequence[Any]) -> list[Array]:
     from jaxlib import gpu_triton
 
     capability = capability_here()
@@ -169,12 +169,12 @@ def remember(compilation: Compilation, code: KernelCode) -> None:
 
 def _code(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> KernelCode:
     compilation = compilation_of(kernel, arrays, capability)
-    return _compiled_elsewhere.get(compilation) or code_of(_compiled(compilation))
+    return _compiled_elsewhere.get(compilation) or code_of(_compile(compilation))
 
 
 def compile_for(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
     """Compiles a kernel for GPUs of a compute capability, such as 90 for 9.0. No GPU is needed."""
-    return _compiled(compilation_of(kernel, arrays, capability))
+    return _compile(compilation_of(kernel, arrays, capability))
 
 
 def capability_here() -> int:
@@ -203,7 +203,7 @@ def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(compilation: Compilation) -> Any:
+def _compile(compilation: Compilation) -> Any:
     from triton.errors import TritonError
 
     try:

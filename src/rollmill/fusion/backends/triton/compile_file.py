@@ -98,7 +98,7 @@ def main() -> None:
     with ProcessPoolExecutor(int(sys.argv[1]), mp_context=copies, initializer=_end_with_parent) as pool:
         for line in sys.stdin:
             number, fields = json.loads(line)
-            pool.submit(_compiled, fields).add_done_callback(functools.partial(_print, number))
+            pool.submit(_compile, fields).add_done_callback(functools.partial(_print, number))
 
 
 def _end_with_parent() -> None:
@@ -107,7 +107,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _compiled(fields: Any) -> KernelCode:
+def _compile(fields: Any) -> KernelCode:
     return code_of(compile_file(Compilation.from_fields(fields)))
 
 

@@ -111,7 +111,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
     loop, source = item.loop, writer.source
     count, middle = len(loop.body.outputs), len(loop.body.inputs)
     pairs = zip(operands, loop.body.outputs, strict=False)
-    carried = [_assign(source, _copied(writer, name, node)) for name, node in pairs]
+    carried = [_assign(source, _copy(writer, name, node)) for name, node in pairs]
     inputs, tiles = [*carried, *operands[count:middle]], dict(writer.tiles)
     if item.condition is None:
         source.line(f"for _ in range({loop.trip_count}):")
@@ -133,7 +133,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
     return SEPARATOR.join(carried)
 
 
-def _copied(writer: NodeWriter, name: str, node: Node) -> str:
+def _copy(writer: NodeWriter, name: str, node: Node) -> str:
     """Returns a value in its shape after a turn. Unlike `x + 0`, `x - 0` keeps the sign of zeros."""
     whole = name if node.width is None else f"tl.broadcast_to({name}, {writer.shape(node)})"
     if node.dtype == np.bool_:

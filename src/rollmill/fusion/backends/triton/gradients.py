@@ -254,7 +254,7 @@ def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], p
     if reads_again:
         uniforms, inside = read_where_used(uniforms, inside, "first" if loop == [LOOP_OVER_BLOCKS] else "count")
     before = [*uniforms, *samples.opening(), *_empty(each, numbers), *carried.nothing()]
-    return [*before, *loop, *here, *inside, *_tile_stores(each, task.memory), *_summed(each, numbers)]
+    return [*before, *loop, *here, *inside, *_tile_stores(each, task.memory), *_sum_lines(each, numbers)]
 
 
 LOOP_OVER_BLOCKS = "    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"
@@ -390,7 +390,7 @@ def _tile_stores(each: SampleLoop, memory: Memory) -> list[str]:
     return lines
 
 
-def _summed(each: SampleLoop, numbers: Mapping[Node, str]) -> list[str]:
+def _sum_lines(each: SampleLoop, numbers: Mapping[Node, str]) -> list[str]:
     """Lines that reduce the values of a block's positions to one."""
     return [f"    {numbers[node]}_all = tl.sum({numbers[node]}, axis=0)" for node in each.numbers]
 

@@ -92,7 +92,7 @@ class LeafIO(NamedTuple):
         together, inside = _together(leaf), self._inside()
         names = [self.source.fresh() for _ in leaf.places]
         for first in range(0, len(names), together):
-            what, operands = _moved(word.kind, 0, together)
+            what, operands = _instruction_suffix(word.kind, 0, together)
             text = f"ld.global{what} {operands}, [${together} + {first * leaf.dtype.itemsize}];"
             if inside:
                 zeros = " ".join(f"mov.b32 ${n}, 0;" for n in range(together))
@@ -113,7 +113,7 @@ class LeafIO(NamedTuple):
         together, inside = _together(leaf), self._inside()
         for first in range(0, len(names), together):
             own = [f"tl.broadcast_to({name}, [BLOCK]){word.into}" for name in names[first : first + together]]
-            what, operands = _moved(word.kind, 2, together)
+            what, operands = _instruction_suffix(word.kind, 2, together)
             text = f"st.global{what} [$1 + {first * leaf.dtype.itemsize}], {operands};"
             text = _where_inside(text, 2 + together) if inside else text
             registers = ",".join(["=r", "l"] + ["r"] * (together + len(inside)))
@@ -135,7 +135,7 @@ def _together(leaf: Leaf) -> int:
     return next(n for n in (4, 2, 1) if len(leaf.places) % n == 0)
 
 
-def _moved(kind: str, first: int, together: int) -> tuple[str, str]:
+def _instruction_suffix(kind: str, first: int, together: int) -> tuple[str, str]:
     """Returns the suffix of an instruction that moves this number of elements, and its operands."""
     operands = ", ".join(f"${first + n}" for n in range(together))
     return (f".v{together}.{kind}", f"{{{operands}}}") if together > 1 else (f".{kind}", operands)

@@ -241,8 +241,8 @@ def is_extreme(node: Node) -> bool:
     condition, *values = node.operands
     if condition.op not in COMPARISONS or any(value.dtype.kind not in "iu" for value in values):
         return False
-    compared = {_unconverted(operand) for operand in condition.operands}
-    shared = compared.intersection(map(_unconverted, values))
+    compared = {_strip_conversions(operand) for operand in condition.operands}
+    shared = compared.intersection(map(_strip_conversions, values))
     return bool(shared) and any(x.dtype.kind in "iu" and x.dtype.itemsize <= SHORT for x in {*compared, *values})
 
 
@@ -250,7 +250,7 @@ SHORT = 2
 """Maximum bytes of an integer for which LLVM has 16-bit instructions."""
 
 
-def _unconverted(node: Node) -> Node:
+def _strip_conversions(node: Node) -> Node:
     """Returns the node before conversions from one type to another."""
     while node.op == "convert":
         node = node.operands[0]
@@ -265,7 +265,7 @@ def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str]
     not exist for this type.
     """
     if op == "convert":
-        return _converted(names[0], operand, dtype)
+        return _convert(names[0], operand, dtype)
     if op == "bitcast":
         return f"{names[0]}.to({TYPES[dtype.name]}, bitcast=True)"
     if is_short_float(operand) and op != "select":
@@ -277,7 +277,7 @@ def _wide(name: str) -> str:
     return f"{name}.to(tl.float32)"
 
 
-def _converted(name: str, before: np.dtype, after: np.dtype) -> str:
+def _convert(name: str, before: np.dtype, after: np.dtype) -> str:
     """Converts a value to another type. Floats are truncated towards zero, and limited to the bounds of the type.
 
     The conversion of Triton is undefined for NaN and for values outside these bounds.

@@ -56,7 +56,7 @@ class LayoutChange(NamedTuple):
     """Converts a scalar to the layout in which it can be combined with rows."""
 
 
-def _chosen(rows: str, columns: int, column: int) -> str:
+def _select_column(rows: str, columns: int, column: int) -> str:
     return f"tl.sum(tl.where(tl.arange(0, {columns})[None, :] == {column}, {rows}, 0), axis=1)"
 
 
@@ -64,21 +64,21 @@ def _one_each(scalars: str) -> str:
     return f"tl.gather({scalars}, tl.arange(0, BLOCK), 0)"
 
 
-def _gathered(rows: str, columns: int, column: int) -> str:
+def _gather_column(rows: str, columns: int, column: int) -> str:
     flat = f"tl.reshape({rows}, [BLOCK * {columns}])"
     return f"tl.gather({flat}, tl.arange(0, BLOCK) * {columns} + {column}, 0)"
 
 
-KEEP_LAYOUT = LayoutChange(str, _chosen)
+KEEP_LAYOUT = LayoutChange(str, _select_column)
 """Leaves scalars where a matrix product put them: each in four threads, next to the row that it came from."""
 
-ENV_PER_THREAD = LayoutChange(_one_each, _gathered)
+ENV_PER_THREAD = LayoutChange(_one_each, _gather_column)
 """Moves scalars so that each thread holds only the scalars of its own environments.
 
 Otherwise everything computed from them, which is the whole environment, would be computed four times. A gather
 moves the values without changing them."""
 
-ENV_PER_THREAD_BOTH_WAYS = LayoutChange(_one_each, _gathered, _one_each)
+ENV_PER_THREAD_BOTH_WAYS = LayoutChange(_one_each, _gather_column, _one_each)
 """Like `ENV_PER_THREAD`, and also gathers scalars before they are put into rows.
 
 Matrix products outside of tensor cores may need all rows of a block in every warp. Triton 3.6 would then recompute

@@ -67,10 +67,10 @@ def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
         return ctx.read(taken, operands, ctx, equation.needed, keeps_products=True)
     results = [ctx.read(branch, operands, ctx, equation.needed, keeps_products=True) for branch in branches]
     cases = zip(equation.needed, zip(*results, strict=True), strict=True)
-    return [_merged(ctx, index, case) if needed else UNNEEDED for needed, case in cases]
+    return [_merge(ctx, index, case) if needed else UNNEEDED for needed, case in cases]
 
 
-def _merged(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
+def _merge(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
     """Returns the result of the branch taken."""
     if all(is_same(case, cases[0], ctx.region.is_same) for case in cases[1:]):
         return cases[0]

@@ -40,13 +40,13 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     condition = lambda at, now: at.read(equation.params["cond_jaxpr"], [*of_condition, *now], at)
     body = lambda at, now: at.read(equation.params["body_jaxpr"], [*of_body, *now], at)
     if not equation.params["cond_jaxpr"].out_avals[0].shape:
-        return _repeated(ctx, body, condition, start)
+        return _repeat(ctx, body, condition, start)
     # Under `vmap`, the condition is one boolean per lane.
-    _, *after = _repeated(ctx, _turn_of_lanes(condition, body), _any_lane, [*condition(ctx, start), *start])
+    _, *after = _repeat(ctx, _turn_of_lanes(condition, body), _any_lane, [*condition(ctx, start), *start])
     return after
 
 
-def _repeated(ctx: Lowering, body: Body, condition: Body, start: list[Value]) -> list[Value]:
+def _repeat(ctx: Lowering, body: Body, condition: Body, start: list[Value]) -> list[Value]:
     """Returns a loop for as long as its condition, a single boolean, holds."""
     # Unrolled as long as the condition is constant. Such loops have a fixed number of iterations, and each
     # iteration is folded with its own constants.
@@ -119,7 +119,7 @@ def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     scan = _Scan(params["jaxpr"], params["length"], params["reverse"], fixed, start, taken, given, equation.needed)
     if scan.length == 0:
         return [*scan.start, *(Const(np.zeros(out.shape, out.dtype)) for out in given)]
-    return _written_out(ctx, scan) or _counted(ctx, scan)
+    return _unroll(ctx, scan) or _count_turns(ctx, scan)
 
 
 def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
@@ -131,7 +131,7 @@ def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value],
     return list(values[:first]), list(values[first:end]), list(values[end:])
 
 
-def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
+def _unroll(ctx: Lowering, scan: _Scan) -> list[Value] | None:
     """Unrolls a scan, or returns None if it is too long."""
     begin, now = ctx.region.size, scan.start
     given: list[list[Value]] = []
@@ -154,7 +154,7 @@ def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) 
     return results[:count], results[count:]
 
 
-def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
+def _count_turns(ctx: Lowering, scan: _Scan) -> list[Value]:
     """Returns a loop that counts its iterations, and writes the results of each iteration to arrays."""
     count, zero = len(scan.start), Const(np.zeros((), np.int32))
     written = [n for n, needed in enumerate(scan.needed[count:]) if needed]

@@ -58,7 +58,7 @@ def _convolve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
         raise LoweringError("kernels do not support batch groups of a convolution")
     groups = [_taps(params, image.shape, weights.shape, n) for n in range(params["feature_group_count"])]
     _check_size(image, weights, groups, equation.dtype)
-    by_group = _with_shared if is_shared(weights) else _written_out
+    by_group = _with_shared if is_shared(weights) else _write_sums
     convolved = [by_group(ctx, image, weights, taps, equation.dtype) for taps in groups]
     whole = concatenate_values(ctx, convolved, len(image.shape) - 1)
     _, _, out = params["dimension_numbers"]
@@ -112,7 +112,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]
     rows = taps.weights.reshape(-1, outs)
     under = taps.image.reshape(*lead, len(rows))
-    array = _picked(ctx, weights, rows)
+    array = _pick_weights(ctx, weights, rows)
     whole = MatrixOperand(array, False, len(rows), outs)
     outputs = []
     for at in np.ndindex(*lead):
@@ -124,7 +124,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     return combine_vectors(ctx, outputs, lead, outs)
 
 
-def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
+def _pick_weights(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
     """Weights in the order of a matrix."""
     match weights:
         case Const(array):
@@ -138,7 +138,7 @@ def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
 # --- with weights of each environment ---------------------------------------------------------------------------
 
 
-def _written_out(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype: Any) -> Value:
+def _write_sums(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype: Any) -> Value:
     """Returns `[n, p..., o]`, with each element computed as a separate sum."""
     pixels, filters = (ctx.scalars(value).nodes.reshape(-1) for value in (image, weights))
     lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]

@@ -100,7 +100,7 @@ def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
 
 def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
     if any(map(is_large, values)) or (is_too_large(equation.shape) and is_shared(values[0])):
-        return [_gathered(ctx, equation, values)]
+        return [_gather_large(ctx, equation, values)]
     value, indices = values[0], ctx.scalars(values[1]).nodes
     numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
     clamp = is_clamped(equation.params["mode"])
@@ -116,14 +116,14 @@ def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
         starts, inside = window_start(ctx, value.shape, sizes, numbers, at, indices[at], clamp=clamp)
         block = _read(ctx, value, own, starts[:rank], sizes[:rank])
         if inside is not None:
-            block = _filled(ctx, block, inside, ctx.constant(fill, value.dtype))
+            block = _fill(ctx, block, inside, ctx.constant(fill, value.dtype))
         found[(*at, ...)] = block.reshape(window)
     axes = numbers.offset_dims[: len(window)]
     found = np.moveaxis(found, range(len(batch), found.ndim), axes)
     return [ScalarArray(found, value.dtype) if own is None else own.again(found)]
 
 
-def _gathered(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> Value:
+def _gather_large(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> Value:
     """Returns a gather from, or by, large arrays. Its elements are computed by their readers."""
     value, indices = values[0], values[1]
     numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
@@ -197,7 +197,7 @@ def _read(
     return dynamic_slice_by_select(ctx, ctx.scalars(value).nodes, starts, sizes)
 
 
-def _filled(ctx: Lowering, block: NodeArray, inside: Node, fill: Node) -> NodeArray:
+def _fill(ctx: Lowering, block: NodeArray, inside: Node, fill: Node) -> NodeArray:
     found = no_nodes(block.shape)
     for at in np.ndindex(*block.shape):
         found[at] = select(ctx, inside, block[at], fill)

@@ -41,12 +41,12 @@ def _lu(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Valu
     matrices = ctx.scalars(values[0]).nodes
     factors, pivots, orders = (no_nodes(output.shape) for output in equation.outputs)
     for at in np.ndindex(*matrices.shape[:-2]):
-        factors[at], pivots[at], orders[at] = _factorised(ctx, matrices[at])
+        factors[at], pivots[at], orders[at] = _factorise(ctx, matrices[at])
     found = zip((factors, pivots, orders), equation.outputs, strict=True)
     return [ScalarArray(nodes, np.dtype(output.dtype)) for nodes, output in found]
 
 
-def _factorised(ctx: Lowering, matrix: NodeArray) -> tuple[NodeArray, list[Node], list[Node]]:
+def _factorise(ctx: Lowering, matrix: NodeArray) -> tuple[NodeArray, list[Node], list[Node]]:
     """Computes Gaussian elimination. Each row carries its number along."""
     count, columns = matrix.shape
     rows = [[*matrix[n], ctx.constant(n, np.int32)] for n in range(count)]
@@ -162,12 +162,12 @@ def _triangular_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]
     for at in np.ndindex(*matrices.shape[:-2]):
         matrix = matrices[at].T if turned else matrices[at]
         side = sides[at] if on_left else sides[at].T
-        solved = _substituted(ctx, matrix, side, lower=lower, unit=params["unit_diagonal"])
+        solved = _substitute(ctx, matrix, side, lower=lower, unit=params["unit_diagonal"])
         found[at] = solved if on_left else solved.T
     return [ScalarArray(found, np.dtype(equation.dtype))]
 
 
-def _substituted(ctx: Lowering, matrix: NodeArray, side: NodeArray, *, lower: bool, unit: bool) -> NodeArray:
+def _substitute(ctx: Lowering, matrix: NodeArray, side: NodeArray, *, lower: bool, unit: bool) -> NodeArray:
     """Solves a triangular system by forward or backward substitution, with results `[n, m]`."""
     size, found = len(matrix), no_nodes(side.shape)
     for n in range(size) if lower else reversed(range(size)):

@@ -63,7 +63,7 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
     # `x^T W = (W^T x)^T`: the shared side becomes the right side, and the free axes are exchanged afterwards.
     if is_shared(one) and not _has_free_rows(other, sides[1]):
         turned = _with_shared(ctx, other, sides[1], one, sides[0], dtype)
-        return [_exchanged(ctx, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
+        return [_exchange_axes(ctx, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
     # For the gradient of a weight matrix, only the sum over samples is needed, which is a product of two tall
     # matrices.
     if all(_are_vectors(value, side) for value, side in zip(values, sides, strict=True)):
@@ -82,11 +82,11 @@ def expand_outer_products(ctx: Lowering, value: Value) -> Value:
     products = [_of_two(ctx, left, side, right, side, value.dtype) for left, right in value.pairs]
     if any(isinstance(product, RowArray) for product in products):
         rows = [ctx.rows(product) for product in products]
-        return RowArray(_added([row.nodes for row in rows], ctx), rows[0].width, value.dtype)
-    return ScalarArray(_added([ctx.scalars(product).nodes for product in products], ctx), value.dtype)
+        return RowArray(_add([row.nodes for row in rows], ctx), rows[0].width, value.dtype)
+    return ScalarArray(_add([ctx.scalars(product).nodes for product in products], ctx), value.dtype)
 
 
-def _added(arrays: Sequence[NodeArray], ctx: Lowering) -> NodeArray:
+def _add(arrays: Sequence[NodeArray], ctx: Lowering) -> NodeArray:
     return reduce(np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1), arrays)
 
 
@@ -142,7 +142,7 @@ def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sid
     return Sides(batch, free, summed)
 
 
-def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int) -> Value:
+def _exchange_axes(ctx: Lowering, value: Value, batch: int, first: int, second: int) -> Value:
     """Transposes `[b, f, g]` to `[b, g, f]`."""
     axes = (*range(batch), *range(batch + first, batch + first + second), *range(batch, batch + first))
     return permute_axes(ctx, value, axes)
@@ -241,7 +241,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
     # narrow for them, products with constant elements, outer products, and all others.
     few = isinstance(vector, ScalarArray) and matrix.summed <= MAX_UNROLLED
     if not is_float(dtype) or (few and matrix.columns <= NARROW):
-        return _written_out(ctx, vector, matrix, dtype)
+        return _write_sums(ctx, vector, matrix, dtype)
     if matrix.columns <= NARROW:
         return _column_by_column(ctx, vector, matrix, dtype)
     if isinstance(vector, ScalarArray) and any(node.op == "constant" for node in vector.nodes):
@@ -289,10 +289,10 @@ def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) 
     if any(isinstance(value, RowArray) for value in products):
         total = reduce(lambda a, b: ctx.apply("add", a, b), [ctx.rows(value).nodes[()] for value in products])
         return RowArray(alone(total), matrix.columns, dtype)
-    return ScalarArray(_added([ctx.scalars(value).nodes for value in products], ctx), dtype)
+    return ScalarArray(_add([ctx.scalars(value).nodes for value in products], ctx), dtype)
 
 
-def _written_out(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
+def _write_sums(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
     """Returns the product with each element computed as a separate sum."""
     _check_multiplied(matrix.summed * matrix.columns)
     weights = ctx.scalars(_as_value(matrix.array)).nodes

@@ -148,13 +148,13 @@ def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: No
     for turn in range(TURNS):
         for distance in ROTATIONS[turn % 2]:
             x = add(x, y)
-            y = xor(x, _rotated(ctx, y, distance))
+            y = xor(x, _rotate(ctx, y, distance))
         x = add(x, keys[(turn + 1) % 3])
         y = add(y, add(keys[(turn + 2) % 3], ctx.constant(turn + 1, WORD)))
     return x, y
 
 
-def _rotated(ctx: Lowering, word: Node, distance: int) -> Node:
+def _rotate(ctx: Lowering, word: Node, distance: int) -> Node:
     left = ctx.apply("shift_left", word, ctx.constant(distance, WORD))
     right = ctx.apply("shift_right_logical", word, ctx.constant(32 - distance, WORD))
     return ctx.apply("or", left, right)

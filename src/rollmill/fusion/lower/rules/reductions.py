@@ -151,13 +151,13 @@ def _running(combine_of: Callable[[Lowering], Combine]) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         axis, reverse = equation.params["axis"], equation.params["reverse"]
         nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
-        results = _accumulated(combine_of(ctx), nodes[..., ::-1] if reverse else nodes)
+        results = _accumulate(combine_of(ctx), nodes[..., ::-1] if reverse else nodes)
         return [ScalarArray(np.moveaxis(results[..., ::-1] if reverse else results, -1, axis), equation.dtype)]
 
     return rule
 
 
-def _accumulated(combine: Combine, nodes: NodeArray) -> NodeArray:
+def _accumulate(combine: Combine, nodes: NodeArray) -> NodeArray:
     totals = nodes.copy()
     for place in range(1, nodes.shape[-1]):
         for at in np.ndindex(*nodes.shape[:-1]):

@@ -43,10 +43,10 @@ def with_block(ctx: Lowering, value: Value, block: Value, indices: Sequence[Node
     most = [size - own for size, own in zip(value.shape, block.shape, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
     if is_large(value) or is_too_large(value.shape):
-        return _with_block_in_large(ctx, value, block, starts, None, _replaced)
+        return _with_block_in_large(ctx, value, block, starts, None, _replace)
     before, after = _alike(ctx, value, block, whole_rows=most[-1:] == [0])
     nodes = before.nodes.copy()
-    write(ctx, nodes, after.nodes, starts[: nodes.ndim], None, _replaced)
+    write(ctx, nodes, after.nodes, starts[: nodes.ndim], None, _replace)
     return before.again(nodes)
 
 
@@ -55,7 +55,7 @@ def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Va
     before, after = _alike(ctx, value, element, whole_rows=len(element.shape) > 0)
     nodes = before.nodes.copy()
     start = start_of(ctx, index, len(nodes) - 1, clamp=True)[0]
-    write(ctx, nodes, after.nodes[None], [start] + [0] * (nodes.ndim - 1), None, _replaced)
+    write(ctx, nodes, after.nodes[None], [start] + [0] * (nodes.ndim - 1), None, _replace)
     return before.again(nodes)
 
 
@@ -68,7 +68,7 @@ def _with_block_in_large(
     for at in np.ndindex(*block.shape):
         written = element_of(ctx, block, ElementIndex(block.shape, axes=at))
         place = ElementIndex(value.shape, axes=[plus(ctx, a, b) for a, b in zip(starts, at, strict=True)])
-        if combine is not _replaced:
+        if combine is not _replace:
             written = combine(element_of(ctx, value, place), written)
         value = with_cell(ctx, value, place, written, inside)
     return value
@@ -102,7 +102,7 @@ def _alike(ctx: Lowering, value: Value, block: Value, *, whole_rows: bool) -> tu
     return cells(ctx, value, whole_rows=whole_rows), cells(ctx, block, whole_rows=whole_rows)
 
 
-def _replaced(before: Any, written: Any) -> Any:
+def _replace(before: Any, written: Any) -> Any:
     return written
 
 
@@ -163,15 +163,15 @@ def _scatter(kind: str) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         if not kind and equation.params.get("update_jaxpr") is not None:
             raise LoweringError("a scatter with a user-defined function is not supported. Use jnp.where")
-        return [_scattered(ctx, equation, values, kind)]
+        return [_scatter_small(ctx, equation, values, kind)]
 
     return rule
 
 
-def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind: str) -> Value:
+def _scatter_small(ctx: Lowering, equation: Equation, values: Sequence[Value], kind: str) -> Value:
     numbers = equation.params["dimension_numbers"]
     if is_large(values[0]) or is_too_large(values[0].shape):
-        return _scattered_in_large(ctx, equation, values, kind)
+        return _scatter_in_large(ctx, equation, values, kind)
     value, indices, updates = values[0], ctx.scalars(values[1]).nodes, values[2]
     clamp = _is_moved_inside(equation.params["mode"])
     before, after = _alike(ctx, value, updates, whole_rows=_keeps_rows(value, updates, numbers))
@@ -197,7 +197,7 @@ def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind:
     return before.again(nodes)
 
 
-def _scattered_in_large(ctx: Lowering, equation: Equation, values: Sequence[Value], kind: str) -> Value:
+def _scatter_in_large(ctx: Lowering, equation: Equation, values: Sequence[Value], kind: str) -> Value:
     """Returns a large array with blocks written one after the other."""
     numbers = equation.params["dimension_numbers"]
     value, indices, updates = values[0], ctx.scalars(values[1]).nodes, values[2]
@@ -245,7 +245,7 @@ def _block_of(
 
 def _combination(ctx: Lowering, kind: str) -> Combine:
     if not kind:
-        return _replaced
+        return _replace
     return lambda before, written: ctx.apply(COMBINATIONS[kind], before, written)
 
 

@@ -22,7 +22,7 @@ def _sort(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     arrays = [ctx.scalars(value) for value in values]
     keys = [_key(ctx, array) for array in arrays[: equation.params["num_keys"]]]
     alike = all(key is array for key, array in zip(keys, arrays, strict=False)) and len(keys) == len(arrays)
-    return list(_sorted(ctx, arrays, keys, equation.params["dimension"], stable=not alike))
+    return list(_sort_arrays(ctx, arrays, keys, equation.params["dimension"], stable=not alike))
 
 
 def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
@@ -34,17 +34,17 @@ def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     shape[axis] = numbers.size
     order = ScalarArray(np.broadcast_to(numbers.reshape(shape), array.shape), np.dtype(np.int32))
     key = _key(ctx, array)
-    turned = _mapped(key, lambda node: ctx.apply("not", node))
+    turned = _map_nodes(key, lambda node: ctx.apply("not", node))
     kept = [slice(None)] * len(array.shape)
     kept[axis] = slice(0, count)
-    found = _sorted(ctx, [array, order], [turned], axis, stable=True)
+    found = _sort_arrays(ctx, [array, order], [turned], axis, stable=True)
     return [ScalarArray(part.nodes[tuple(kept)], part.dtype) for part in found]
 
 
 def _key(ctx: Lowering, array: ScalarArray) -> ScalarArray:
     """Integers in the order of an array's elements: NaN comes last, and both zeros are equal."""
     if array.dtype == np.bool_:
-        return _mapped(array, lambda node: ctx.apply("convert", node, dtype=np.int32))
+        return _map_nodes(array, lambda node: ctx.apply("convert", node, dtype=np.int32))
     if not is_float(array.dtype):
         return array
 
@@ -54,17 +54,17 @@ def _key(ctx: Lowering, array: ScalarArray) -> ScalarArray:
         is_zero, is_number = ctx.apply("eq", x, ctx.constant(0, x.dtype)), ctx.apply("eq", x, x)
         return ctx.apply("select", is_number, ctx.apply("select", is_zero, zero, bits), last)
 
-    return _mapped(array, key)
+    return _map_nodes(array, key)
 
 
-def _mapped(array: ScalarArray, change: Callable[[Node], Node]) -> ScalarArray:
+def _map_nodes(array: ScalarArray, change: Callable[[Node], Node]) -> ScalarArray:
     nodes = no_nodes(array.shape)
     for at in np.ndindex(*array.shape):
         nodes[at] = change(array.nodes[at])
     return ScalarArray(nodes, nodes.flat[0].dtype if nodes.size else array.dtype)
 
 
-def _sorted(
+def _sort_arrays(
     ctx: Lowering, arrays: Sequence[ScalarArray], keys: Sequence[ScalarArray], axis: int, *, stable: bool
 ) -> Iterator[ScalarArray]:
     """Yields the arrays in the order of the keys, along an axis."""
@@ -75,7 +75,7 @@ def _sorted(
     found = [nodes.copy() for nodes in moved[:own]]
     for at in np.ndindex(*moved[0].shape[:-1]):
         lines = [list(column) for column in zip(*(nodes[at] for nodes in moved), strict=True)]
-        for place, line in enumerate(_exchanged(ctx, lines, own, stable=stable)):
+        for place, line in enumerate(_sort_lines(ctx, lines, own, stable=stable)):
             for nodes, node in zip(found, line, strict=False):
                 nodes[(*at, place)] = node
     return (
@@ -83,7 +83,7 @@ def _sorted(
     )
 
 
-def _exchanged(ctx: Lowering, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:
+def _sort_lines(ctx: Lowering, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:
     """Sorts elements, which are lists of nodes: `own` nodes, and then the nodes that they are sorted by."""
     # Merging exchanges distant elements, so equal elements keep their order only by an additional index. Exchanges
     # of neighbours never swap equal elements.

@@ -65,7 +65,7 @@ def _in_float32(function: Callable[[Array], Array]) -> Rule:
 
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         wide = lambda x: function(x.astype(jnp.float32)).astype(equation.dtype)
-        return _traced_anew(ctx, wide, values)
+        return _trace_anew(ctx, wide, values)
 
     return rule
 
@@ -74,10 +74,10 @@ def _random_gamma(ctx: Lowering, equation: Equation, values: Sequence[Value]) ->
     keys, alphas = values
     check_threefry(keys.dtype)
     few = int(np.prod(alphas.shape)) <= FEW_DRAWS
-    return _traced_anew(ctx, partial(random_gamma_p.impl, **equation.params, use_vmap=few), values)
+    return _trace_anew(ctx, partial(random_gamma_p.impl, **equation.params, use_vmap=few), values)
 
 
-def _traced_anew(ctx: Lowering, function: Callable[..., Array], values: Sequence[Value]) -> list[Value]:
+def _trace_anew(ctx: Lowering, function: Callable[..., Array], values: Sequence[Value]) -> list[Value]:
     structs: list[Any] = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     return list(ctx.read(jax.make_jaxpr(function)(*structs), values, ctx))
 
