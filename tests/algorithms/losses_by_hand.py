@@ -48,6 +48,19 @@ def normalise_by_hand(statistics, x):
     return np.clip((x - np.asarray(statistics.mean)) / np.sqrt(np.asarray(statistics.variance) + 1e-8), -10, 10)
 
 
+def said_of(rollout, weights):
+    """The outputs of the policy that learns, with the memory that the other left it at the start."""
+    steps = rollout.trajectory.steps
+    statistics = rollout.learner.weights.observations
+    seen, final = (
+        jnp.asarray(normalise_by_hand(statistics, x), jnp.float32)
+        for x in (steps.observation, steps.final_observation)
+    )
+    lifted = jax.vmap(partial(unroll_by_hand, rollout.policy, weights), in_axes=(1, 1, 1, 1, 0), out_axes=(1, 0))
+    done = steps.terminated | steps.truncated
+    return lifted(seen, steps.action, final, done, rollout.trajectory.start_memory)
+
+
 def two_rollouts(graph, key, *, learns=lambda learner: learner, acts=lambda learner: learner):
     """The state before a second rollout, the rollout, and the learner and the batch that are prepared from it.
 

@@ -12,9 +12,8 @@ from losses_by_hand import (
     assert_close,
     disturbed_network,
     first_rows,
-    normalise_by_hand,
+    said_of,
     two_rollouts,
-    unroll_by_hand,
 )
 from restless import restless
 
@@ -63,18 +62,6 @@ def rollout(request):
     steps = found.trajectory.steps
     assert (steps.terminated[:-1]).any() and (steps.truncated & ~steps.terminated)[:-1].any()
     return found
-
-
-def said_of(rollout, weights):
-    steps = rollout.trajectory.steps
-    statistics = rollout.learner.weights.observations
-    seen, final = (
-        jnp.asarray(normalise_by_hand(statistics, x), jnp.float32)
-        for x in (steps.observation, steps.final_observation)
-    )
-    lifted = jax.vmap(partial(unroll_by_hand, rollout.policy, weights), in_axes=(1, 1, 1, 1, 0), out_axes=(1, 0))
-    done = steps.terminated | steps.truncated
-    return lifted(seen, steps.action, final, done, rollout.trajectory.start_memory)
 
 
 def returns_by_hand(rollout):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, two_rollouts, unroll_by_hand
+from losses_by_hand import assert_close, disturbed_network, normalise_by_hand, said_of, two_rollouts
 from restless import restless
 
 import rollmill
@@ -87,19 +87,6 @@ def rollout(request):
     assert (steps.terminated[:-1]).any() and (steps.truncated & ~steps.terminated)[:-1].any()
     assert (steps.truncated & ~steps.terminated)[-1].any()
     return found
-
-
-def said_of(rollout, weights):
-    """By the policy that learns, with the memory that the other left it at the start."""
-    steps = rollout.trajectory.steps
-    statistics = rollout.learner.weights.observations
-    seen, final = (
-        jnp.asarray(normalise_by_hand(statistics, x), jnp.float32)
-        for x in (steps.observation, steps.final_observation)
-    )
-    lifted = jax.vmap(partial(unroll_by_hand, rollout.policy, weights), in_axes=(1, 1, 1, 1, 0), out_axes=(1, 0))
-    done = steps.terminated | steps.truncated
-    return lifted(seen, steps.action, final, done, rollout.trajectory.start_memory)
 
 
 def deviation(statistics):

@@ -4,29 +4,23 @@ Shape letters: `T` steps, `E` environments, `N` rows of a minibatch, `A` agents 
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import LOOSE, assert_close, disturbed_network, first_rows, normalise_by_hand, two_rollouts
+from agent_rollouts import check_two_devices, collect_rollout, run
+from losses_by_hand import LOOSE, assert_close, first_rows, normalise_by_hand
 
 import rollmill
 from agents_envs import crowd, lone, numbered
 from one_time import run_once
-from rollmill.algorithms.agents import AgentPolicy
-from rollmill.algorithms.multi_agent import AgentLearner, condition
+from rollmill.algorithms.multi_agent import condition
 from rollmill.dataflow import (
     Batch,
-    Graph,
-    State,
-    Trajectory,
     identity,
 )
-from rollmill.programs.compiled import lower
-from rollmill.programs.dispatch import dispatch_ahead
 
 E, T = 16, 6
 SMALL = {
@@ -37,15 +31,6 @@ SMALL = {
     "learning_rate": 2.5e-4,
 }
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(6, 5))
-
-
-def run(graph, *, devices=1):
-    program = lower(graph, devices=jax.devices()[:devices])
-    state, rows = program.start(), []
-    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
-        state = window.after
-        rows += window.metrics
-    return jax.device_get(state.learner), rows
 
 
 # --- with one agent it is PPO -------------------------------------------------------------------------
@@ -80,26 +65,10 @@ def test_a_lone_agent_learns_what_ppo_learns(variant):
 # --- a rollout in which agents go out -----------------------------------------------------------------
 
 
-class Rollout(NamedTuple):
-    """A second rollout, with what came before and after it."""
-
-    graph: Graph
-    policy: AgentPolicy
-    before: State
-    trajectory: Trajectory
-    learner: AgentLearner
-    batch: Batch
-
-
 @pytest.fixture(scope="module")
 def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=NETWORK, normalize_observations=True)
-
-    louder = lambda learner: eqx.tree_at(
-        lambda whole: whole.weights.networks, learner, disturbed_network(learner.weights.networks)
-    )
-    rolled = two_rollouts(graph, jax.random.key(3), learns=louder, acts=louder)
-    found = Rollout(graph, graph.prepare.args[0], *rolled)
+    found = collect_rollout(graph)
     steps = found.trajectory.steps
     walks, walks_on = steps.observation.active["walker"], steps.final_observation.active["walker"]
     only_cut = steps.truncated & ~steps.terminated
@@ -290,10 +259,7 @@ def test_unequal_parts_of_a_minibatch_make_the_whole(rollout):
 @pytest.mark.slow
 def test_two_devices_give_the_numbers_of_one():
     graph = rollmill.mappo(crowd(), **SMALL, network=NETWORK, normalize_observations=True)
-    (one, rows_one), (two, rows_two) = (run(graph, devices=n) for n in (1, 2))
-    assert_close(two, one, rtol=1e-4, atol=1e-5)
-    for alone, together in zip(rows_one, rows_two, strict=True):
-        assert_close(together, alone, rtol=1e-3, atol=1e-4)
+    check_two_devices(graph)
 
 
 # --- the update ---------------------------------------------------------------------------------------

@@ -5,25 +5,19 @@ Shape letters: `T` steps, `E` environments, `N` sequences of a minibatch, `A` ag
 
 import shutil
 from functools import partial
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses_by_hand import assert_close, disturbed_network, first_rows, two_rollouts
+from agent_rollouts import check_two_devices, collect_rollout, run
+from losses_by_hand import assert_close, first_rows
 
 import rollmill
 from agents_envs import crowd, lone, numbered
-from rollmill.algorithms.agents import AgentPolicy
-from rollmill.algorithms.multi_agent import AgentLearner
 from rollmill.core.errors import CannotFuse
 from rollmill.dataflow import (
-    Batch,
-    Graph,
-    State,
-    Trajectory,
     collect,
     identity,
     init_state,
@@ -31,8 +25,6 @@ from rollmill.dataflow import (
 from rollmill.fusion.kernels.gradients import kernel_gradients
 from rollmill.fusion.kernels.rollout import lower_rollout
 from rollmill.networks import AgentNetwork
-from rollmill.programs.compiled import lower
-from rollmill.programs.dispatch import dispatch_ahead
 from wordings import raises
 
 E, T = 8, 6
@@ -45,15 +37,6 @@ SMALL = {
 }
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(5,), recurrent_size=4)
 LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(5,), recurrent_size=4)
-
-
-def run(graph, *, devices=1):
-    program = lower(graph, devices=jax.devices()[:devices])
-    state, rows = program.start(), []
-    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
-        state = window.after
-        rows += window.metrics
-    return jax.device_get(state.learner), rows
 
 
 @pytest.mark.parametrize(
@@ -86,26 +69,10 @@ def test_a_lone_agent_with_a_memory_learns_what_ppo_learns(how):
 # --- a rollout in which agents go out, by hand --------------------------------------------------------
 
 
-class Rollout(NamedTuple):
-    """A second rollout, with what came before and after it."""
-
-    graph: Graph
-    policy: AgentPolicy
-    before: State
-    trajectory: Trajectory
-    learner: AgentLearner
-    batch: Batch
-
-
 @pytest.fixture(scope="module")
 def rollout():
     graph = rollmill.mappo(crowd(), **SMALL, network=GRU, norm_adv=False)
-
-    louder = lambda learner: eqx.tree_at(
-        lambda whole: whole.weights.networks, learner, disturbed_network(learner.weights.networks)
-    )
-    rolled = two_rollouts(graph, jax.random.key(3), learns=louder, acts=louder)
-    found = Rollout(graph, graph.prepare.args[0], *rolled)
+    found = collect_rollout(graph)
     steps = found.trajectory.steps
     assert (steps.terminated | steps.truncated)[:-1].any(), "no episode ends within the rollout"
     assert any(leaf.any() for leaf in jax.tree.leaves(found.trajectory.start_memory)), "no memory lasts"
@@ -273,10 +240,7 @@ def test_agents_of_their_own_have_memories_of_their_own(rollout):
 @pytest.mark.slow  # faster tests split sequences (dataflow) and agents' unequal parts (MAPPO) in this way
 def test_two_devices_give_the_numbers_of_one_with_memories():
     graph = rollmill.mappo(crowd(), **SMALL, network=GRU, normalize_observations=True)
-    (one, rows_one), (two, rows_two) = (run(graph, devices=n) for n in (1, 2))
-    assert_close(two, one, rtol=1e-4, atol=1e-5)
-    for alone, together in zip(rows_one, rows_two, strict=True):
-        assert_close(together, alone, rtol=1e-3, atol=1e-4)
+    check_two_devices(graph)
 
 
 @pytest.mark.slow
