@@ -93,19 +93,19 @@ def _(patch: Patch) -> None:
         mask = ir.Constant(x.type, [x.type.element.width - 1] * emit.lanes)
         return own[op](x, builder.and_(by, mask))
 
-    patch.setattr(cpu, "_shifted", wrong)
+    patch.setattr(cpu, "_shift", wrong)
 
 
 @fault("machine code: a division by zero is zero", "div", "rem")
 def _(patch: Patch) -> None:
-    divide = cpu._divided
+    divide = cpu._divide
 
     def wrong(emit, op, x, y, *, signed):
         zero = ir.Constant(x.type, None)
         by_zero = emit.builder.icmp_unsigned("==", y, zero)
         return emit.builder.select(by_zero, zero, divide(emit, op, x, y, signed=signed))
 
-    patch.setattr(cpu, "_divided", wrong)
+    patch.setattr(cpu, "_divide", wrong)
 
 
 replaced(

@@ -14,9 +14,9 @@ MODULE = "define i32 @answer(i32 %x) {{ %y = add i32 %x, {} \n ret i32 %y }}"
 @pytest.fixture
 def compiled(tmp_path, monkeypatch):
     """Returns the modules that are compiled, in a cache that is empty."""
-    modules, compiled = [], target._compiled
+    modules, compiled = [], target._compile
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(target, "_compiled", lambda *args: modules.append(args) or compiled(*args))
+    monkeypatch.setattr(target, "_compile", lambda *args: modules.append(args) or compiled(*args))
     return modules
 
 

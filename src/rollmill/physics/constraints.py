@@ -139,7 +139,7 @@ def _limit_rows(
         return None
     dofs = tuple(joint.velocity for joint in joints)
     at = pick(positions, [joint.position for joint in joints])
-    rigid, wanted, sign = _limited(joints, at, pick(rates, dofs))
+    rigid, wanted, sign = _compute_limits(joints, at, pick(rates, dofs))
     return JointRows(dofs, rigid, wanted, sign, jnp.full_like(sign, jnp.inf))
 
 
@@ -149,10 +149,10 @@ def _tendon_rows(
     tendons = structure.tendons
     if all(tendon.range is None for tendon in tendons):
         return None
-    return TendonRows(*_limited(tendons, lengths(structure, positions), rates_of(structure, rates)))
+    return TendonRows(*_compute_limits(tendons, lengths(structure, positions), rates_of(structure, rates)))
 
 
-def _limited(
+def _compute_limits(
     parts: Sequence[Joint | Tendon], at: Float[Array, " n"], rates: Float[Array, " n"]
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"]]:
     """Returns stiffness, wanted acceleration and sign of rows that keep coordinates within their ranges."""

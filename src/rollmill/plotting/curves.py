@@ -178,7 +178,7 @@ def curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
     config = run.read_config()
     try:
         settings, options = settings_of(config), object_in(config, "options")
-        settings |= {COPIED: _last_copied(run, config), CHANGED: _changed(config)}
+        settings |= {COPIED: _last_copied(run, config), CHANGED: _find_changed(config)}
     except DataError as error:
         raise CheckpointError(f"{run.root / str(error)}") from error
     first, count = options.get("seed", 0), options.get("num_seeds", 1)
@@ -199,7 +199,7 @@ def _last_copied(run: RunDirectory, config: Mapping[str, Any]) -> str | None:
     return f"{sources[-1]} to {_name(run)}" if sources else None
 
 
-def _changed(config: Mapping[str, Any]) -> str | None:
+def _find_changed(config: Mapping[str, Any]) -> str | None:
     """Returns the hyperparameters with which a run was resumed after its first iteration, or None. A run that
     always had its last hyperparameters is not another seed of such a run.
     """

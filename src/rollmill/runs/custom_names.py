@@ -45,7 +45,7 @@ def own_names(described: dict[str, Any]) -> list[OwnName]:
         ("environment", described["environment"]),
         *(("network", name) for name in sorted(of_networks)),
     ]
-    return _own_of(names)
+    return _find_own(names)
 
 
 def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) 
     Names that are built in or provided by a plug-in need no module. Raises a `UsageError` if a name was registered
     by the main program, and no module is listed.
     """
-    own = _own_of(names)
+    own = _find_own(names)
     here = [each for each in own if each.module is None]
     if here and not imports:
         functions = " and ".join(dict.fromkeys(f"rollmill.{REGISTER[each.kind]}" for each in here))
@@ -67,7 +67,7 @@ def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) 
     return _with_modules(imports, own)
 
 
-def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
+def _find_own(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
     return [
         OwnName(kind, name, _REGISTRIES[kind].origin(name))
         for kind, name in names

@@ -134,14 +134,14 @@ def _load_start(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenW
             f"start_from={start_from}: {_name(other)} has no weights with the same names and shapes as "
             f"those of {_name(graph)}. hint: give both the same network."
         )
-    arrays |= _followed(learner, arrays)
+    arrays |= _find_followed(learner, arrays)
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
     unread = [path for path in LEFT_OUT if _has(path, theirs) and not _has(path, ours)]
     return GivenWeights(arrays, source, unread)
 
 
-def _followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _find_followed(learner: PyTree, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the arrays of target networks that the other learner lacks: those of the networks that they follow.
 
     `targets.0.head.weight` follows `networks.critics.0.head.weight`.

@@ -26,7 +26,7 @@ ROUNDING = 1.5 * 2.0**23
 def exp(emit: Emitter, x: Value) -> Value:
     """Emits vector code for `e^x`, which is infinite from `x = 89` on."""
     whole, small = _expm1_parts(emit, _between(emit, x, -104.0, 89.0))
-    return _scaled(emit, emit.add(emit.constant(1.0), small), whole)
+    return _scale_by_power(emit, emit.add(emit.constant(1.0), small), whole)
 
 
 def exp2(emit: Emitter, x: Value) -> Value:
@@ -34,7 +34,7 @@ def exp2(emit: Emitter, x: Value) -> Value:
     inside = _between(emit, x, -150.0, 129.0)
     whole, bits = _nearest(emit, inside, 1.0)
     small = _expm1_series(emit, emit.multiply(emit.subtract(inside, whole), emit.constant(math.log(2))))
-    return _scaled(emit, emit.add(emit.constant(1.0), small), bits)
+    return _scale_by_power(emit, emit.add(emit.constant(1.0), small), bits)
 
 
 def expm1(emit: Emitter, x: Value) -> Value:
@@ -249,7 +249,7 @@ def _power_of_two(emit: Emitter, exponent: Value) -> Value:
     return emit.builder.bitcast(emit.builder.shl(biased, emit.constant(23, INT32)), emit.vector(FLOAT32))
 
 
-def _scaled(emit: Emitter, x: Value, exponent: Value) -> Value:
+def _scale_by_power(emit: Emitter, x: Value, exponent: Value) -> Value:
     """Returns `x 2^n`, computed in two steps, so that neither power overflows or underflows."""
     half = emit.builder.ashr(exponent, emit.constant(1, INT32))
     rest = emit.builder.sub(exponent, half)

@@ -63,7 +63,7 @@ def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue]
         target = emit.at(pointer, group * emit.lanes * size, kind)
         # One wide store per group of lanes, if the elements of a sample can be combined in registers.
         if together:
-            emit.store(_interleaved(emit, own), target, leaf.dtype)
+            emit.store(_interleave(emit, own), target, leaf.dtype)
             continue
         for n, vector in enumerate(own):
             for lane in range(emit.lanes):
@@ -71,11 +71,11 @@ def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue]
                 emit.store(number, emit.at(target, lane * size + n, kind), leaf.dtype)
 
 
-def _interleaved(emit: Emitter, vectors: list[Value]) -> Value:
+def _interleave(emit: Emitter, vectors: list[Value]) -> Value:
     """Interleaves a power of two vectors: the first elements of all, then the second, and so on."""
     if len(vectors) == 1:
         return vectors[0]
-    even, odd = _interleaved(emit, vectors[::2]), _interleaved(emit, vectors[1::2])
+    even, odd = _interleave(emit, vectors[::2]), _interleave(emit, vectors[1::2])
     count = even.type.count
     order = [place for n in range(count) for place in (n, count + n)]
     return emit.builder.shuffle_vector(even, odd, ir.Constant(ir.VectorType(INT32, 2 * count), order))

@@ -135,7 +135,7 @@ def _of_integers(emit: Emitter, op: str, operands: Sequence[Value], *, signed: b
         case "max" | "min":
             return emit.intrinsic(f"{'s' if signed else 'u'}{op}", *operands)
         case "div" | "rem":
-            return _divided(emit, op, *operands, signed=signed)
+            return _divide(emit, op, *operands, signed=signed)
         case "abs":
             x = operands[0]
             below = builder.icmp_signed("<", x, ir.Constant(x.type, None))
@@ -145,7 +145,7 @@ def _of_integers(emit: Emitter, op: str, operands: Sequence[Value], *, signed: b
             one = builder.zext(builder.icmp_signed("!=", x, zero), x.type)
             return builder.select(builder.icmp_signed("<", x, zero), builder.neg(one), one) if signed else one
         case "shift_left" | "shift_right_logical" | "shift_right_arithmetic":
-            return _shifted(emit, op, *operands)
+            return _shift(emit, op, *operands)
     raise CannotFuse(f"machine code does not support {op} of integers.")
 
 
@@ -158,7 +158,7 @@ def _compare(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.dt
     return compare(symbol, *operands)
 
 
-def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Value:
+def _divide(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Value:
     """Divides integers with the results of JAX where a processor would trap: by zero, and of the minimum by -1."""
     builder, number = emit.builder, lambda n: ir.Constant(x.type, [n] * emit.lanes)
     by_zero = builder.icmp_unsigned("==", y, number(0))
@@ -175,7 +175,7 @@ def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Val
     return builder.select(by_zero, x, rest)
 
 
-def _shifted(emit: Emitter, op: str, x: Value, by: Value) -> Value:
+def _shift(emit: Emitter, op: str, x: Value, by: Value) -> Value:
     """Shifts by the full width or more leave only the sign."""
     builder, bits = emit.builder, x.type.element.width
     shift = {

@@ -67,7 +67,7 @@ def function_address(module: str, name: str, *, written_out: bool = False) -> in
     """
     binding, own, optimiser = _binding(), processor(), WRITTEN_OUT if written_out else CodeOptimiser()
     known = [module, optimiser, own.name, own.features, binding.llvm_version_info]
-    code = stored_code(known, lambda: _compiled(module, optimiser), packages=["llvmlite"])
+    code = stored_code(known, lambda: _compile(module, optimiser), packages=["llvmlite"])
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(optimiser))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -75,7 +75,7 @@ def function_address(module: str, name: str, *, written_out: bool = False) -> in
     return engine.get_function_address(name)
 
 
-def _compiled(module: str, optimiser: CodeOptimiser) -> bytes:
+def _compile(module: str, optimiser: CodeOptimiser) -> bytes:
     """Returns the object file of a module."""
     parsed, machine = _binding().parse_assembly(module), _machine(optimiser)
     parsed.verify()

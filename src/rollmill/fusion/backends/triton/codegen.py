@@ -120,10 +120,10 @@ class TritonWriter:
         if node in skinny.heads:
             return self._head(*skinny.heads[node], operands[0])
         if node in skinny.added:
-            return self._added(node, skinny.added[node], operands)
+            return self._add_addend(node, skinny.added[node], operands)
         return None
 
-    def _added(self, node: Node, product: Node, operands: list[str]) -> str:
+    def _add_addend(self, node: Node, product: Node, operands: list[str]) -> str:
         """Returns a skinny product with its addend."""
         at = node.operands.index(product)
         addend = self._skinny.first[product]
@@ -143,9 +143,9 @@ class TritonWriter:
         first = node.operands[0]
         match node.op:
             case "cell" | "table":
-                return self._loaded(node, operands[0])
+                return self._load_scalar(node, operands[0])
             case "splat":
-                return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
+                return f"tl.broadcast_to({self._repeat(first, operands[0])}, {self.shape(node)})"
             case "column":
                 column = self.source.before.columns(first.width or 0)
                 nothing = "-0.0" if is_float(node.dtype) else "0"  # adding to -0 preserves the sign of zero
@@ -163,9 +163,7 @@ class TritonWriter:
                 )
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
-            operands = [
-                self._repeated(operand, name) if operand.width is None else name for operand, name in pairs
-            ]
+            operands = [self._repeat(operand, name) if operand.width is None else name for operand, name in pairs]
         fast = self.source.numerics != "float32" and (node.width is not None or not self._exact_scalars)
         kind = node.operands[1] if node.op == "select" else first
         last = node.operands[-1]
@@ -173,7 +171,7 @@ class TritonWriter:
         op = SELECT_APART if op == "select" and is_extreme(node) else op
         return expression(op, node.dtype, kind.dtype, operands, fast=fast)
 
-    def _loaded(self, node: Node, place: str) -> str:
+    def _load_scalar(self, node: Node, place: str) -> str:
         """Returns a scalar loaded from a different position for each environment."""
         number = node.attributes[0]
         if node.op == "table":
@@ -202,7 +200,7 @@ class TritonWriter:
             else f"tl.where({self.source.before.columns(width)}[None, :] < {width}, {whole}, {other})"
         )
 
-    def _repeated(self, scalar: Node, name: str) -> str:
+    def _repeat(self, scalar: Node, name: str) -> str:
         """Returns a scalar as a row of one column."""
         return f"{self._beside_others(scalar, name)}[:, None]"
 
@@ -230,12 +228,12 @@ class TritonWriter:
                 self.source.before.row(part.slot, part.first + row * stride[0], width, stride[1])
                 for row in range(part.rows)
             ]
-            scalars = map(self._repeated, left.operands, operand.split(SEPARATOR))
+            scalars = map(self._repeat, left.operands, operand.split(SEPARATOR))
             return self._assign(" + ".join(f"{scalar} * {row}" for scalar, row in zip(scalars, own, strict=True)))
         matrix = self.source.before.matrix(MatrixPart.of(node), of_scalars=False)
-        return self._assign(self.product(self._taken(left, operand), matrix))
+        return self._assign(self.product(self._take(left, operand), matrix))
 
-    def _taken(self, row: Node, name: str) -> str:
+    def _take(self, row: Node, name: str) -> str:
         """Returns a row as a product takes it."""
         return permute_to_mma_order(self.masked(row, name, "0.0"), row.width or 0, self.source.numerics)
 
@@ -284,7 +282,7 @@ class TritonWriter:
     def _head(self, head: ColumnDots, column: int, row: str) -> str:
         """Returns one column of a product that all sums over a row share."""
         if head not in self.tiles:
-            left = self._taken(head.row, row)
+            left = self._take(head.row, row)
             self.tiles[head] = self._assign(self.product(left, self.source.before.heads(head)))
         return self._assign(self._apart.column(self.tiles[head], head.columns, column))
 
