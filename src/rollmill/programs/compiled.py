@@ -38,7 +38,6 @@ from rollmill.dataflow import (
     start_learner,
     tree_bytes,
 )
-from rollmill.dataflow.lost_environments import end_running_episodes
 from rollmill.planning.plan import AllReduce
 from rollmill.programs.compiler_options import CompilerOptions, options_for, start_options, without_tuning
 from rollmill.programs.empty_arrays import NO_EMPTY_ARRAYS, EmptyArrays
@@ -432,6 +431,8 @@ def _begin_environments(graph: Graph, iteration: int, leaves: Mapping[str, np.nd
     if graph.host is not None:
         shapes = state_shapes(graph).collector
         return to_host({"collector": jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)})
+    from rollmill.dataflow.lost_environments import end_running_episodes  # needed by few resumed runs
+
     end = jax.jit(partial(end_running_episodes, graph), donate_argnums=0)
 
     def begin(leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
