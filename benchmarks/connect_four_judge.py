@@ -48,7 +48,8 @@ from rollmill.envs.connect_four import (
     move,
     observe,
 )
-from rollmill.policies.policies import LoadedRun, load_weights
+from rollmill.policies.loading import load_weights
+from rollmill.policies.policy import LoadedRun
 from rollmill.programs.cache import enable_compilation_cache
 from rollmill.programs.compiler_options import EXACT_PRECISION
 from rollmill.record.checkpoints import Checkpoints

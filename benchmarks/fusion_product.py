@@ -33,7 +33,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Graph
 from rollmill.fusion.backends.triton import launches
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.programs.kernels import kernel_parts, sought_parts
 from rollmill.record.run_directory import RunDirectory
 from rollmill.training.placing import choose_plan

@@ -202,7 +202,7 @@ def earlier(name: str, result: Path) -> dict[str, Any]:
 
 def return_as_rejax(run: Path) -> float:
     """Returns the mean return of 100 episodes with as many random actions as Rejax evaluates with."""
-    from rollmill.policies.policies import load_weights
+    from rollmill.policies.loading import load_weights
     from rollmill.programs.evaluation.compiled import evaluate
 
     loaded = load_weights(run)

@@ -78,9 +78,10 @@ if TYPE_CHECKING:
     )
     from rollmill.plotting.curves import plot as plot
     from rollmill.policies.action_distribution import ActionDistribution as ActionDistribution
+    from rollmill.policies.evaluation import evaluate as evaluate
     from rollmill.policies.exporting import Export as Export, export as export
+    from rollmill.policies.loading import load as load
     from rollmill.policies.matches import match as match
-    from rollmill.policies.policies import evaluate as evaluate, load as load
     from rollmill.policies.policy import Policy as Policy
     from rollmill.policies.rendering import render as render
     from rollmill.profiler.profiling import ProfileOptions as ProfileOptions, profile as profile

@@ -10,7 +10,7 @@ import pytest
 
 import rollmill
 from agents_envs import crafts, crowd, numbered, opposed
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.recipes import RECIPES
 from rollmill.runs.algorithms import find_algorithm
 from rollmill.runs.specification import rebuild_graph

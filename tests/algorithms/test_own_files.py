@@ -13,7 +13,7 @@ from algorithms.own_search import with_two_plies
 from algorithms.own_soft_q import soft_q
 from rollmill.algorithms.positions import Position
 from rollmill.policies.matches import match_runs
-from rollmill.policies.policies import LoadedRun
+from rollmill.policies.policy import LoadedRun
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead
 

@@ -16,7 +16,7 @@ BLOCKS = re.findall(r"^```python title=\"mine.py\"\n(.*?)^```", PAGE, re.M | re.
 FUSED = """
 import jax, jax.numpy as jnp, numpy as np
 import mine, rollmill
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 
 def step(key, state, action, params):
     timestep = mine.step(key, state, action, params)

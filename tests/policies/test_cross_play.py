@@ -14,7 +14,7 @@ from rollmill.core.types import AgentKind
 from rollmill.envs import joint_spaces
 from rollmill.envs.adapters.pettingzoo import parallel_environment
 from rollmill.policies.cross_play import cross_play
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from wordings import raises, tells
 
 NUMBERS = spaces.Box(-1, 1, (2,))

@@ -10,7 +10,8 @@ import rollmill
 from rollmill.algorithms import clip_to_space
 from rollmill.core.spaces import struct
 from rollmill.policies.action_distribution import ActionDistribution
-from rollmill.policies.policies import evaluate_run, load_weights
+from rollmill.policies.evaluation import evaluate_run
+from rollmill.policies.loading import load_weights
 from rollmill.policies.policy import Policy
 from small_ppo import small_ppo
 from wordings import raises

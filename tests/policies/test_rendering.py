@@ -10,7 +10,8 @@ from untrained import SMALL, TINY, untrained
 import rollmill
 from rollmill.cli.main import main
 from rollmill.envs.host.filming import Film, film_environment
-from rollmill.policies.policies import evaluate_run, load_weights
+from rollmill.policies.evaluation import evaluate_run
+from rollmill.policies.loading import load_weights
 from rollmill.policies.rendering import action_text, render_run
 from small_ppo import small_ppo
 from wordings import raises

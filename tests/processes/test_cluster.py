@@ -21,7 +21,7 @@ from worker_jobs import all_events, gone_within, several, until
 import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.processes.cluster import launcher as launcher_module
 from rollmill.processes.cluster.capacity import Demand, demands_of
 from rollmill.processes.cluster.joining import connect_to_ray

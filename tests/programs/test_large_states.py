@@ -13,7 +13,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.errors import NonFiniteError
 from rollmill.hooks import Checkpoint, MetricsLogged, Stop
-from rollmill.policies.policies import restore_run
+from rollmill.policies.loading import restore_run
 from rollmill.programs import compiled
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead

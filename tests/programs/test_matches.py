@@ -14,7 +14,7 @@ from rollmill.algorithms.positions import Position
 from rollmill.dataflow import Decision
 from rollmill.envs import tic_tac_toe
 from rollmill.policies.matches import match_runs
-from rollmill.policies.policies import LoadedRun
+from rollmill.policies.policy import LoadedRun
 from rollmill.programs.matches import Game, MatchResult, Player, play_match
 from wordings import raises
 

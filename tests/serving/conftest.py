@@ -16,7 +16,7 @@ pytest.importorskip("httptools", reason="serving is an extra")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import rollmill  # noqa: E402
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.serving import (  # noqa: E402
     Address,
     BatchedPolicy,

@@ -12,7 +12,7 @@ import pytest
 from serving_load import Shot, drive, malformed_shots, mixed, post
 
 import rollmill
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.serving import BatchedPolicy
 from wordings import raises
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.policies.policies import evaluate_rule, load_weights
+from rollmill.policies.evaluation import evaluate_rule
+from rollmill.policies.loading import load_weights
 from rollmill.training.cloning import clone, demonstrations, discounted_returns
 from wordings import raises
 

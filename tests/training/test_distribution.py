@@ -24,7 +24,7 @@ import rollmill
 from busy_machine import scaled
 from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, Stop
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.record.metrics import read_metrics
 from rollmill.record.run_directory import RunDirectory
 from rollmill.training import resuming, training

@@ -13,7 +13,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.record.metrics import read_metrics
 from rollmill.training.driver import StopOverdue, _is_stopping
 from rollmill.workers.reports import LostWorker

@@ -20,7 +20,7 @@ import rollmill
 from rollmill.core.errors import CannotFuse, UsageError
 from rollmill.hooks import MetricsLogged
 from rollmill.planning.distribution import list_distributions
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.programs.kernels import kernel_parts, sought_parts
 from rollmill.record.run_directory import RunDirectory
 from rollmill.runs.options import RunOptions

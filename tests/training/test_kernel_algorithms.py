@@ -9,7 +9,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import FusionError
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.record.run_directory import RunDirectory
 from wordings import raises
 

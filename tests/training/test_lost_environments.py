@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.policies.policies import restore_run
+from rollmill.policies.loading import restore_run
 from rollmill.training.evolution import EvolutionRule
 from rollmill.training.evolving import read_evolution
 from rollmill.training.population import Population, train_population

@@ -24,7 +24,7 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import graph_roles
 from rollmill.hooks import MetricsLogged
 from rollmill.planning.distribution import list_distributions
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.programs.compiled import state_shapes
 from rollmill.record.checkpoints import Checkpoints
 from rollmill.record.leaves import to_host, tree_digest

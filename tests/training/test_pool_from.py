@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import RollmillError
-from rollmill.policies.policies import restore_newest, restore_run
+from rollmill.policies.loading import restore_newest, restore_run
 from rollmill.runs import reopening
 from rollmill.training import initial_weights as starting
 from wordings import raises

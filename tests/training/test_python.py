@@ -14,7 +14,8 @@ import pytest
 import rollmill
 from rollmill.core.errors import CheckpointError
 from rollmill.dataflow import fingerprint
-from rollmill.policies.policies import evaluate_run, load_weights
+from rollmill.policies.evaluation import evaluate_run
+from rollmill.policies.loading import load_weights
 from rollmill.runs.specification import describe
 from small_ppo import SIZES, STEPS
 from wordings import raises

@@ -13,8 +13,8 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import start_learner
-from rollmill.policies import policies
-from rollmill.policies.policies import load_weights, restore_run
+from rollmill.policies import loading
+from rollmill.policies.loading import load_weights, restore_run
 from rollmill.record import stored_runs
 from rollmill.training import initial_weights as starting
 from small_ppo import small_ppo
@@ -87,7 +87,7 @@ def given_by_zeros(monkeypatch, tmp_path, theirs, ours):
     learner = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     found = SimpleNamespace(state=SimpleNamespace(learner=learner), iteration=2)
     restored = SimpleNamespace(root=tmp_path), theirs, (0,), found
-    monkeypatch.setattr(policies, "restore_run", lambda *_, **__: restored)
+    monkeypatch.setattr(loading, "restore_run", lambda *_, **__: restored)
     return starting.given_weights(ours, rollmill.RunOptions(start_from=str(tmp_path)), ())
 
 
@@ -142,7 +142,7 @@ def test_statistics_of_a_dictionary_are_taken_as_a_whole_or_not_at_all(monkeypat
             iteration=2,
         )
         restored = SimpleNamespace(root=tmp_path), graph(theirs), (0,), found
-        monkeypatch.setattr(policies, "restore_run", lambda *_, **__: restored)
+        monkeypatch.setattr(loading, "restore_run", lambda *_, **__: restored)
         return starting.given_weights(graph(ours), rollmill.RunOptions(start_from=str(tmp_path)), ())
 
     names = [f"weights.observations.{name}" for name in ("count", "mean.goal", "mean.joints", "variance.goal")]

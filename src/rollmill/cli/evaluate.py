@@ -17,8 +17,9 @@ from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
 from rollmill.core.text import format_count
 from rollmill.policies.cross_play import cross_play, environment_with_roles, load_partner, roles_in_turn
-from rollmill.policies.matches import environment_of, load_opponent, match_runs
-from rollmill.policies.policies import evaluate_rule, evaluate_run
+from rollmill.policies.environments import environment_of
+from rollmill.policies.evaluation import evaluate_rule, evaluate_run
+from rollmill.policies.matches import load_opponent, match_runs
 from rollmill.policies.policy import LoadedRun
 from rollmill.policies.rules import names_rule, refuse_for_rule
 from rollmill.policies.watching import watch

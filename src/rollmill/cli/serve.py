@@ -19,7 +19,7 @@ from rollmill.core.machine import GpuSharing
 from rollmill.core.options import Arg
 from rollmill.core.stored_paths import RunPath
 from rollmill.gpus.machine_parts import divide_machine
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.record.signals import stop_on_signals
 from rollmill.serving import (
     LOOPBACK,

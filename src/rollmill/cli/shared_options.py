@@ -114,7 +114,7 @@ class PolicyOptions:
 
     def load(self) -> "LoadedRun":
         """Loads the run's graph, and the weights of its policy."""
-        from rollmill.policies.policies import load_weights
+        from rollmill.policies.loading import load_weights
 
         return load_weights(self.run, checkpoint=self.checkpoint, **self.source)
 

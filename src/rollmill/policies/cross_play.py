@@ -20,8 +20,8 @@ from rollmill.core.types import (
     Options,
 )
 from rollmill.dataflow import ActionMask, Decision, Graph, PolicyFunction
-from rollmill.policies.matches import environment_of
-from rollmill.policies.policies import check_same_spaces, evaluator_on, load_weights
+from rollmill.policies.environments import check_same_spaces, environment_of, evaluator_on
+from rollmill.policies.loading import load_weights
 from rollmill.policies.policy import LoadedRun
 from rollmill.policies.rules import RANDOM, Rule, find_rule, graph_of_rule, names_rule
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes

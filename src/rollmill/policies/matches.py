@@ -12,14 +12,9 @@ from rollmill.algorithms import EnvironmentFunctions, environment_functions, opp
 from rollmill.core.errors import UsageError
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options, Params, State
 from rollmill.dataflow import Graph
-from rollmill.envs import as_environment
-from rollmill.policies.policies import (
-    LoadedRun,
-    check_same_spaces,
-    load_weights,
-    on_environment,
-    refuse_options_alone,
-)
+from rollmill.policies.environments import check_same_spaces, environment_of, on_environment
+from rollmill.policies.loading import load_weights
+from rollmill.policies.policy import LoadedRun
 from rollmill.programs.matches import Game, MatchResult, Player, play_match
 
 
@@ -122,17 +117,6 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
             f"{game.name} is not a two-player game. hint: evaluate the policy over episodes, without an opponent."
         )
     return game
-
-
-def environment_of(
-    loaded: LoadedRun, env: Any = None, env_options: Options = NO_OPTIONS
-) -> Environment | HostEnvironment:
-    """Returns an environment, by default the one that a run was trained on."""
-    if env is None:
-        refuse_options_alone(env_options)
-        settings = loaded.graph.settings
-        env, env_options = settings["environment"], settings.get("environment_options", NO_OPTIONS)
-    return as_environment(env, env_options)
 
 
 def _game(env: Environment, rules: EnvironmentFunctions) -> Game:

@@ -11,8 +11,9 @@ from rollmill.core.errors import UsageError
 from rollmill.core.types import NO_OPTIONS, Environment, Options, Timestep
 from rollmill.envs import record_episodes
 from rollmill.envs.board_games import SYMBOLS
+from rollmill.policies.environments import check_same_spaces, on_environment
 from rollmill.policies.matches import game_of
-from rollmill.policies.policies import LoadedRun, check_same_spaces, on_environment
+from rollmill.policies.policy import LoadedRun
 
 
 class GameAgainstPolicy:

@@ -30,7 +30,9 @@ from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
 from rollmill.envs.host import EVALUATION, Film, film_environment
 from rollmill.pictures import Legend, Picture, add_caption, collect_frames, rasterise, resize
-from rollmill.policies.policies import LoadedRun, check_same_spaces, load_weights, on_environment
+from rollmill.policies.environments import check_same_spaces, on_environment
+from rollmill.policies.loading import load_weights
+from rollmill.policies.policy import LoadedRun
 from rollmill.programs.evaluation.compiled import most_at_once
 from rollmill.programs.evaluation.episodes import CHUNK, check_seed, start_memories
 from rollmill.programs.evaluation.host_environments import quotas

@@ -11,7 +11,8 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.types import NO_OPTIONS, Options
 from rollmill.dataflow import State
 from rollmill.envs import as_environment
-from rollmill.policies.policies import evaluator_on, weights_of_seed
+from rollmill.policies.environments import evaluator_on
+from rollmill.policies.loading import weights_of_seed
 from rollmill.programs.compiled import held_leaves, state_shapes
 from rollmill.programs.evaluation.episodes import EvaluationEpisodes
 from rollmill.record.checkpoints import Checkpoints, GivenLeaves

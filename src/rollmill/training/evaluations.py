@@ -165,7 +165,7 @@ def prepare_evaluation(
     if options.evaluate_every is None:
         _refuse_unread(options)
         return None
-    from rollmill.policies.policies import evaluator_on
+    from rollmill.policies.environments import evaluator_on
 
     began = time.perf_counter()
     weights = jax.eval_shape(graph.weights, state_shapes(graph).learner)

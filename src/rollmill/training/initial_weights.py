@@ -121,7 +121,7 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
 
 def _load_start(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenWeights:
     """Returns the weights of the newest checkpoint of a run."""
-    from rollmill.policies.policies import restore_run
+    from rollmill.policies.loading import restore_run
 
     run, other, seeds, found = restore_run(start_from, imports=imports)
     theirs = _weights_of(_of_first_seed(found.state.learner, seeds))
@@ -188,7 +188,7 @@ def _fill_pool(
     graph: Graph, ours: Mapping[str, Any], sets: Sequence[str], pool_from: Path, size: int, imports: Sequence[str]
 ) -> GivenWeights:
     """Returns the weights of the newest checkpoints of a run, of all parameter sets in the pool."""
-    from rollmill.policies.policies import restore_newest
+    from rollmill.policies.loading import restore_newest
 
     found = restore_newest(pool_from, count=size, imports=imports)
     learners = [_places(_of_first_seed(each.restored.state.learner, each.seeds)) for each in found]

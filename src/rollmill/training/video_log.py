@@ -19,7 +19,7 @@ from rollmill.hooks.events import (
     name_hook,
 )
 from rollmill.pictures import FASTEST_GIF, pillow, write_frames
-from rollmill.policies.policies import load_weights
+from rollmill.policies.loading import load_weights
 from rollmill.policies.rendering import Frame, render_run, with_caption
 from rollmill.record.event_log import EventLog
 

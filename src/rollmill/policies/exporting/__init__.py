@@ -15,7 +15,7 @@ from rollmill.policies.exporting.metadata import export_metadata, metadata_text
 from rollmill.policies.exporting.onnx import run_onnx, to_onnx
 from rollmill.policies.exporting.parity import Comparison, compare
 from rollmill.policies.exporting.stablehlo import run_stablehlo, to_stablehlo
-from rollmill.policies.policies import load
+from rollmill.policies.loading import load
 from rollmill.policies.policy import Policy
 
 FORMATS = ("onnx", "stablehlo")
