@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -95,6 +96,12 @@ def test_statistics_of_values_that_are_left_out_are_told(monkeypatch, tmp_path):
     ppo, a2c = rollmill.ppo("CartPole-v1", **SIZES), rollmill.a2c("CartPole-v1", **SIZES)
     assert "weights.values are left out" in str(given_by_zeros(monkeypatch, tmp_path, ppo, a2c))
     assert "left out" not in str(given_by_zeros(monkeypatch, tmp_path, a2c, ppo))
+    team, settings = partial(rollmill.mappo, "TagGridWorld-Small-v0", num_envs=4), ("observations", "values")
+    theirs = team(**{f"normalize_{name}": True for name in settings})
+    told = str(given_by_zeros(monkeypatch, tmp_path, theirs, team(normalize_values=False)))
+    assert "weights.agents are left out" in told and "targets are left out" in told
+    td3 = rollmill.td3("Pendulum-v1", num_envs=4)  # its targets are networks
+    assert "left out" not in str(given_by_zeros(monkeypatch, tmp_path, td3, rollmill.ddpg("Pendulum-v1")))
 
 
 @pytest.mark.parametrize(

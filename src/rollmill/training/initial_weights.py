@@ -32,17 +32,19 @@ ANEW = ("optimiser", "optimisers", "progress", "hyperparameters", "rate_scale", 
 TARGETS = ("target", "targets")
 """Fields in which learners keep target networks. Multi-agent learners keep statistics of targets there."""
 
-OBSERVATIONS, VALUES = "weights.observations", "weights.values"
-"""Paths of the statistics with which a policy normalises observations, and a critic normalises returns."""
-
+OBSERVATIONS = (
+    "its networks learned from normalised observations",
+    "normalize_observations=True (--normalize-observations)",
+)
+VALUES = "its critic learned normalised returns", "normalize_values=True (--normalize-values)"
 LEFT_OUT = {
-    OBSERVATIONS: (
-        "its network learned from normalised observations",
-        "normalize_observations=True (--normalize-observations)",
-    ),
-    VALUES: ("its critic learned normalised returns", "normalize_values=True (--normalize-values)"),
+    "weights.observations": OBSERVATIONS,
+    "weights.agents": OBSERVATIONS,
+    "weights.values": VALUES,
+    "targets": VALUES,
 }
-"""Why statistics are needed, and the setting that keeps them, by path."""
+"""Why statistics are needed, and the setting that keeps them, by path. The second and the fourth are those of
+multi-agent learners."""
 
 POOL, KEPT = "pool.networks.", "pool.kept."
 """Paths, in a learner, of the weights and counts of the pool of opponents, for each parameter set."""
@@ -137,7 +139,7 @@ def _load_start(graph: Graph, start_from: str, imports: Sequence[str]) -> GivenW
     arrays |= _find_followed(learner, arrays)
     lacking = sorted(set(ours) - set(arrays))
     source = {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking}
-    unread = [path for path in LEFT_OUT if _has(path, theirs) and not _has(path, ours)]
+    unread = [p for p in LEFT_OUT if _has_statistics(p, theirs) and not _has_statistics(p, ours)]
     return GivenWeights(arrays, source, unread)
 
 
@@ -289,8 +291,8 @@ def _weights_of(learner: PyTree) -> dict[str, Any]:
     }
 
 
-def _has(path: str, arrays: Mapping[str, Any]) -> bool:
-    return any(place.startswith(f"{path}.") for place in arrays)
+def _has_statistics(path: str, arrays: Mapping[str, Any]) -> bool:
+    return any(place.startswith(f"{path}.") and place.endswith(".count") for place in arrays)
 
 
 def _place(path: Any) -> str:
