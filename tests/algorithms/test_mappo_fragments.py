@@ -16,7 +16,7 @@ from losses_by_hand import LOOSE, assert_close, first_rows, normalise_by_hand
 import rollmill
 from agents_envs import crowd, lone, numbered
 from one_time import run_once
-from rollmill.algorithms.multi_agent import condition
+from rollmill.algorithms.multi_agent_losses import condition
 from rollmill.dataflow import (
     Batch,
     identity,

@@ -33,15 +33,8 @@ from rollmill.algorithms.building import (
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.host_agents import agent_environment
-from rollmill.algorithms.multi_agent import (
-    UNFUSED,
-    condition,
-    mean_gradients,
-    prepare,
-    report,
-    start_learner,
-    update,
-)
+from rollmill.algorithms.multi_agent import UNFUSED, prepare, report, start_learner, update
+from rollmill.algorithms.multi_agent_losses import condition, mean_gradients
 from rollmill.algorithms.opponent_pool import kinds_with_opponents
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.roles import check_rates, numbers_of_roles
