@@ -8,7 +8,7 @@ import pytest
 
 import rollmill
 from agents_envs import crafts, numbered, opposed, unseen_clock
-from rollmill.algorithms.agents import view_agents
+from rollmill.algorithms.agent_views import view_agents
 from rollmill.envs import denormalise
 from rollmill.programs.compiled import lower
 from rollmill.programs.dispatch import dispatch_ahead

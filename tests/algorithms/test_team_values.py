@@ -19,7 +19,7 @@ from numpy_networks import assert_slopes, dense, in_float64
 import rollmill
 from agents_envs import crafts, crowd, lone, opposed, squad
 from one_time import run_once
-from rollmill.algorithms.agents import AgentView
+from rollmill.algorithms.agent_views import AgentView
 from rollmill.algorithms.dqn import DQNLearner
 from rollmill.dataflow import Batch, Graph, Step, Transitions, collect, identity, init_state
 from rollmill.networks import NetworkConfig, monotonic_mixer

@@ -1,22 +1,31 @@
-"""Defines the environment and policy fragments of multi-agent algorithms, for ONE environment.
-
-An `AgentView` contains the observations of all agents in one environment step, and a dictionary of kinds contains
-their actions. Multi-agent graphs therefore have the same loops and edges as other graphs.
+"""Defines the policies of multi-agent algorithms, for ONE environment.
 
 Shape letter: `A` agents of a kind.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from rollmill.algorithms.agent_views import (
+    AgentView,
+    CriticSees,
+    central_features,
+    central_size_of,
+    central_struct,
+    keys_of_agents,
+    may_become_inactive,
+    observation_space_of,
+    over_agents,
+    split_key,
+    with_agent_ids,
+)
 from rollmill.algorithms.fragments import compact_leaf, weights_and_rest
 from rollmill.algorithms.opponent_pool import Opponents, networks_of_kind
 from rollmill.algorithms.sharing import ParameterSet, set_of
@@ -30,52 +39,14 @@ from rollmill.core.types import (
     Key,
     Memory,
     Observation,
-    Params,
-    State,
 )
 from rollmill.core.user_frame import attribute_to_user_code
 from rollmill.dataflow import Decision, Step, is_large
-from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise, normalised_struct
-from rollmill.networks import AgentNetwork, Distribution, Output, RecurrentAgentNetwork, flat_size, flatten
+from rollmill.envs import RunningStatistics, initial_statistics, normalise, normalised_struct
+from rollmill.networks import AgentNetwork, Distribution, Output, RecurrentAgentNetwork
 
 MakeAgentNetwork = Callable[[Key, spaces.Space, spaces.Space, spaces.Space], AgentNetwork]
 """`(key, observation space, action space, critic's observation space) -> network`, for one parameter set."""
-
-CriticSees = Literal["central", "own"]
-"""Input of critics: central features and their agent's observation, or the observation only."""
-
-
-class AgentView(NamedTuple):
-    """Observations of all agents of a multi-agent environment, and which agents are active."""
-
-    agents: dict[str, Observation]
-    """Observations of each kind, `[A, ...]`."""
-    active: dict[str, Bool[Array, "..."]]
-    """Active agents of each kind, `[A]`."""
-    central: PyTree[Float[Array, "..."]]
-    """Central features, `[features]`, or `()` if the environment has none or the algorithm does not use them."""
-
-
-def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
-    """Wraps a multi-agent environment so that its observation is an `AgentView`.
-
-    The view adds active agents and central features. The transform belongs inside auto-reset, so that the final
-    observations of truncated episodes also contain them, for bootstrapping.
-    """
-
-    def view(observation: Observation, state: State, params: Params) -> AgentView:
-        central = env.central(state, params) if env.central is not None and critic == "central" else ()
-        return AgentView(observation, active_agents(env, state, params), central)
-
-    def reset(key, params):
-        observation, state = env.reset(key, params)
-        return view(observation, state, params), state
-
-    def step(key, state, action, params):
-        timestep = env.step(key, state, action, params)
-        return timestep._replace(observation=view(timestep.observation, timestep.state, params))
-
-    return env._replace(reset=reset, step=step)
 
 
 class AgentExtras(NamedTuple):
@@ -404,57 +375,6 @@ class AgentPolicy(NamedTuple):
         return None if self.critic == "own" else central_features(self.kinds, view, shows_active=self.shows_active)
 
 
-def over_agents(
-    group: ParameterSet, function: Callable, networks: Mapping[str, PyTree[Array]], *inputs: PyTree
-) -> Any:
-    """Lifts a function of the weights and inputs of ONE agent over agents of a parameter set."""
-    axis = 0 if group.independent else None
-    return jax.vmap(function, in_axes=(axis, *(0,) * len(inputs)))(networks[group.name], *inputs)
-
-
-def with_agent_ids(group: ParameterSet, kind: AgentKind, observation: Observation) -> Observation:
-    """Adds to the observations of a kind's agents a one-hot of each agent's index in the parameter set, unless the
-    agents have separate weights.
-    """
-    if group.independent:
-        return observation
-    first = group.first(kind)
-    return (observation, jnp.eye(group.size, dtype=jnp.float32)[first : first + kind.count])
-
-
-def observation_space_of(group: ParameterSet, *, agent_ids: bool) -> spaces.Space:
-    """Returns the space of one agent's observations, as `with_agent_ids` returns them if `agent_ids`."""
-    space = group.kinds[0].observation_space
-    if not agent_ids or group.independent:
-        return space
-    return spaces.Tuple((space, spaces.Box(0.0, 1.0, (group.size,))))
-
-
-def keys_of_agents(kinds: tuple[AgentKind, ...], key: Key) -> dict[str, Array]:
-    """Splits a key into one for each agent, `[A]` for each kind."""
-    stops = np.cumsum([kind.count for kind in kinds]).tolist()
-    keys = split_key(key, stops[-1])
-    return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(kinds, stops, strict=True)}
-
-
-def central_features(
-    kinds: tuple[AgentKind, ...], view: AgentView, *, shows_active: bool
-) -> Float[Array, " features"]:
-    """Returns the central features of the environment.
-
-    If the environment has none, all observations are joined to one vector, with zeros for inactive agents. With
-    `shows_active`, the vector also contains the flags of active agents.
-    """
-    if not isinstance(view.central, tuple):
-        return view.central
-    parts = []
-    for kind in kinds:
-        flat = jax.vmap(partial(flatten, kind.observation_space))(view.agents[kind.name])
-        parts.append(jnp.where(view.active[kind.name][:, None], flat, 0).reshape(-1))
-    active = [view.active[kind.name].astype(jnp.float32) for kind in kinds]
-    return jnp.concatenate([*parts, *(active if shows_active else ())])
-
-
 def agent_policy(
     env: Environment | HostEnvironment,
     sets: tuple[ParameterSet, ...],
@@ -470,7 +390,7 @@ def agent_policy(
     the observations of agents with shared parameters. `normalise_observations` standardises observations, and
     central features, by running statistics.
     """
-    central = _central_struct(env) if critic == "central" else None
+    central = central_struct(env) if critic == "central" else None
     central_size = central_size_of(env) if critic == "central" else None
     networks = {
         group.name: _set_network(group, make_networks[group.name], agent_ids=agent_ids, central_size=central_size)
@@ -479,11 +399,6 @@ def agent_policy(
     return AgentPolicy(
         env.agents, sets, networks, critic, may_become_inactive(env), central, agent_ids, normalise_observations
     )
-
-
-def may_become_inactive(env: Environment | HostEnvironment) -> bool:
-    """Returns whether agents may leave an episode before it ends. Always True for host environments."""
-    return isinstance(env, HostEnvironment) or env.active is not None
 
 
 def _set_network(
@@ -528,49 +443,3 @@ def _check_recurrent(group: ParameterSet, network: SetNetwork, actor_space: spac
             "support a memory only with smaller observations. hint: use a torso without memory, such as "
             "torso='auto'."
         )
-
-
-def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct | None:
-    if isinstance(env, HostEnvironment) or env.central is None:
-        return None
-    central = env.central
-    with attribute_to_user_code(f"{env.name}: central"):
-        of_start = lambda key: central(env.reset(key, env.params)[1], env.params)
-        features = jax.eval_shape(of_start, jax.random.key(0))
-    is_struct = isinstance(features, jax.ShapeDtypeStruct)
-    if not is_struct or len(features.shape) != 1 or features.dtype != jnp.float32:
-        raise ContractError(f"{env.name}: central must return one float32 vector, got {features}.")
-    return features
-
-
-def central_size_of(env: Environment | HostEnvironment) -> int:
-    """Returns the length of an environment's vector of `central_features`."""
-    central = _central_struct(env)
-    if central is not None:
-        return central.shape[0]
-    observations = sum(kind.count * flat_size(kind.observation_space) for kind in env.agents)
-    return observations + (sum(kind.count for kind in env.agents) if may_become_inactive(env) else 0)
-
-
-def split_key(key: Key, count: int) -> Array:
-    """Splits a key into `[count]` keys. A count of 1 returns the key itself.
-
-    IPPO with one agent therefore uses the same random keys as PPO.
-    """
-    return key[None] if count == 1 else jax.random.split(key, count)
-
-
-def require_multi_agent(
-    env: Environment | HostEnvironment, algorithm: str, *, single: str = "ppo"
-) -> Environment | HostEnvironment:
-    """Returns the environment, or raises a `UsageError` if it has a single agent, for which `single` is a similar
-    algorithm.
-    """
-    if not env.agents:
-        is_game = isinstance(env, Environment) and env.num_players > 1
-        other = "alphazero" if is_game else single
-        raise UsageError(
-            f"{env.name} has one agent, but {algorithm} needs a multi-agent environment. hint: use {other}, or "
-            "list the kinds of agents: rollmill.Environment(..., agents=(rollmill.AgentKind(...), ...))."
-        )
-    return env

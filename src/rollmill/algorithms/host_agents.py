@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.algorithms.agents import AgentView, CriticSees, view_agents
+from rollmill.algorithms.agent_views import AgentView, CriticSees, view_agents
 from rollmill.algorithms.building import refuse_params
 from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, host_functions
 from rollmill.algorithms.sizes import steps_each

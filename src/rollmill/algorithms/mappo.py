@@ -20,7 +20,8 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool
 
-from rollmill.algorithms.agents import AgentPolicy, CriticSees, MakeAgentNetwork, agent_policy, require_multi_agent
+from rollmill.algorithms.agent_views import CriticSees, require_multi_agent
+from rollmill.algorithms.agents import AgentPolicy, MakeAgentNetwork, agent_policy
 from rollmill.algorithms.building import (
     Choices,
     assemble_graph,

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
+from rollmill.algorithms.agent_views import AgentView
+from rollmill.algorithms.agents import AgentPolicy, AgentWeights
 from rollmill.algorithms.hyperparameters import (
     Number,
     as_data,

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.algorithms.agents import AgentView, central_size_of
+from rollmill.algorithms.agent_views import AgentView, central_size_of
 from rollmill.algorithms.off_policy import FunctionalNetwork, functional_network
 from rollmill.algorithms.team_values import TeamConfig, state_features, team_graph, team_of, team_parts
 from rollmill.core.bounds import Count, Range

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.agents import (
+from rollmill.algorithms.agent_views import (
     AgentView,
     CriticSees,
     central_features,

@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.algorithms.agents import AgentView
+from rollmill.algorithms.agent_views import AgentView
 from rollmill.algorithms.team_values import TeamConfig, team_graph, team_of, team_parts
 from rollmill.core.field_help import with_field_help
 from rollmill.core.types import Environment, GymnasiumObject, HostEnvironment, Params

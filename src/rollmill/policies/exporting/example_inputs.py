@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms.agents import AgentView
+from rollmill.algorithms.agent_views import AgentView
 from rollmill.algorithms.positions import Position
 from rollmill.core.spaces import sample
 from rollmill.core.types import Key, Memory, Observation
